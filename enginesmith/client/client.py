@@ -100,12 +100,12 @@ class Client:
         progress: called with the downloaded and the total bytes.
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
-        located, answer = self._rank(reference, machine, sure=False)
+        located, ranking = self._rank(reference, machine, sure=False)
         store, fetcher = self._locator.store, self._fetcher(progress)
         pulled = download_best(
-            answer, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
+            ranking, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
         )
-        return with_attachments(pulled, store, answer, Path(dest), fetcher)
+        return with_attachments(pulled, store, ranking, Path(dest), fetcher)
 
     def pull_all(
         self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
@@ -116,8 +116,8 @@ class Client:
 
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
-        located, answer = self._rank(reference, machine)
-        return download_each(self._locator.store, located, answer, Path(dest), self._fetcher(progress))
+        located, ranking = self._rank(reference, machine)
+        return download_each(self._locator.store, located, ranking, Path(dest), self._fetcher(progress))
 
     def place(
         self,
@@ -201,14 +201,14 @@ class Client:
         """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`)."""
         from enginesmith.client.watching.watch import GroupWatcher
 
-        here, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
+        target_machine, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
 
         def make(reference: Reference) -> "ChannelWatcher":
-            place = Path(dest) / reference.model / str(reference.channel)
-            return watcher(reference, [here], place, reporter=_reporter(health, report, say))
+            folder = Path(dest) / reference.model / str(reference.channel)
+            return watcher(reference, [target_machine], folder, reporter=_reporter(health, report, say))
 
-        parsed = [parse_reference(reference) for reference in references]
-        group = GroupWatcher(parsed, make, interval_s=interval_s)
+        parsed_references = [parse_reference(reference) for reference in references]
+        group = GroupWatcher(parsed_references, make, interval_s=interval_s)
         return group.once() if once else group.run(stop or Event())
 
     def _watchers(
@@ -246,8 +246,8 @@ class Client:
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
     def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
-        locator, parsed = self._locator, parse_reference(reference)
-        return locate_and_rank(locator.store, parsed, _machine(machine), self.policy, locator, sure=sure)
+        locator, parsed_reference = self._locator, parse_reference(reference)
+        return locate_and_rank(locator.store, parsed_reference, _machine(machine), self.policy, locator, sure=sure)
 
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)
@@ -287,16 +287,16 @@ def pull(
 
 
 def _machines(
-    given: "Machine | str | Sequence[Machine | str] | AllGenerations",
+    targets: "Machine | str | Sequence[Machine | str] | AllGenerations",
 ) -> "tuple[Machine, ...] | AllGenerations":
     from enginesmith.client.layouts.base import AllGenerations
 
-    if isinstance(given, AllGenerations):
-        return given
-    several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-    if not several:
+    if isinstance(targets, AllGenerations):
+        return targets
+    target_list = targets if isinstance(targets, Sequence) and not isinstance(targets, str) else (targets,)
+    if not target_list:
         raise InputError("no machine: give one, or a target's name such as 'cpu', 'l4' or 'auto'")
-    return tuple(_machine(item) for item in several)
+    return tuple(_machine(target) for target in target_list)
 
 
 def _machine(machine: Machine | str) -> Machine:

@@ -51,20 +51,20 @@ class DocumentMemory:
     if it is not None, for the next process."""
 
     folder: Path | None = None
-    known: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    documents: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def read(self, store: Store, key: str) -> bytes | None:
         """A document's content, None if it is absent; one conditional request."""
         name = digest_of_bytes(f"{store.uri} {key}".encode())
-        tag, before = self.known.get(name) or self._load(name)
+        tag, known_data = self.documents.get(name) or self._load(name)
         data, new_tag = store.read_if_changed(key, tag)
         if new_tag and data is None:
-            self.known[name] = tag, before
-            return before
+            self.documents[name] = tag, known_data
+            return known_data
         if data is None:
-            self.known.pop(name, None)
+            self.documents.pop(name, None)
             return None
-        self.known[name] = new_tag, data
+        self.documents[name] = new_tag, data
         self._keep(name, new_tag, data)
         return data
 
@@ -78,11 +78,11 @@ class DocumentMemory:
     def _keep(self, name: str, tag: str, data: bytes) -> None:
         if self.folder is None:
             return
-        fresh = self.folder / f".{secrets.token_hex(8)}"
+        new_path = self.folder / f".{secrets.token_hex(8)}"
         with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
             make_folder(self.folder)
-            fresh.write_text(json.dumps([tag, data.decode()]))
-            fresh.replace(self.folder / name)
+            new_path.write_text(json.dumps([tag, data.decode()]))
+            new_path.replace(self.folder / name)
 
 
 @dataclass
@@ -124,15 +124,15 @@ class VersionLocator:
 
     def locate_in(self, channel: Channel, reference: Reference) -> Located:
         """The version that a state of a channel leads this node to. Raises IntegrityError as `lookup.locate`."""
-        served = replace(channel, move=channel.served_to(self.node))
-        if digest := channel.snapshots.get(served.manifest):
+        channel_state = replace(channel, move=channel.served_to(self.node))
+        if digest := channel.snapshots.get(channel_state.manifest):
             with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
                 snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_MAX_BYTES))
-                manifest = manifest_of(snapshot, served.manifest)
-                if (manifest.model, manifest.version) == (channel.model, served.version):
+                manifest = manifest_of(snapshot, channel_state.manifest)
+                if (manifest.model, manifest.version) == (channel.model, channel_state.version):
                     documents = SnapshotDocuments(snapshot, self.store)
-                    return Located(reference, manifest, served, documents=documents)
-        return Located(reference, lookup.load_served(self.store, served), served)
+                    return Located(reference, manifest, channel_state, documents=documents)
+        return Located(reference, lookup.load_served(self.store, channel_state), channel_state)
 
     def check_registry(self) -> None:
         """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
@@ -140,14 +140,14 @@ class VersionLocator:
             check_marker(self.store)
             self.checked = True
 
-    def read_blob(self, digest: str, most: int) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. most: as of `Store.read_blob`, which says what
-        is raised."""
+    def read_blob(self, digest: str, max_bytes: int) -> bytes:
+        """A small blob's bytes, verified, from the cache or through it. max_bytes: as of `Store.read_blob`, which
+        says what is raised."""
         if self.cache is None:
-            return self.store.read_blob(digest, most)
+            return self.store.read_blob(digest, max_bytes)
 
         def bring(sink: BinaryIO) -> str:
-            sink.write(data := self.store.read_blob(digest, most))
+            sink.write(data := self.store.read_blob(digest, max_bytes))
             return digest_of_bytes(data)
 
         try:
@@ -158,7 +158,7 @@ class VersionLocator:
             self.cache.drop(digest)
         except OSError:  # a cache that is full, read-only or another user's
             pass
-        return self.store.read_blob(digest, most)
+        return self.store.read_blob(digest, max_bytes)
 
 
 def locate_and_rank(
@@ -188,21 +188,21 @@ def rank_located(
     located, entries = judge_located(store, located, policy)
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
-    what = f"{located.manifest.model}@{located.manifest.version}"
+    version_name = f"{located.manifest.model}@{located.manifest.version}"
 
-    def timed(engines: Sequence[EngineEntry]) -> "Mapping[str, MeasuredSpeed]":
+    def timed(unmeasured: Sequence[EngineEntry]) -> "Mapping[str, MeasuredSpeed]":
         from enginesmith.registry.evidence.latencies import measured_speeds
 
-        return measured_speeds(documents, located.manifest, machine, engines)
+        return measured_speeds(documents, located.manifest, machine, unmeasured)
 
-    ranking = rank_engines(entries, machine, policy, what, timed)
+    ranking = rank_engines(entries, machine, policy, version_name, timed)
     if not (sure or store.near or located.manifest.graphs):
         return located, ranking
-    lost = find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])
-    reasons = {digest: str(loss) for digest, loss in lost.items()}
+    losses = find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])
+    reasons = {digest: str(loss) for digest, loss in losses.items()}
     if located.manifest.graphs:
-        sound = [item.entry for item in ranking.candidates if item.entry.digest not in lost]
-        reasons |= _find_lost_graphs(store, located.manifest, sound)
+        intact_entries = [candidate.entry for candidate in ranking.candidates if candidate.entry.digest not in losses]
+        reasons |= _find_lost_graphs(store, located.manifest, intact_entries)
     return located, ranking.without(reasons)
 
 
@@ -210,8 +210,10 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
     """Engines of an ensemble of which an engine of a graph is lost: digest -> which, and why."""
     loss_reasons: dict[str, str] = {}
     for entry in entries:
-        engines = {str(item.digest): (graph.name, item) for graph, _, item in pinned_engines(store, manifest, entry)}
-        for digest, loss in find_lost_engines(store, [item for _, item in engines.values()]).items():
+        engines = {
+            str(engine.digest): (graph.name, engine) for graph, _, engine in pinned_engines(store, manifest, entry)
+        }
+        for digest, loss in find_lost_engines(store, [engine for _, engine in engines.values()]).items():
             loss_reasons[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
     return loss_reasons
 
@@ -237,13 +239,13 @@ def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Locat
 def _judge(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
     documents = located.documents or store
     signers: tuple[str, ...] = ()
-    counts: Callable[[Attestation], bool] | None = None
+    is_counted: Callable[[Attestation], bool] | None = None
     if policy.trust or os.environ.get(TRUST_VARIABLE):
         from enginesmith.registry.trust import require
 
-        vouched = require(documents, located.manifest, policy.trust)
-        signers, counts = vouched.signers, vouched.counts
-    entries: tuple[EngineEntry, ...] = judge_entries(documents, located.manifest, counts)
+        trust_result = require(documents, located.manifest, policy.trust)
+        signers, is_counted = trust_result.signers, trust_result.counts
+    entries: tuple[EngineEntry, ...] = judge_entries(documents, located.manifest, is_counted)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=signers), entries
@@ -254,7 +256,7 @@ def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
     digest = manifest.sources.get("onnx")
     if digest is None:
         return ()
-    described = next((entry for entry in manifest.engines if entry.inputs), None)
+    recorded_entry = next((entry for entry in manifest.engines if entry.inputs), None)
     return (
         EngineEntry(
             target=FALLBACK,
@@ -265,10 +267,12 @@ def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
             digest=digest,
             size_bytes=store.stored_size(digest),
             suffix=".onnx",
-            inputs=described.inputs if described else (),
-            outputs=described.outputs if described else (),
+            inputs=recorded_entry.inputs if recorded_entry else (),
+            outputs=recorded_entry.outputs if recorded_entry else (),
             requires=tuple(
-                dict.fromkeys(item for each in manifest.engines for item in each.requires if isinstance(item, Library))
+                dict.fromkeys(
+                    need for engine in manifest.engines for need in engine.requires if isinstance(need, Library)
+                )
             ),
         ),
     )

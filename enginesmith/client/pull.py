@@ -116,25 +116,25 @@ class BlobFetcher:
                 return "registry"
             return self._through(self.cache, store, blob, size_bytes, dest)
 
-    def fetch_all(self, store: Store, wanted: Sequence[Wanted]) -> None:
+    def fetch_all(self, store: Store, downloads: Sequence[Wanted]) -> None:
         """Write several blobs as `fetch` writes one, at most `SIDE_BY_SIDE` at a time; the listener gets their sums.
 
         Once one of them fails the others stop, and what has come of them is kept for the next call. Raises what the
         first raised, as `fetch`.
         """
-        if not wanted:
+        if not downloads:
             return
-        meter = _Meter(self.progress, sum(item.size_bytes for item in wanted))
-        beside = min(SIDE_BY_SIDE, len(wanted))
-        with ThreadPoolExecutor(beside) as pool:
+        meter = _Meter(self.progress, sum(wanted_blob.size_bytes for wanted_blob in downloads))
+        worker_count = min(SIDE_BY_SIDE, len(downloads))
+        with ThreadPoolExecutor(worker_count) as pool:
 
-            def start(item: Wanted) -> object:
-                fetcher = replace(self, progress=meter.listener(), beside=beside)
-                return fetcher.fetch(store, item.blob, item.size_bytes, item.dest)
+            def start(blob_task: Wanted) -> object:
+                fetcher = replace(self, progress=meter.listener(), beside=worker_count)
+                return fetcher.fetch(store, blob_task.blob, blob_task.size_bytes, blob_task.dest)
 
             try:
-                for ended in as_completed([pool.submit(start, item) for item in wanted]):
-                    ended.result()
+                for future in as_completed([pool.submit(start, wanted_blob) for wanted_blob in downloads]):
+                    future.result()
             except BaseException:
                 meter.stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -161,12 +161,12 @@ class BlobFetcher:
 
     def _direct(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> None:
         """Download to a partial file beside `dest`, one process at a time, and rename it."""
-        partial = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
-        with _lock_download(partial):
+        partial_path = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
+        with _lock_download(partial_path):
             if _is_there(dest, blob, size_bytes, None):
                 return
-            self._download(store, blob, size_bytes, partial)
-            rename_durably(partial, dest)
+            self._download(store, blob, size_bytes, partial_path)
+            rename_durably(partial_path, dest)
 
     def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
@@ -179,7 +179,7 @@ class BlobFetcher:
                 blob,
                 size_bytes,
                 lambda start, size, source=source: source.open_range(blob.digest, start, size),  # type: ignore[misc]
-                lambda there: self.progress(there, size_bytes),
+                lambda byte_count: self.progress(byte_count, size_bytes),
                 beside=self.beside,
             )
             journal_of(partial).unlink()
@@ -209,14 +209,14 @@ class _Meter:
 
     def listener(self) -> Progress:
         """A listener for one of the downloads. It raises `_StoppedError` once they are to end."""
-        own = 0
+        own_bytes = 0
 
-        def add(there: int, _size: int) -> None:
-            nonlocal own
+        def add(byte_count: int, _size: int) -> None:
+            nonlocal own_bytes
             if self.stopped.is_set():
                 raise _StoppedError
             with self.lock:
-                self.came, own = self.came + there - own, there
+                self.came, own_bytes = self.came + byte_count - own_bytes, byte_count
                 self.progress(self.came, self.total)
 
         return add
@@ -228,22 +228,22 @@ def _is_there(dest: Path, blob: BlobDigest, size_bytes: int, verifications: "Ver
     return blob.matches(dest) if verifications is None else verifications.is_verified(blob, dest)
 
 
-def _place(held: Path, blob: BlobDigest, dest: Path, verifications: "VerificationCache") -> None:
+def _place(cached_path: Path, blob: BlobDigest, dest: Path, verifications: "VerificationCache") -> None:
     """Make `dest` a hard link to a cached blob, or a verified copy where the file system refuses links."""
-    fresh = dest.with_name(f".enginesmith-link-{secrets.token_hex(8)}")
+    new_link = dest.with_name(f".enginesmith-link-{secrets.token_hex(8)}")
     try:
-        os.link(held, fresh)
+        os.link(cached_path, new_link)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        with held.open("rb") as source, start_atomic_write(dest.parent) as file:
+        with cached_path.open("rb") as source, start_atomic_write(dest.parent) as file:
             if copy_hashed(source, file.stream, blob.hasher()) != blob.expected:
-                raise IntegrityError(f"cached blob {held} is damaged; delete it and run again") from None
+                raise IntegrityError(f"cached blob {cached_path} is damaged; delete it and run again") from None
             file.commit(dest)
     else:
-        fresh.replace(dest)
+        new_link.replace(dest)
         # Renaming one name of a file over another does nothing.
-        fresh.unlink(missing_ok=True)
+        new_link.unlink(missing_ok=True)
         sync_folder(dest.parent)
     verifications.add(blob, dest)
 
@@ -286,8 +286,8 @@ def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
     """The file name of an engine and its description, without the suffix; with the backend where the version has
     engines of several for one target and precision."""
     stem = f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
-    beside = (item for item in manifest.engines if item.digest and item.target == engine.target)
-    if len({item.backend for item in beside if item.precision == engine.precision}) > 1:
+    target_engines = (sibling for sibling in manifest.engines if sibling.digest and sibling.target == engine.target)
+    if len({sibling.backend for sibling in target_engines if sibling.precision == engine.precision}) > 1:
         stem += f"-{engine.backend}"
     return stem
 
@@ -303,9 +303,9 @@ def shards_of(manifest: Manifest, engine: EngineEntry) -> dict[str, int]:
     return {**manifest.shards.get(str(engine.digest), {}), **weights}
 
 
-def as_json(found: Mapping[str, object]) -> bytes:
+def as_json(description: Mapping[str, object]) -> bytes:
     """A description as bytes of its file."""
-    return (json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, object]:
@@ -406,27 +406,27 @@ class Pulled:
     @property
     def warnings(self) -> tuple[str, ...]:
         """All warnings to show: better engines that are lost, and `warning`."""
-        lost = (f"LOST: {unit}: {reason.removeprefix('lost: ')}" for unit, reason in self.resolution.lost)
-        return (*lost, *([self.warning] if self.warning else []))
+        loss_lines = (f"LOST: {unit}: {reason.removeprefix('lost: ')}" for unit, reason in self.resolution.lost)
+        return (*loss_lines, *([self.warning] if self.warning else []))
 
 
-def download_best(found: EngineRanking, download: Callable[[Resolution], Pulled]) -> Pulled:
+def download_best(ranking: EngineRanking, download: Callable[[Resolution], Pulled]) -> Pulled:
     """Call `download` for the best engine; if it raises IntegrityError, for the next one.
 
     Raises what `download` raises for the last one, and as `EngineRanking.resolution`.
     """
     while True:
-        resolution = found.resolution()
+        resolution = ranking.resolution()
         try:
             return download(resolution)
         except IntegrityError as error:
-            if len(found.candidates) == 1:
+            if len(ranking.candidates) == 1:
                 raise
-            found = found.without({str(resolution.chosen.digest): str(error)})
+            ranking = ranking.without({str(resolution.chosen.digest): str(error)})
 
 
 def download_each(
-    store: Store, located: Located, found: EngineRanking, dest: Path, fetcher: BlobFetcher
+    store: Store, located: Located, ranking: EngineRanking, dest: Path, fetcher: BlobFetcher
 ) -> list[Pulled]:
     """Download every compatible engine, best first, each with its latency on machines of this kind.
 
@@ -434,13 +434,13 @@ def download_each(
     """
     from enginesmith.registry.evidence.latencies import measured_latencies
 
-    timed = measured_latencies(located.documents or store, located.manifest, found.machine)
-    resolution = found.resolution()
+    latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
+    resolution = ranking.resolution()
     pulled = [
         download_engine(store, located, replace(resolution, chosen=engine), dest, fetcher)
         for engine in resolution.ranked
     ]
-    return [replace(each, latency=timed.get(str(each.engine.digest))) for each in pulled]
+    return [replace(engine_pulled, latency=latencies.get(str(engine_pulled.engine.digest))) for engine_pulled in pulled]
 
 
 def download_engine(
@@ -474,9 +474,9 @@ def download_engine(
     path, description = dest / file, dest / f"{stem}.json"
     _check_owner(description, manifest)
     weights = dest / name if (name := weights_name(manifest, engine)) else None
-    beside = shards_of(manifest, engine)
-    digests = {shard: choose_digest(shard, manifest.blake3.get(shard)) for shard in beside}
-    fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in beside.items()])
+    shards = shards_of(manifest, engine)
+    digests = {shard: choose_digest(shard, manifest.blake3.get(shard)) for shard in shards}
+    fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in shards.items()])
     if weights is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights)
     origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
@@ -489,33 +489,34 @@ def download_engine(
 def _download_graphs(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher
 ) -> Pulled:
-    whole, graphs, functions, there = resolution.chosen, list[dict[str, object]](), functions_of(located.manifest), True
-    path = dest / f"{stem_of(located.manifest, whole)}.json"
+    ensemble, graphs, functions = resolution.chosen, list[dict[str, object]](), functions_of(located.manifest)
+    is_cached = True
+    path = dest / f"{stem_of(located.manifest, ensemble)}.json"
     _check_owner(path, located.manifest)
     parts = parts_folder(located.manifest.model, located.manifest.version)
-    for graph, manifest, entry in pinned_engines(store, located.manifest, whole):
+    for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
         # Its status is that of the whole, which is no better than its own.
-        engine = replace(entry, status=whole.status, reason=whole.reason)
-        own = replace(located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None)
-        part = replace(resolution, chosen=engine, ranked=(engine,))
-        pulled = download_engine(store, own, part, dest / parts / graph.name, fetcher)
-        there = there and pulled.cached
+        engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
+        version = replace(located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None)
+        graph_resolution = replace(resolution, chosen=engine, ranked=(engine,))
+        pulled = download_engine(store, version, graph_resolution, dest / parts / graph.name, fetcher)
+        is_cached = is_cached and pulled.cached
         file = f"{parts}/{graph.name}/{pulled.description.name}"
-        about = {"name": graph.name, "description": file, "digest": entry.digest}
-        graphs.append({**about, "sources": dict(graph.sources)})
+        graph_fields = {"name": graph.name, "description": file, "digest": entry.digest}
+        graphs.append({**graph_fields, "sources": dict(graph.sources)})
     for function in functions:
         for file, digest in function.files.items():
-            place = dest / parts / function.name / file
-            if not place.is_file() or digest_of_file(place) != digest:
-                there = False
-                write_whole(place, store.read_blob(digest, MOST_CODE_BYTES))
-    description = {**describe(located, whole, path.name), "graphs": graphs}
+            code_path = dest / parts / function.name / file
+            if not code_path.is_file() or digest_of_file(code_path) != digest:
+                is_cached = False
+                write_whole(code_path, store.read_blob(digest, MOST_CODE_BYTES))
+    description = {**describe(located, ensemble, path.name), "graphs": graphs}
     description |= {"functions": encode(functions)} if functions else {}
     data = as_json(description)
-    there = there and path.is_file() and path.read_bytes() == data
-    if not there:
+    is_cached = is_cached and path.is_file() and path.read_bytes() == data
+    if not is_cached:
         write_whole(path, data)
-    return Pulled(path, path, located, resolution, "there" if there else "registry")
+    return Pulled(path, path, located, resolution, "there" if is_cached else "registry")
 
 
 def _check_owner(description: Path, manifest: Manifest) -> None:
@@ -545,41 +546,43 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
     from enginesmith.registry.evidence.attachments import DESCRIPTION, attachments, read_attachment
     from enginesmith.registry.trust import require
 
-    found, left_out = dict[str, PulledAttachment](), dict[str, str]()
+    pulled_attachments, refusals = dict[str, PulledAttachment](), dict[str, str]()
     try:
-        attached = attachments(documents, manifest)
-        vouched = require(documents, manifest, ranking.policy.trust)
+        version_attachments = attachments(documents, manifest)
+        trust_result = require(documents, manifest, ranking.policy.trust)
     except IntegrityError as error:
         return replace(pulled, left_out=((ATTACHMENTS, str(error)),))
-    for attachment, document in attached:
+    for attachment, document in version_attachments:
         name = attachment.name
-        signed_by = vouched.attachment_signers(document)
-        reason = _refusal(attachment, ranking, bool(vouched.signers), bool(signed_by))
-        if name in found or reason:
-            left_out.setdefault(name, reason)
+        signed_by = trust_result.attachment_signers(document)
+        reason = _refusal(attachment, ranking, bool(trust_result.signers), bool(signed_by))
+        if name in pulled_attachments or reason:
+            refusals.setdefault(name, reason)
             continue
         path = dest / ATTACHMENTS / name
         description = path.with_name(f"{name}{DESCRIPTION}")
         try:
             with suppress(OSError, IntegrityError):
-                if (other := read_attachment(description.read_bytes())).model != manifest.model:
-                    raise InputError(f"{description} is of {other.model}@{other.version}; give another folder")
+                if (old_attachment := read_attachment(description.read_bytes())).model != manifest.model:
+                    raise InputError(
+                        f"{description} is of {old_attachment.model}@{old_attachment.version}; give another folder"
+                    )
             fetcher.fetch(store, choose_digest(attachment.digest, None), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
-            left_out.setdefault(name, str(error))
+            refusals.setdefault(name, str(error))
             continue
         write_whole(description, document)
-        found[name] = PulledAttachment(path, description, attachment, signed_by)
-    missing = tuple((name, reason) for name, reason in left_out.items() if name not in found)
-    return replace(pulled, attachments=tuple(found.values()), left_out=missing)
+        pulled_attachments[name] = PulledAttachment(path, description, attachment, signed_by)
+    left_out_reasons = tuple((name, reason) for name, reason in refusals.items() if name not in pulled_attachments)
+    return replace(pulled, attachments=tuple(pulled_attachments.values()), left_out=left_out_reasons)
 
 
 def _refusal(attachment: "Attachment", ranking: EngineRanking, needs_signature: bool, is_signed: bool) -> str:
     """Why an attachment is not pulled; '' where it is. needs_signature: whether the trust policy asks for some."""
     machine = ranking.machine.with_installed(attachment.requires)
-    unmet = [item.words for item in evaluate(attachment.requires, machine) if item.rules_out]
-    if unmet:
-        return unmet[0]
+    unmet_reasons = [finding.words for finding in evaluate(attachment.requires, machine) if finding.rules_out]
+    if unmet_reasons:
+        return unmet_reasons[0]
     if is_signed or (ranking.policy.allow_unsigned and not needs_signature):
         return ""
     if needs_signature:

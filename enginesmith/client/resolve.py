@@ -80,10 +80,10 @@ class EngineCandidate:
 
     def to_json(self) -> dict[str, Any]:
         """The engine's main fields, the fit, the remarks and the speed."""
-        names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
+        field_names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
         speed = self.speed and asdict(self.speed)
         details = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
-        return {name: getattr(self.entry, name) for name in names} | details
+        return {name: getattr(self.entry, name) for name in field_names} | details
 
 
 @dataclass(frozen=True)
@@ -103,48 +103,50 @@ class EngineRanking:
     kinds: Mapping[str, RejectionKind] = field(default_factory=dict, compare=False)
     remedy: str = ""
 
-    def without(self, lost: Mapping[str, str]) -> "EngineRanking":
-        """The ranking without engines whose bytes are lost. lost: engine's digest -> reason."""
-        sound = tuple(item for item in self.candidates if item.entry.digest not in lost)
-        gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
-        return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
+    def without(self, loss_reasons: Mapping[str, str]) -> "EngineRanking":
+        """The ranking without engines whose bytes are lost. loss_reasons: engine's digest -> reason."""
+        survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
+        losses = tuple(
+            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}") for c in self.candidates if c not in survivors
+        )
+        return replace(self, candidates=survivors, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
 
     def rejecting(self, reasons: Mapping[str, str], remedy: str = "") -> "EngineRanking":
         """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
         one that it opens."""
-        survivors = tuple(item for item in self.candidates if item.entry.digest not in reasons)
-        gone = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
-        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in gone), "unopened")}
+        survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
+        rejects = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
+        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejects), "unopened")}
         return replace(
-            self, candidates=survivors, rejected=(*self.rejected, *gone), kinds=kinds, remedy=remedy or self.remedy
+            self, candidates=survivors, rejected=(*self.rejected, *rejects), kinds=kinds, remedy=remedy or self.remedy
         )
 
     def resolution(self) -> "Resolution":
         """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
         IntegrityError when all compatible ones are lost."""
         if not self.candidates and self.lost:
-            lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
+            loss_lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
             remedy = f"restore their blobs, or build again; `enginesmith registry fsck {self.what}` says more"
-            what = f"every engine of {self.what} that fits {self.machine.name} is lost"
-            raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
+            complaint = f"every engine of {self.what} that fits {self.machine.name} is lost"
+            raise IntegrityError("\n".join([f"{complaint}; {remedy}:", *loss_lines]))
         if not self.candidates:
             raise UnknownNameError(self._explain_lack())
-        ranked = tuple(candidate.entry for candidate in self.candidates)
+        ranked_entries = tuple(candidate.entry for candidate in self.candidates)
         remarks = self.candidates[0].remarks
-        return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
+        return Resolution(ranked_entries[0], _why(self.candidates), ranked_entries, self.rejected, remarks, self.lost)
 
     def _explain_lack(self) -> str:
         """Why nothing fits: the rejection that comes nearest and its remedy, and the others in a line."""
         target_text = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
         if not self.rejected:
             return f"{self.what} has no engine for {target_text}: it has no engines at all; build it"
-        of_kind: dict[RejectionKind, list[str]] = {kind: [] for kind in _KINDS}
+        texts_by_kind: dict[RejectionKind, list[str]] = {kind: [] for kind in _KINDS}
         for unit, reason in self.rejected:
-            of_kind[self.kinds.get(unit, "unmet")].append(f"{unit}: {reason}")
-        elsewhere = list_targets(unit for unit, _ in self.rejected if self.kinds.get(unit) == "hardware")
-        if of_kind.pop("hardware"):
-            of_kind["hardware"] = [f"it has engines for {elsewhere}"]
-        (kind, first), *rest = [(kind, text) for kind, texts in of_kind.items() for text in texts]
+            texts_by_kind[self.kinds.get(unit, "unmet")].append(f"{unit}: {reason}")
+        other_targets = list_targets(unit for unit, _ in self.rejected if self.kinds.get(unit) == "hardware")
+        if texts_by_kind.pop("hardware"):
+            texts_by_kind["hardware"] = [f"it has engines for {other_targets}"]
+        (kind, nearest_text), *other_texts = [(kind, text) for kind, texts in texts_by_kind.items() for text in texts]
         remedies: dict[RejectionKind, str] = {
             "unopened": self.remedy,
             "unmet": "give such a machine what it lacks, or build for it as it is",
@@ -153,10 +155,10 @@ class EngineRanking:
             "precision": f"add {self.policy.precision} to the precisions of its spec and build, or ask for another one",
             "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",
         }
-        what = "proven engine" if kind == "unproven" else "engine"
-        text = f"{self.what} has no {what} for {target_text}: {first}; {remedies[kind]}"
-        others = join_first([reason for _, reason in rest], _MOST_SHOWN, "; ")
-        return f"{text}\n  also: {others}" if others else text
+        engine_kind = "proven engine" if kind == "unproven" else "engine"
+        text = f"{self.what} has no {engine_kind} for {target_text}: {nearest_text}; {remedies[kind]}"
+        other_reasons = join_first([reason for _, reason in other_texts], _MOST_SHOWN, "; ")
+        return f"{text}\n  also: {other_reasons}" if other_reasons else text
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: the machine, the policy, candidates best first, and the rejected."""
@@ -195,58 +197,58 @@ def rank_engines(
 
     what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
     """
-    machine = machine.with_installed(item for entry in entries for item in entry.requires)
-    here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
-    judged = [(entry, _reject(entry, machine, policy)) for entry in here]
-    fitting = [entry for entry, reason in judged if reason is None]
-    fitting.sort(key=lambda entry: _rank(entry, machine))
-    speeds = timed(fitting) if len(fitting) > 1 else {}
+    machine = machine.with_installed(need for entry in entries for need in entry.requires)
+    machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
+    verdicts = [(entry, _reject(entry, machine, policy)) for entry in machine_entries]
+    compatible_entries = [entry for entry, reason in verdicts if reason is None]
+    compatible_entries.sort(key=lambda entry: _rank(entry, machine))
+    speeds = timed(compatible_entries) if len(compatible_entries) > 1 else {}
     candidates = tuple(
         EngineCandidate(entry, _fit(entry, machine)[1], remarks(entry, machine, speed), speed)
-        for entry in _by_speed(fitting, machine, speeds)
+        for entry in _by_speed(compatible_entries, machine, speeds)
         for speed in (speeds.get(entry.digest or ""),)
     )
-    rejected = [(entry.unit, *why) for entry, why in judged if why is not None]
-    reasons = tuple((unit, words) for unit, _, words in rejected)
+    rejections = [(entry.unit, *verdict) for entry, verdict in verdicts if verdict is not None]
+    reasons = tuple((unit, text) for unit, _, text in rejections)
     return EngineRanking(
-        what, machine, policy, candidates, reasons, kinds={unit: kind for unit, kind, _ in reversed(rejected)}
+        what, machine, policy, candidates, reasons, kinds={unit: kind for unit, kind, _ in reversed(rejections)}
     )
 
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
     """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
-    why = _reject(entry, machine, policy)
-    return why and why[1]
+    verdict = _reject(entry, machine, policy)
+    return verdict and verdict[1]
 
 
 def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[RejectionKind, str] | None:
-    unmet = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
+    unmet_findings = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
-    if wrong := next((finding for finding in unmet if finding.requirement is processor), None):
+    if mismatch := next((finding for finding in unmet_findings if finding.requirement is processor), None):
         # Of another kind of CPU the words say what this one lacks.
-        return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", wrong.words
+        return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", mismatch.words
     if policy.precision is not None and entry.precision != policy.precision:
         return "precision", f"precision {entry.precision}, not {policy.precision}"
     if not entry.usable:
         return "not built", f"{entry.status}: {entry.reason}"
-    if unmet:  # before a missing proof: no proof could be made there
-        return "unmet", unmet[0].words
+    if unmet_findings:  # before a missing proof: no proof could be made there
+        return "unmet", unmet_findings[0].words
     if policy.proven_only and entry.status != "proven":
         return "unproven", f"unproven, and only proven engines may be used: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
-        words = f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
-        return "unproven", words
+        reason = f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
+        return "unproven", reason
     return None
 
 
 def remarks(entry: EngineEntry, machine: Machine, speed: "MeasuredSpeed | None" = None) -> tuple[str, ...]:
     """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
-    words = [finding.words for finding in evaluate(entry.requires, machine) if not finding.rules_out]
+    texts = [finding.words for finding in evaluate(entry.requires, machine) if not finding.rules_out]
     if _is_foreign(entry, machine):
-        words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
+        texts.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
     if speed and speed.busy:
-        words.append("timed on a busy machine")
-    return tuple(filter(None, words))
+        texts.append("timed on a busy machine")
+    return tuple(filter(None, texts))
 
 
 def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
@@ -277,8 +279,8 @@ def _reach(entry: EngineEntry) -> str:
     processor = hardware_of(entry.requires)
     if not isinstance(processor, Gpu) or processor.match == "family":
         return "its family"
-    first = generation_of(processor.capability)
-    return f"every generation from {first.family.capitalize() if first else processor.capability} on"
+    generation = generation_of(processor.capability)
+    return f"every generation from {generation.family.capitalize() if generation else processor.capability} on"
 
 
 def _by_speed(
@@ -309,37 +311,40 @@ def is_faster_by_evidence(one: "MeasuredSpeed | None", other: "MeasuredSpeed | N
 
 def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     """The place of an engine by the rules that need no speeds."""
-    foreign = entry.cpu != machine.cpu
+    is_foreign = entry.cpu != machine.cpu
     accuracy = accuracy_order(entry.precision)
-    return _fit(entry, machine)[0], entry.status != "proven", accuracy, foreign, entry.target
+    return _fit(entry, machine)[0], entry.status != "proven", accuracy, is_foreign, entry.target
 
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
     """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
-    best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
-    facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
-    if not others:
+    chosen, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    facts = f"{chosen.fit}; {chosen.entry.precision}, {chosen.entry.status}"
+    if not other_entries:
         return f"{facts}; the only engine that fits"
-    if measured := _comparison(candidates):
-        return f"{facts}; {measured}"
-    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"
+    if comparison := _comparison(candidates):
+        return f"{facts}; {comparison}"
+    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in other_entries], 3)}"
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
     its accuracy; None where there is none."""
-    best = candidates[0]
-    alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
-    slower = {item.entry.unit: item.speed for item in alike if is_faster_by_evidence(best.speed, item.speed)}
-    own_s = best.speed.seconds if best.speed else 1.0
-    times = [f"{unit} takes {speed.seconds / own_s:.2f} times as long" for unit, speed in slower.items() if speed]
-    own = ", by time inside the runtime" if best.speed and best.speed.timed == "runtime" else ""
-    lead = "the fastest" if len(slower) == len(alike) else "faster"
-    said = [f"{lead} on this kind of machine{own}: {join_first(times, 3)}"] if times else []
+    chosen = candidates[0]
+    peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (chosen.fit, chosen.entry.status)]
+    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(chosen.speed, peer.speed)}
+    chosen_s = chosen.speed.seconds if chosen.speed else 1.0
+    ratios = [f"{unit} takes {speed.seconds / chosen_s:.2f} times as long" for unit, speed in speeds.items() if speed]
+    clock_note = ", by time inside the runtime" if chosen.speed and chosen.speed.timed == "runtime" else ""
+    claim = "the fastest" if len(speeds) == len(peers) else "faster"
+    claims = [f"{claim} on this kind of machine{clock_note}: {join_first(ratios, 3)}"] if ratios else []
     if wider_units := [
-        item.entry.unit
-        for item in alike
-        if item.entry.unit not in slower and accuracy_order(best.entry.precision) < accuracy_order(item.entry.precision)
+        peer.entry.unit
+        for peer in peers
+        if peer.entry.unit not in speeds
+        and accuracy_order(chosen.entry.precision) < accuracy_order(peer.entry.precision)
     ]:
-        said.append(f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)")
-    return "; ".join(said) or None
+        claims.append(
+            f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)"
+        )
+    return "; ".join(claims) or None

@@ -90,10 +90,12 @@ class Layout(Protocol):
         """The place of a model in the folder `dest`."""
 
 
-def without_rejected(found: EngineRanking, layout: Layout) -> EngineRanking:
+def without_rejected(ranking: EngineRanking, layout: Layout) -> EngineRanking:
     """The ranking without engines that a server of this layout cannot open."""
-    reasons = [(item, layout.reject(item.entry)) for item in found.candidates]
-    return found.rejecting({str(item.entry.digest): reason for item, reason in reasons if reason}, layout.remedy)
+    judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
+    return ranking.rejecting(
+        {str(engine.entry.digest): reason for engine, reason in judgements if reason}, layout.remedy
+    )
 
 
 @contextmanager
@@ -218,43 +220,43 @@ class PlainPlace:
     ) -> Placed:
         """See `Place`: one engine alone."""
         with reachable(f"writing {self.dest}"):
-            pulled = download_best(rankings[0], lambda found: self._download(store, located, found, fetcher))
+            pulled = download_best(rankings[0], lambda resolution: self._download(store, located, resolution, fetcher))
             folder = self.dest / folder_name(located, pulled.engine)
             pulled = with_attachments(pulled, store, rankings[0], folder, fetcher)
             previous = self._point_to(folder.name)
         os.utime(folder)
         # Of the folders that were served before, the last `keep` stay.
         folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
-        served = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != folder.name]
-        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
+        old_folders = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != folder.name]
+        old_folders.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
         staging_folders = [path for path in folders if path.name.startswith(_STAGING)]
-        for path in served[keep:] + staging_folders:
+        for path in old_folders[keep:] + staging_folders:
             shutil.rmtree(path, ignore_errors=True)
-        before = previous if previous != folder.name else ""
-        swapped, whole = previous != folder.name, not pulled.resolution.lost
-        return Placed((pulled,), folder, self.dest / CURRENT, before, swapped, folder.name, whole)
+        replaced_name = previous if previous != folder.name else ""
+        is_swapped, is_best = previous != folder.name, not pulled.resolution.lost
+        return Placed((pulled,), folder, self.dest / CURRENT, replaced_name, is_swapped, folder.name, is_best)
 
     def _download(self, store: Store, located: Located, resolution: Resolution, fetcher: BlobFetcher) -> Pulled:
         """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
         folder = self.dest / folder_name(located, resolution.chosen)
-        place = folder if folder.is_dir() else self.dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = download_engine(store, located, resolution, place, fetcher)
-        if place != folder:
-            place.rename(folder)
+        download_folder = folder if folder.is_dir() else self.dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
+        pulled = download_engine(store, located, resolution, download_folder, fetcher)
+        if download_folder != folder:
+            download_folder.rename(folder)
             sync_folder(self.dest)
         return pulled
 
     def _point_to(self, name: str) -> str:
         """Point `current` to the folder `name`; return where it pointed before."""
-        current, before = self.dest / CURRENT, self.served()
-        if before != name:
-            if current.is_dir() and not current.is_symlink():
-                raise InputError(f"{current} is a folder and no link of ours; give another --dest")
-            fresh = self.dest / f".enginesmith-link-{secrets.token_hex(8)}"
-            fresh.symlink_to(name)
-            fresh.replace(current)
+        link, previous = self.dest / CURRENT, self.served()
+        if previous != name:
+            if link.is_dir() and not link.is_symlink():
+                raise InputError(f"{link} is a folder and no link of ours; give another --dest")
+            new_link = self.dest / f".enginesmith-link-{secrets.token_hex(8)}"
+            new_link.symlink_to(name)
+            new_link.replace(link)
             sync_folder(self.dest)
-        return before
+        return previous
 
 
 # The engines of a version for one machine or several, as far as a server of the layout can open them.
@@ -296,6 +298,6 @@ def _find_generations(store: Store, located: Located, policy: Policy) -> list[Ma
     located, entries = judge_located(store, located, policy)
     capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
     if not capabilities:
-        what = f"{located.manifest.model}@{located.manifest.version}"
-        raise UnknownNameError(f"{what} has no engine for a GPU; name a target")
+        version_name = f"{located.manifest.model}@{located.manifest.version}"
+        raise UnknownNameError(f"{version_name} has no engine for a GPU; name a target")
     return [Machine(capability) for capability in sorted(capabilities)]

@@ -54,22 +54,22 @@ class ModelPackage:
             return f"no execution provider of ONNX Runtime opens engines of {entry.backend}"
         if entry.is_stripped:
             return "its file has no weights, and ONNX Runtime does not add them"
-        if any(isinstance(item, Library) for item in entry.requires):
+        if any(isinstance(requirement, Library) for requirement in entry.requires):
             return "its operators are in a library, and a package names none"
-        if any(isinstance(item, WideSums) for item in entry.requires):
+        if any(isinstance(requirement, WideSums) for requirement in entry.requires):
             return "its int8 sums saturate on CPUs without VNNI, and ONNX Runtime would run it there"
         return None
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
         """See `Layout`: two engines of one provider, of which ONNX Runtime would take the first anywhere."""
-        first: dict[str, EngineEntry] = {}
+        entries_by_provider: dict[str, EngineEntry] = {}
         for entry in entries:
-            other = first.setdefault(provider := _PROVIDERS[entry.backend], entry)
-            if other.digest != entry.digest:
+            earlier_entry = entries_by_provider.setdefault(provider := _PROVIDERS[entry.backend], entry)
+            if earlier_entry.digest != entry.digest:
                 raise InputError(
-                    f"{other.unit} and {entry.unit} of {manifest.model}@{manifest.version} are both for {provider}; "
-                    "ONNX Runtime takes the first on every machine; pull them into packages of their own, with one "
-                    "--target each"
+                    f"{earlier_entry.unit} and {entry.unit} of {manifest.model}@{manifest.version} are both for "
+                    f"{provider}; ONNX Runtime takes the first on every machine; pull them into packages of their own, "
+                    "with one --target each"
                 )
 
     def at(self, dest: Path, model: str) -> "PackagePlace":
@@ -101,48 +101,49 @@ class PackagePlace(SharedFolder):
         del keep  # every version stays
         manifest = located.manifest
         folder = self.dest / f"{self.model}-{manifest.version}{SUFFIX}"
-        staged = folder if folder.is_dir() else self.dest / f".enginesmith-staging-{folder.stem}"
+        staging = folder if folder.is_dir() else self.dest / f".enginesmith-staging-{folder.stem}"
         with reachable(f"writing {folder}"):
-            make_folder(staged)
+            make_folder(staging)
             pulled = [
-                download_best(item, lambda found: _bring(store, located, found, staged, fetcher)) for item in rankings
+                download_best(ranking, lambda resolution: _bring(store, located, resolution, staging, fetcher))
+                for ranking in rankings
             ]
-            self.layout.check(manifest, [item.engine for item in pulled])  # the best one may have been lost
+            self.layout.check(manifest, [engine.engine for engine in pulled])  # the best one may have been lost
             data = _write_manifest(located, pulled)
-            if staged == folder:
+            if staging == folder:
                 if not (folder / MANIFEST).is_file() or (folder / MANIFEST).read_bytes() != data:
                     raise InputError(f"{folder} has other engines; delete it, or give another --dest")
             else:
-                for path in staged.iterdir():  # of a process that was killed, for other machines
-                    if path.name not in {item.path.parent.name for item in pulled}:
+                for path in staging.iterdir():  # of a process that was killed, for other machines
+                    if path.name not in {engine.path.parent.name for engine in pulled}:
                         shutil.rmtree(path, ignore_errors=True)
-                write_whole(staged / MANIFEST, data)
-                staged.rename(folder)
+                write_whole(staging / MANIFEST, data)
+                staging.rename(folder)
                 sync_folder(self.dest)
-        ended = tuple(item.moved_to(folder / item.path.parent.name) for item in pulled)
-        whole = not any(item.resolution.lost for item in pulled)
-        return Placed(ended, folder, folder, "", staged != folder, digest_of_bytes(data), whole)
+        placed_engines = tuple(engine.moved_to(folder / engine.path.parent.name) for engine in pulled)
+        is_best = not any(engine.resolution.lost for engine in pulled)
+        return Placed(placed_engines, folder, folder, "", staging != folder, digest_of_bytes(data), is_best)
 
 
-def _bring(store: Store, located: Located, found: Resolution, place: Path, fetcher: BlobFetcher) -> Pulled:
+def _bring(store: Store, located: Located, resolution: Resolution, place: Path, fetcher: BlobFetcher) -> Pulled:
     """An engine in the folder of its variant."""
-    engine = found.chosen
+    engine = resolution.chosen
     name = f"{engine.target}-{engine.precision}"
-    return download_engine(store, located, found, place / name, fetcher, file=_MODEL_FILE)
+    return download_engine(store, located, resolution, place / name, fetcher, file=_MODEL_FILE)
 
 
 def _write_manifest(located: Located, pulled: Sequence[Pulled]) -> bytes:
     """The package's manifest, with its one component in it."""
     variants: dict[str, object] = {}
-    for item in pulled:
-        variants[item.path.parent.name] = {
-            "variant_directory": item.path.parent.name,
-            "ep": _PROVIDERS[item.engine.backend],
+    for engine in pulled:
+        variants[engine.path.parent.name] = {
+            "variant_directory": engine.path.parent.name,
+            "ep": _PROVIDERS[engine.engine.backend],
             "executor_info": {"ort": {"model_file": _MODEL_FILE}},
             "additional_metadata": {
-                "unit": item.engine.unit,
-                "status": item.engine.status,
-                "sha256": item.engine.digest,
+                "unit": engine.engine.unit,
+                "status": engine.engine.status,
+                "sha256": engine.engine.digest,
             },
         }
     manifest = located.manifest

@@ -42,11 +42,11 @@ class ProtoMessage:
 
     def messages(self, name: str) -> "list[ProtoMessage]":
         """The messages of a field."""
-        return [item for item in self.fields.get(name, ()) if isinstance(item, ProtoMessage)]
+        return [value for value in self.fields.get(name, ()) if isinstance(value, ProtoMessage)]
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The values of a field that are numbers from 0 on."""
-        return tuple(int(item) for item in self.fields.get(name, ()) if isinstance(item, str) and item.isdigit())
+        return tuple(int(value) for value in self.fields.get(name, ()) if isinstance(value, str) and value.isdigit())
 
 
 def write_message(fields: Mapping[str, Fields]) -> str:
@@ -62,17 +62,17 @@ def entries(values: Mapping[str, Field]) -> list[Field]:
 def _lines(fields: Mapping[str, Fields], indent: str) -> Iterator[str]:
     for name, value in fields.items():
         if isinstance(value, Sequence) and not isinstance(value, str):
-            plain = [item for item in value if not isinstance(item, Mapping)]
-            if len(plain) == len(value):
-                yield f"{indent}{name}: [{', '.join(map(_scalar, plain))}]"
+            scalars = [element for element in value if not isinstance(element, Mapping)]
+            if len(scalars) == len(value):
+                yield f"{indent}{name}: [{', '.join(map(_scalar, scalars))}]"
                 continue
-        for item in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
-            if isinstance(item, Mapping):
+        for element in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
+            if isinstance(element, Mapping):
                 yield f"{indent}{name} {{"
-                yield from _lines(item, f"{indent}  ")
+                yield from _lines(element, f"{indent}  ")
                 yield f"{indent}}}"
             else:
-                yield f"{indent}{name}: {_scalar(item)}"
+                yield f"{indent}{name}: {_scalar(element)}"
 
 
 def _scalar(value: str | int) -> str:
@@ -92,15 +92,15 @@ def _escaped(letter: str) -> str:
 def parse(text: str) -> ProtoMessage:
     """Read protobuf's text format. Raises ValueError, with the line."""
     tokens: list[tuple[str, int]] = []
-    place, end = 0, len(text.rstrip())
-    while place < end:
-        match = _TOKEN.match(text, place)
+    offset, end = 0, len(text.rstrip())
+    while offset < end:
+        match = _TOKEN.match(text, offset)
         if match is None:
-            if not re.sub(r"#[^\n]*", "", text[place:]).strip():
+            if not re.sub(r"#[^\n]*", "", text[offset:]).strip():
                 break
-            raise ValueError(f"line {text.count(chr(10), 0, place) + 1} cannot be read")
+            raise ValueError(f"line {text.count(chr(10), 0, offset) + 1} cannot be read")
         tokens.append((match[1], text.count("\n", 0, match.start(1)) + 1))
-        place = match.end()
+        offset = match.end()
     tokens.reverse()
     return _message(tokens, "", 0)
 
@@ -128,13 +128,13 @@ def _message(tokens: list[tuple[str, int]], closing: str, depth: int) -> ProtoMe
 def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str | ProtoMessage"]:
     if not tokens:
         raise ValueError(f"line {line}: a value is missing")
-    word, line = tokens.pop()
-    if word in _CLOSING:
-        return [_message(tokens, _CLOSING[word], depth + 1)]
-    if word != "[":
-        if word in "}>]:":
-            raise ValueError(f"line {line}: a value is missing before {word!r}")
-        return [word[1:-1] if word[0] in "\"'" else word]
+    lexeme, line = tokens.pop()
+    if lexeme in _CLOSING:
+        return [_message(tokens, _CLOSING[lexeme], depth + 1)]
+    if lexeme != "[":
+        if lexeme in "}>]:":
+            raise ValueError(f"line {line}: a value is missing before {lexeme!r}")
+        return [lexeme[1:-1] if lexeme[0] in "\"'" else lexeme]
     values: list[str | ProtoMessage] = []
     while tokens and tokens[-1][0] != "]":
         if tokens[-1][0] == ",":

@@ -140,27 +140,27 @@ class TritonPlace(SharedFolder):
 
     def description(self) -> Path | None:
         """The JSON of the version that is served."""
-        served = self.served()
-        return min((self.root / served).glob("*.json"), default=None) if served else None
+        version_number = self.served()
+        return min((self.root / version_number).glob("*.json"), default=None) if version_number else None
 
     def swap(
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
         self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
-        number, before = triton_version(located.manifest.version), self.served()
-        with self._leaving_nothing(number) if not before else nullcontext():
-            folder, staged = self.root / str(number), self.root / STAGING / str(number)
+        number, served_number = triton_version(located.manifest.version), self.served()
+        with self._leaving_nothing(number) if not served_number else nullcontext():
+            folder, staging = self.root / str(number), self.root / STAGING / str(number)
             with reachable(f"writing {self.root}"):
                 for path in (self.root, self.root / STAGING):
                     make_folder(path)
-                pulled = [self._bring(store, located, item, fetcher, len(rankings) == 1) for item in rankings]
-                if staged.is_dir():
-                    pulled = [self._gather(item, staged) for item in pulled]
+                pulled = [self._bring(store, located, ranking, fetcher, len(rankings) == 1) for ranking in rankings]
+                if staging.is_dir():
+                    pulled = [self._gather(engine, staging) for engine in pulled]
                 hints = ServingHints.of(located.manifest)
                 self._bring_labels(store, located.manifest, hints, pulled[0].path.parent, fetcher)
                 warmup = self._read_warmup(store, located.manifest, pulled[0].engine, fetcher)
-                files = [TritonFile(item.engine, item.path.name) for item in pulled]
+                files = [TritonFile(engine.engine, engine.path.name) for engine in pulled]
                 config = write_config(
                     self.model,
                     number,
@@ -171,12 +171,12 @@ class TritonPlace(SharedFolder):
                     warmup=warmup,
                     libraries=_list_libraries(pulled[0].engine, rankings[0].machine, folder),
                 )
-                swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
-            identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
-            ended = tuple(item.moved_to(folder) for item in pulled)
-            whole = not any(item.resolution.lost for item in ended)
-            previous = before if before != str(number) else ""
-            return Placed(ended, folder, self.root, previous, swapped, identity, whole)
+                is_swapped = self._switch(number, served_number, config, pulled[0].engine, warmup, keep)
+            identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled)])
+            placed_engines = tuple(engine.moved_to(folder) for engine in pulled)
+            is_best = not any(engine.resolution.lost for engine in placed_engines)
+            previous = served_number if served_number != str(number) else ""
+            return Placed(placed_engines, folder, self.root, previous, is_swapped, identity, is_best)
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:
@@ -186,26 +186,28 @@ class TritonPlace(SharedFolder):
             yield
         except BaseException:
             folder = self.root / str(number)
-            ours = [folder] if any(_is_described(file) for file in folder.glob("*.json")) else []
-            for path in (self.root / STAGING, self.root / WARMUP / str(number), *ours):
+            own_folders = [folder] if any(_is_described(file) for file in folder.glob("*.json")) else []
+            for path in (self.root / STAGING, self.root / WARMUP / str(number), *own_folders):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (self.root / WARMUP, self.root):
                 with suppress(OSError):  # it holds something else
                     path.rmdir()
             raise
 
-    def _bring(self, store: Store, located: Located, found: EngineRanking, fetcher: BlobFetcher, alone: bool) -> Pulled:
+    def _bring(
+        self, store: Store, located: Located, ranking: EngineRanking, fetcher: BlobFetcher, alone: bool
+    ) -> Pulled:
         """Download an engine of a version into a folder that no configuration names yet, or mend the one that is."""
 
         def download(resolution: Resolution) -> Pulled:
             engine = resolution.chosen
             stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
             number = str(triton_version(located.manifest.version))
-            here = self.root / number
-            place = here if _describes(here / f"{stem}.json", engine) else self.root / STAGING / number
-            return download_engine(store, located, resolution, place, fetcher, file=f"{stem}{file_suffix(engine)}")
+            folder = self.root / number
+            dest = folder if _describes(folder / f"{stem}.json", engine) else self.root / STAGING / number
+            return download_engine(store, located, resolution, dest, fetcher, file=f"{stem}{file_suffix(engine)}")
 
-        return download_best(found, download)
+        return download_best(ranking, download)
 
     def _bring_labels(
         self, store: Store, manifest: Manifest, hints: ServingHints, place: Path, fetcher: BlobFetcher
@@ -254,29 +256,29 @@ class TritonPlace(SharedFolder):
     ) -> bool:
         """Put warm-up files, the version and the configuration in their places, in this order; whether that changed
         anything. What goes is deleted before, since its absence would have the new version loaded twice."""
-        staged, folder = self.root / STAGING / str(number), self.root / str(number)
+        staging, folder = self.root / STAGING / str(number), self.root / str(number)
         self._prune(str(number), before, keep)
         if warmup:
             request = with_int8_states(make_request(engine))
-            batched = largest_batch(request) > 0
+            is_batched = largest_batch(request) > 0
             make_folder(self.root / WARMUP / str(number))
-            for name, data in warmup_files(request.inputs, warmup, batched).items():
+            for name, data in warmup_files(request.inputs, warmup, is_batched).items():
                 write_whole(self.root / WARMUP / str(number) / name, data)
-        new = staged.is_dir()
-        if new and folder.exists():
+        is_new = staging.is_dir()
+        if is_new and folder.exists():
             # Another engine of the version that is served: between two renames it is not there. Triton then keeps what
             # it has open, says that a load failed, and loads at the next look.
             folder.rename(self.root / STAGING / f"{number}-old")
-        if new:
-            staged.rename(folder)
+        if is_new:
+            staging.rename(folder)
             sync_folder(self.root)
-        changed = self._write_config(config.encode()) or new
+        is_changed = self._write_config(config.encode()) or is_new
         shutil.rmtree(self.root / STAGING, ignore_errors=True)
-        if changed:
+        if is_changed:
             # By the clock, which runs ahead of what the kernel notes of a rename: later than any time that was seen.
-            now = time.time_ns()
-            os.utime(self.root, ns=(now, now))
-        return changed
+            touched_ns = time.time_ns()
+            os.utime(self.root, ns=(touched_ns, touched_ns))
+        return is_changed
 
     def _write_config(self, data: bytes) -> bool:
         """Replace the configuration by one rename, out of the folder whose changes load nothing; whether it differs."""
@@ -293,17 +295,17 @@ class TritonPlace(SharedFolder):
         version_folders = [
             path for path in self.root.iterdir() if _NUMBER.fullmatch(path.name) and path.name != current
         ]
-        ours = [path for path in version_folders if any(_is_described(file) for file in path.glob("*.json"))]
-        ours.sort(key=lambda path: (path.name == before, path.stat().st_mtime), reverse=True)
-        for path in ours[keep:]:
-            for gone in (path, self.root / WARMUP / path.name):
-                shutil.rmtree(gone, ignore_errors=True)
+        own_folders = [path for path in version_folders if any(_is_described(file) for file in path.glob("*.json"))]
+        own_folders.sort(key=lambda path: (path.name == before, path.stat().st_mtime), reverse=True)
+        for path in own_folders[keep:]:
+            for folder in (path, self.root / WARMUP / path.name):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:
     """The paths of an engine's libraries for a machine, absolute: a relative one would be looked up by the loader."""
     platform, cuda = machine.platform or f"{sys.platform}-{this_kind().machine}", numbers(machine.cuda or "0")[0]
-    builds = (item.build_for(platform, cuda) for item in engine.requires if isinstance(item, Library))
+    builds = (need.build_for(platform, cuda) for need in engine.requires if isinstance(need, Library))
     return [str(folder.absolute() / build.sha256) for build in builds if build]
 
 

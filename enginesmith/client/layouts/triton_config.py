@@ -65,7 +65,7 @@ def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInp
         header = parse_json(stream.read(size), _MOST_HEADER)
         index = 0
         while warmup_inputs := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
-            if all(item.data for item in warmup_inputs.values()):
+            if all(warmup_input.data for warmup_input in warmup_inputs.values()):
                 return warmup_inputs
             index += 1
     return None
@@ -80,16 +80,17 @@ def _read_case(
         entry = header.get(f"{prefix}{spec.name}")
         if entry is None:
             return {}
-        item = decode(entry, _StoredTensor, spec.name)
-        shape, (first, last) = item.shape, item.data_offsets
-        if _TYPES.get(item.dtype) != spec.dtype:
+        tensor = decode(entry, _StoredTensor, spec.name)
+        shape, (first_byte, end_byte) = tensor.shape, tensor.data_offsets
+        if _TYPES.get(tensor.dtype) != spec.dtype:
             return {}
-        size, values, there = last - first, math.prod(shape), os.fstat(stream.fileno()).st_size
-        if size < 0 or begin + last > there or (size % values if values else size):
+        size, element_count, file_size = end_byte - first_byte, math.prod(shape), os.fstat(stream.fileno()).st_size
+        if size < 0 or begin + end_byte > file_size or (size % element_count if element_count else size):
             raise IntegrityError(
-                f"golden set: input {spec.name!r} of shape {list(shape)} lies from byte {first} to {last} of {there}"
+                f"golden set: input {spec.name!r} of shape {list(shape)} lies from byte {first_byte} to "
+                f"{end_byte} of {file_size}"
             )
-        stream.seek(begin + first)
+        stream.seek(begin + first_byte)
         warmup_inputs[spec.name] = WarmupInput(shape, stream.read(size))
     return warmup_inputs
 
@@ -173,14 +174,14 @@ class ServingHints(Excerpt):
         """Those of a version; the defaults where its spec has no such section."""
         return decode(manifest.spec.get("triton", {}), cls, "spec.triton")
 
-    def batching(self, asked: DynamicBatching | None) -> DynamicBatching | None:
+    def batching(self, options: DynamicBatching | None) -> DynamicBatching | None:
         """How requests are joined: as it was asked for, else as the spec says; None where neither wants it."""
         delay_us = self.max_queue_delay_us
-        if asked is None and delay_us is None and not self.preferred_batch_sizes:
+        if options is None and delay_us is None and not self.preferred_batch_sizes:
             return None
-        asked = asked or DynamicBatching()
-        delay_s = (delay_us or 0) / 1e6 if asked.max_queue_delay_s is None else asked.max_queue_delay_s
-        return replace(asked, max_queue_delay_s=delay_s)
+        options = options or DynamicBatching()
+        delay_s = (delay_us or 0) / 1e6 if options.max_queue_delay_s is None else options.max_queue_delay_s
+        return replace(options, max_queue_delay_s=delay_s)
 
 
 def label_source(output: str) -> str:
@@ -204,8 +205,10 @@ def find_unservable(entry: EngineEntry) -> str | None:
     request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
         return "its inputs and outputs are not on record, and Triton's configuration states them"
-    if other := next((spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TRITON_TYPES), None):
-        return f"{other.name!r} is {other.dtype}, a type that Triton does not support"
+    if odd_spec := next(
+        (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TRITON_TYPES), None
+    ):
+        return f"{odd_spec.name!r} is {odd_spec.dtype}, a type that Triton does not support"
     return None
 
 
@@ -231,14 +234,14 @@ def write_config(
     libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes on to the loader.
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
     """
-    requests = [with_int8_states(make_request(item.entry)) for item in files]
+    requests = [with_int8_states(make_request(file.entry)) for file in files]
     batching = hints.batching(batching)
-    configs = [_describe(item, request, batching, hints, number) for item, request in zip(files, requests, strict=True)]
+    configs = [_describe(file, request, batching, hints, number) for file, request in zip(files, requests, strict=True)]
     config = configs[0]
-    for item, other in zip(files[1:], configs[1:], strict=True):
-        if other != config:
+    for file, other_config in zip(files[1:], configs[1:], strict=True):
+        if other_config != config:
             raise InputError(
-                f"{item.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, and one "
+                f"{file.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, and one "
                 "configuration describes both; pull them into two folders"
             )
     config_fields: dict[str, Fields] = {"name": name, **config}
@@ -247,10 +250,10 @@ def write_config(
     if libraries:
         config_fields["model_operations"] = {"op_library_filename": list(libraries)}
     if warmup:
-        most = config["max_batch_size"]
+        max_batch = config["max_batch_size"]
         sizes = [0]
-        if isinstance(most, int) and most:  # one sample, and what each profile is tuned for
-            sizes = sorted({1, *(min(size, most) for size in _tuned_sizes(requests[0]))})
+        if isinstance(max_batch, int) and max_batch:  # one sample, and what each profile is tuned for
+            sizes = sorted({1, *(min(size, max_batch) for size in _tuned_sizes(requests[0]))})
         config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
     return f"{HEADER}\n{write_message(config_fields)}"
 
@@ -269,54 +272,54 @@ def largest_batch(request: BuildRequest) -> int:
     Where it is 0 the batch is an axis like others.
     """
     tensors = (*request.inputs, *request.outputs)
-    places = {axis for spec in tensors for axis, dim in enumerate(spec.shape) if dim == BATCH}
-    first = all(spec.shape and spec.shape[0] == BATCH for spec in tensors)
-    if not first or places != {0} or not request.profiles:
+    batch_axes = {axis for spec in tensors for axis, dim in enumerate(spec.shape) if dim == BATCH}
+    is_leading = all(spec.shape and spec.shape[0] == BATCH for spec in tensors)
+    if not is_leading or batch_axes != {0} or not request.profiles:
         return 0
-    ends = sorted((low[0], high[0]) for profile in request.profiles for _, low, _, high in profile.inputs)
-    gaps = any(after[0] > before[1] + 1 for before, after in pairwise(ends))
-    top = max(high for _, high in ends)
-    return top if ends[0][0] == 1 and top > 1 and not gaps else 0
+    batch_ranges = sorted((low[0], high[0]) for profile in request.profiles for _, low, _, high in profile.inputs)
+    has_gaps = any(upper[0] > lower[1] + 1 for lower, upper in pairwise(batch_ranges))
+    largest = max(high for _, high in batch_ranges)
+    return largest if batch_ranges[0][0] == 1 and largest > 1 and not has_gaps else 0
 
 
 def _describe(
-    item: TritonFile, request: BuildRequest, batching: DynamicBatching | None, hints: ServingHints, number: int
+    file: TritonFile, request: BuildRequest, batching: DynamicBatching | None, hints: ServingHints, number: int
 ) -> dict[str, Fields]:
     """The fields that engines of one configuration share. number: of the version, for the files of class names."""
-    backend, platform = _OPENED_BY[item.entry.backend]
-    most = largest_batch(request)
-    if batching and not most:
+    backend, platform = _OPENED_BY[file.entry.backend]
+    max_batch = largest_batch(request)
+    if batching and not max_batch:
         raise InputError(
-            f"{item.entry.unit}: requests cannot be joined, because axis 0 of its inputs and outputs is not a dim "
+            f"{file.entry.unit}: requests cannot be joined, because axis 0 of its inputs and outputs is not a dim "
             f"{BATCH!r} of sizes from 1 on; leave out --max-batch-size and --max-queue-delay, or what the section "
             "triton of its spec says of batches"
         )
     if batching and batching.max_batch_size is not None:
-        if batching.max_batch_size > most:
+        if batching.max_batch_size > max_batch:
             raise InputError(
-                f"{item.entry.unit}: max_batch_size {batching.max_batch_size} is beyond its largest batch, {most}; ask "
-                f"for {most} or less, or build it with a larger dims.{BATCH}.max"
+                f"{file.entry.unit}: max_batch_size {batching.max_batch_size} is beyond its largest batch, "
+                f"{max_batch}; ask for {max_batch} or less, or build it with a larger dims.{BATCH}.max"
             )
-        most = batching.max_batch_size
-    fixed = _fixed_sizes(request)
-    config_fields: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": most}
+        max_batch = batching.max_batch_size
+    fixed_dims = _fixed_sizes(request)
+    config_fields: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": max_batch}
     labels = {name: {"label_filename": label_file(number, name, hints)} for name in hints.labels}
-    config_fields["input"] = [_describe_tensor(spec, fixed, bool(most)) for spec in request.inputs]
+    config_fields["input"] = [_describe_tensor(spec, fixed_dims, bool(max_batch)) for spec in request.inputs]
     config_fields["output"] = [
-        {**_describe_tensor(spec, fixed, bool(most)), **labels.get(spec.name, {})} for spec in request.outputs
+        {**_describe_tensor(spec, fixed_dims, bool(max_batch)), **labels.get(spec.name, {})} for spec in request.outputs
     ]
     if batching:
         # Triton's documentation advises preferred sizes for plans of several profiles alone ("Dynamic Batcher").
-        tuned = _tuned_sizes(request) if platform == _PLAN and len(request.profiles) > 1 else ()
-        preferred = hints.preferred_batch_sizes or tuned
-        sizes = sorted({size for size in preferred if size <= most})
+        tuned_sizes = _tuned_sizes(request) if platform == _PLAN and len(request.profiles) > 1 else ()
+        preferred_sizes = hints.preferred_batch_sizes or tuned_sizes
+        sizes = sorted({size for size in preferred_sizes if size <= max_batch})
         delay_us = round((batching.max_queue_delay_s or 0.0) * 1e6)
         config_fields["dynamic_batching"] = {
             **({"preferred_batch_size": sizes} if sizes else {}),
             "max_queue_delay_microseconds": delay_us,
         }
-    config_fields["instance_group"] = [_instances(item.entry, platform, len(request.profiles), hints.instances)]
-    if item.entry.backend == _BY_PROVIDER:
+    config_fields["instance_group"] = [_instances(file.entry, platform, len(request.profiles), hints.instances)]
+    if file.entry.backend == _BY_PROVIDER:
         config_fields["optimization"] = {
             "execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}
         }
@@ -328,8 +331,8 @@ def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
     sizes: dict[str, set[int]] = {}
     shapes = {spec.name: spec.shape for spec in request.inputs}
     for name, low, _, high in (ranges for profile in request.profiles for ranges in profile.inputs):
-        for dim, least, most in zip(shapes[name], low, high, strict=True):
-            sizes.setdefault(str(dim), set()).update((least, most))
+        for dim, smallest, largest in zip(shapes[name], low, high, strict=True):
+            sizes.setdefault(str(dim), set()).update((smallest, largest))
     return {dim: min(dim_sizes) for dim, dim_sizes in sizes.items() if len(dim_sizes) == 1 and PLUS not in dim}
 
 
@@ -360,11 +363,11 @@ def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
     """The file of a single engine, or one for each compute capability."""
     if len(files) == 1:
         return {"default_model_filename": files[0].file}
-    named = {item.capability: item.file for item in files}
-    if "" in named or len(named) < len(files):
-        units = ", ".join(item.entry.unit for item in files)
+    files_by_capability = {file.capability: file.file for file in files}
+    if "" in files_by_capability or len(files_by_capability) < len(files):
+        units = ", ".join(file.entry.unit for file in files)
         raise InputError(f"Triton chooses by compute capability, which tells {units} not apart; pull one of them")
-    return {"cc_model_filenames": entries(dict(sorted(named.items())))}
+    return {"cc_model_filenames": entries(dict(sorted(files_by_capability.items())))}
 
 
 def _tuned_sizes(request: BuildRequest) -> set[int]:
@@ -376,11 +379,11 @@ def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str
     """A warm-up request. size: of its batch; 0 where the batch is no axis of its own."""
 
     def write(index: int, spec: TensorSpec) -> Iterator[tuple[str, Field]]:
-        item = warmup[spec.name].first_row() if size else warmup[spec.name]
-        where = f"{number}/input{index}"
-        dims = list(item.shape) or [1]
-        yield spec.name, {"data_type": Word(_TRITON_TYPES[spec.dtype]), "dims": dims, "input_data_file": where}
+        warmup_input = warmup[spec.name].first_row() if size else warmup[spec.name]
+        file_name = f"{number}/input{index}"
+        dims = list(warmup_input.shape) or [1]
+        yield spec.name, {"data_type": Word(_TRITON_TYPES[spec.dtype]), "dims": dims, "input_data_file": file_name}
 
-    named = dict(pair for index, spec in enumerate(inputs) for pair in write(index, spec))
+    input_fields = dict(pair for index, spec in enumerate(inputs) for pair in write(index, spec))
     name = f"golden inputs, batch {size}" if size else "golden inputs"
-    return {"name": name, "batch_size": size or 1, "inputs": entries(named)}
+    return {"name": name, "batch_size": size or 1, "inputs": entries(input_fields)}

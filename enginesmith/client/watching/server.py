@@ -51,12 +51,12 @@ def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdou
     """What a command line printed, and why it failed, '' if it did not. All that it started is killed at the limit."""
     environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
     try:
-        done = run_command(shlex.split(line), timeout_s, environment=environment, stdout=stdout)
+        process = run_command(shlex.split(line), timeout_s, environment=environment, stdout=stdout)
     except subprocess.TimeoutExpired:
         return b"", f"{what} took over {timeout_s:g} s and was killed"
     except OSError as error:
         return b"", f"{what} cannot be started: {error.strerror}"
-    return done.stdout or b"", f"{what} ended with {done.returncode}" if done.returncode else ""
+    return process.stdout or b"", f"{what} ended with {process.returncode}" if process.returncode else ""
 
 
 def _check_url(url: str, what: str) -> None:
@@ -217,8 +217,8 @@ def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> No
 
 def pause_s(interval_s: float, failures: int) -> float:
     """Seconds to wait after a look; failures: how many looks failed since the last good one."""
-    backed_off = interval_s * min(2.0 ** min(failures, 16), MOST_INTERVALS)
-    return backed_off * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
+    delay_s = interval_s * min(2.0 ** min(failures, 16), MOST_INTERVALS)
+    return delay_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
 
 
 # Reports to a rollout what this node serves, and whether it is well: one small document, written seldom.
@@ -255,8 +255,8 @@ class ReportUrl:
         headers = {**_JSON, **({"Authorization": f"Bearer {token}"} if token else {})}
         answer, failure = _ask(self.url, self.timeout_s, "the report URL", sent.to_bytes(), headers)
         if failure:
-            why = answer[:_MOST_WHY].decode(errors="replace").strip()
-            raise UnavailableError(f"{failure}: {why}" if why else failure)
+            answer_text = answer[:_MOST_WHY].decode(errors="replace").strip()
+            raise UnavailableError(f"{failure}: {answer_text}" if answer_text else failure)
 
 
 class Reporter:
@@ -308,8 +308,8 @@ class Reporter:
     def _report(
         self, locator: VersionLocator, rollout: Rollout, facts: Mapping[str, str] | None, error: EnginesmithError | None
     ) -> None:
-        node, now = locator.node, self._clock()
-        if node is None or now < self._silent_until:
+        node, now_s = locator.node, self._clock()
+        if node is None or now_s < self._silent_until:
             return
         if not (rollout.serves(node) and reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm)):
             return
@@ -317,7 +317,7 @@ class Reporter:
         if answer is None:
             return
         failure, health = answer
-        time_ = format_time(datetime.fromtimestamp(now, UTC))
+        time_ = format_time(datetime.fromtimestamp(now_s, UTC))
         report = NodeReport(
             node.name,
             node.region,
@@ -332,35 +332,39 @@ class Reporter:
         key = report_key(rollout.model, rollout.channel, rollout.id, node.name)
         if key != self._key:
             self._key, self._last, self._written, self._at = key, None, b"", 0.0
-        if self._is_due(report, now):
-            sent = SentReport(rollout.model, rollout.channel, rollout.id, report, node.labels)
-            self._send(locator.store, key, sent, now)
+        if self._is_due(report, now_s):
+            sent_report = SentReport(rollout.model, rollout.channel, rollout.id, report, node.labels)
+            self._send(locator.store, key, sent_report, now_s)
 
     def _judge(
-        self, wanted: str, facts: Mapping[str, str] | None, error: EnginesmithError | None
+        self, version: str, facts: Mapping[str, str] | None, error: EnginesmithError | None
     ) -> tuple[Failure, HealthAnswer] | None:
-        """How this node is; None where nothing can be said yet. wanted: the version that the rollout brings."""
-        if facts is None or facts["version"] != wanted:
+        """How this node is; None where nothing can be said yet. version: the one that the rollout brings."""
+        if facts is None or facts["version"] != version:
             return ("pull", HealthAnswer(str(error))) if error else None
         if isinstance(error, HookFailed):
             return "hook", HealthAnswer(str(error))
         answer = self._health(facts) if self._health else HealthAnswer()
         if not answer.failure:
             return "", answer
-        starting = self._clock() < self._swapped_at + self._grace_s
-        return None if starting else ("unhealthy", answer)
+        is_starting = self._clock() < self._swapped_at + self._grace_s
+        return None if is_starting else ("unhealthy", answer)
 
     def _is_due(self, report: NodeReport, now: float) -> bool:
-        last = self._last
-        if last is None:
+        last_report = self._last
+        if last_report is None:
             return True
-        changed = (report.version, report.failure, report.errors) != (last.version, last.failure, last.errors)
-        return now - self._at >= (LEAST_S if changed else HEARTBEAT_S)
+        is_changed = (report.version, report.failure, report.errors) != (
+            last_report.version,
+            last_report.failure,
+            last_report.errors,
+        )
+        return now - self._at >= (LEAST_S if is_changed else HEARTBEAT_S)
 
     def _send(self, store: Store, key: str, sent: SentReport, now: float) -> None:
-        last, report = self._last, sent.report
-        if last and (last.version, last.failure) == (report.version, report.failure):
-            report = replace(report, since=last.since)
+        last_report, report = self._last, sent.report
+        if last_report and (last_report.version, last_report.failure) == (report.version, report.failure):
+            report = replace(report, since=last_report.since)
         if self._url:
             self._url.send(replace(sent, report=report))
         else:

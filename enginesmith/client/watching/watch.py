@@ -95,39 +95,39 @@ class TrustRecheck:
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
-                mark = self._place.file("distrusted")
-                raise UntrustedError(f"{reason}\n{mark} stays there until that changes") from error
+                mark_path = self._place.file("distrusted")
+                raise UntrustedError(f"{reason}\n{mark_path} stays there until that changes") from error
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
         """The manifest, from the registry, of the version that the description of what is served names."""
-        place = self._place.file("lock").parent
-        with reachable(f"reading {place}"):
+        folder = self._place.file("lock").parent
+        with reachable(f"reading {folder}"):
             path = self._place.description()
             data = path.read_bytes() if path else b""
         try:
-            served = parse_as(data, _MAX_BYTES, _Served)
+            description = parse_as(data, _MAX_BYTES, _Served)
         except IntegrityError as error:
             raise IntegrityError(
-                f"{place} has no description that can be read ({error}), so nobody knows what is served; delete "
+                f"{folder} has no description that can be read ({error}), so nobody knows what is served; delete "
                 f"{self._place.served()} there, and it is made anew"
             ) from error
-        manifest = lookup.load(store, served.model, served.version)
-        if manifest.digest != served.manifest:
+        manifest = lookup.load(store, description.model, description.version)
+        if manifest.digest != description.manifest:
             raise IntegrityError(
-                f"{path} is of {served.model}@{served.version} with manifest {served.manifest}, and that is now "
-                f"{manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
+                f"{path} is of {description.model}@{description.version} with manifest {description.manifest}, and "
+                f"that is now {manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
             )
         return manifest
 
     def _write_mark(self, content: bytes | None) -> None:
         """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
-        before, mark = None, self._place.file("distrusted")
+        present_content, mark_path = None, self._place.file("distrusted")
         with suppress(OSError):
-            before = mark.read_bytes()
-        if content != before:
-            with reachable(f"writing {mark}"):
-                write_whole(mark, content) if content is not None else mark.unlink(missing_ok=True)
+            present_content = mark_path.read_bytes()
+        if content != present_content:
+            with reachable(f"writing {mark_path}"):
+                write_whole(mark_path, content) if content is not None else mark_path.unlink(missing_ok=True)
 
 
 # Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
@@ -164,8 +164,8 @@ class Swap:
 
     def facts(self) -> dict[str, str]:
         """The facts that hooks get, as text by name."""
-        own = ("swapped", "origin", "identity")
-        return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name not in own}
+        omitted_names = ("swapped", "origin", "identity")
+        return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name not in omitted_names}
 
 
 class ChannelWatcher:
@@ -233,8 +233,8 @@ class ChannelWatcher:
                 raise
             text = str(error)
             if text != self._complaint:
-                served = self._place.served()
-                self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
+                folder = self._place.served()
+                self._say(f"{text}\n{f'keeping {folder}' if folder else 'nothing is served yet'}")
                 self._complaint = text
             return False
         self._complaint = ""
@@ -242,8 +242,8 @@ class ChannelWatcher:
 
     def _ends(self, error: EnginesmithError) -> bool:
         """Whether an error will not pass by itself, and nothing was served before it."""
-        wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
-        return wrong and self.served is None
+        is_wrong_input = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
+        return is_wrong_input and self.served is None
 
     def look(self) -> Swap:
         """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
@@ -259,9 +259,9 @@ class ChannelWatcher:
 
     def _report(self, locator: VersionLocator, error: EnginesmithError | None) -> None:
         if self._reporter:
-            followed = self._followed if error is None else None
+            channel = self._followed if error is None else None
             facts = self.served.facts() if self.served else None
-            self._reporter.look(locator, self._reference, followed, facts, error)
+            self._reporter.look(locator, self._reference, channel, facts, error)
 
     def _try(self, locator: VersionLocator) -> Swap:
         try:
@@ -285,9 +285,9 @@ class ChannelWatcher:
         if self._leads_as_before(channel, locator):
             self._followed = channel
         if channel != self._followed or self.served is None or not self._is_there():
-            self.served, whole = self._serve(locator.store, locator.locate_in(channel, self._reference))
+            self.served, is_best = self._serve(locator.store, locator.locate_in(channel, self._reference))
             # Last, so that whatever fails is tried again, as is an engine that was lost.
-            self._followed = channel if whole else None
+            self._followed = channel if is_best else None
         return self.served
 
     def _is_there(self) -> bool:
@@ -305,35 +305,35 @@ class ChannelWatcher:
         if previous_channel is None:
             return False
         move = channel.served_to(node)
-        same = previous_channel.snapshots.get(move.manifest) == channel.snapshots.get(move.manifest)
-        return same and previous_channel.served_to(node) == move
+        is_same_snapshot = previous_channel.snapshots.get(move.manifest) == channel.snapshots.get(move.manifest)
+        return is_same_snapshot and previous_channel.served_to(node) == move
 
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
         located, rankings = rank_each(store, located, self._machines, self._policy, self._layout, sure=False)
         placed = self._place.swap(store, located, rankings, self._fetcher(), self._keep)
-        first = placed.pulled[0]
+        engine = placed.pulled[0]
         swap = Swap(
             model=located.manifest.model,
             version=located.manifest.version,
             channel=str(self._reference.channel),
-            digest=str(first.engine.digest),
+            digest=str(engine.engine.digest),
             folder=placed.folder,
-            engine=placed.folder / first.path.name,
-            description=placed.folder / first.description.name,
+            engine=placed.folder / engine.path.name,
+            description=placed.folder / engine.description.name,
             current=placed.current,
             previous=placed.previous,
             swapped=placed.swapped,
-            origin=first.origin,
+            origin=engine.origin,
             identity=placed.identity,
         )
         with reachable(f"reading {swap.folder}"):
             self._files = placed_files(self._place, swap.folder)
         self._trust_recheck.note_served(self._place.served(), located.manifest, located.documents)
         if swap.swapped:
-            units = ", ".join(f"{item.engine.unit} ({item.origin})" for item in placed.pulled)
+            units = ", ".join(f"{pulled.engine.unit} ({pulled.origin})" for pulled in placed.pulled)
             self._say(f"{swap.model}:{swap.channel} now serves version {swap.version}: {units}")
-            for line in (line for item in placed.pulled for line in item.warnings):
+            for line in (line for pulled in placed.pulled for line in pulled.warnings):
                 self._say(line)
         return swap, placed.whole
 
@@ -398,8 +398,8 @@ class GroupWatcher:
 
     def _look(self) -> bool:
         """Look at each channel, and report errors; whether there were none."""
-        looked = [watcher.try_look() for watcher in self._watchers]
-        return all(looked)
+        successes = [watcher.try_look() for watcher in self._watchers]
+        return all(successes)
 
     def _alone(self) -> ExitStack:
         """Be the one process that writes at the places. Raises UnavailableError where another one is."""
