@@ -148,8 +148,8 @@ def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, r
     try:
         answer = function(**arrays)
     except Exception as error:
-        where = place(error, root)
-        raise DataError(f"function {name!r} failed{f' at {where}' if where else ''}: {reason(error)}") from error
+        location = place(error, root)
+        raise DataError(f"function {name!r} failed{f' at {location}' if location else ''}: {reason(error)}") from error
     if not isinstance(answer, Mapping):
         raise DataError(f"function {name!r} returned a {type(answer).__name__}; return a dict with an array per output")
     try:

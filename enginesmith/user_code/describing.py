@@ -60,8 +60,8 @@ def describe_program(exported: "torch.export.ExportedProgram", outputs: Sequence
             raise ModelError(f"input {node.name!r} is {value!r} and no tensor; export the program with tensors only")
         shape = tuple(size if isinstance(size, int) else _axis(size, exported, ranges) for size in value.shape)
         inputs.append(SeenInput(node.name, str(value.dtype).removeprefix("torch."), shape, "the program"))
-    called = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
-    is_heavy = any(part in name for name in called for part in _HEAVY)
+    operator_names = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
+    is_heavy = any(keyword in name for name in operator_names for keyword in _HEAVY)
     return SeenModel(tuple(inputs), tuple(outputs), ranges, is_heavy)
 
 
@@ -73,8 +73,8 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
     name = str(symbol)
     if (value_range := exported.range_constraints.get(symbol)) is not None:
         # The greatest size may be an infinity, or a number that stands for one.
-        bounded = value_range.upper.is_finite and value_range.upper < sys.maxsize - 1
-        ranges[name] = int(value_range.lower), int(value_range.upper) if bounded else None
+        is_bounded = value_range.upper.is_finite and value_range.upper < sys.maxsize - 1
+        ranges[name] = int(value_range.lower), int(value_range.upper) if is_bounded else None
     return name
 
 
@@ -89,70 +89,70 @@ def describe_module(
     """
     import torch
 
-    heavy = (torch.nn.Linear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
-    is_heavy = any(isinstance(part, heavy) or "Conv" in type(part).__name__ for part in module.modules())
+    classes = (torch.nn.Linear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
+    is_heavy = any(isinstance(layer, classes) or "Conv" in type(layer).__name__ for layer in module.modules())
     parameters = inspect.signature(module.forward).parameters.values()
-    parameter_names = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
-    needed = [item.name for item in parameters if item.name in parameter_names and item.default is item.empty]
+    parameter_names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needs = [p.name for p in parameters if p.name in parameter_names and p.default is p.empty]
     if not parameter_names:
         raise ModelError(f"{entry[0]}: the model is called as forward() without named inputs; give its inputs names")
     example = _find_example(root, entry, parameter_names)
     if example is not None:
         name, tensors = example
         # One leading size for all is the batch's; several are what they are.
-        one = len({value.shape[0] for value in tensors.values() if value.ndim}) == 1
+        is_batched = len({value.shape[0] for value in tensors.values() if value.ndim}) == 1
         inputs = tuple(
             SeenInput(
                 key,
                 str(value.dtype).removeprefix("torch."),
-                ("batch", *value.shape[1:]) if one and value.ndim else tuple(value.shape),
+                ("batch", *value.shape[1:]) if is_batched and value.ndim else tuple(value.shape),
                 f"{name}()",
             )
             for key, value in tensors.items()
         )
         return SeenModel(inputs, is_heavy=is_heavy)
-    needed = [name for name in parameter_names if name in needed or name in requests]
-    optional = [name for name in parameter_names if name not in needed] if needed else parameter_names[1:]
-    notes = (f"inputs that forward() has defaults for are left out: {', '.join(optional)}",) if optional else ()
-    dtype, shape, why = _first_layer(module)
+    needs = [name for name in parameter_names if name in needs or name in requests]
+    options = [name for name in parameter_names if name not in needs] if needs else parameter_names[1:]
+    notes = (f"inputs that forward() has defaults for are left out: {', '.join(options)}",) if options else ()
+    dtype, shape, origin = _first_layer(module)
     # One layer says what one input is; token ids, their mask and their types are alike.
-    if len(needed) > 1 and dtype != "int64":
-        dtype, shape, why = "", None, "the inputs are several, and no layer says which is which"
-    any_rank = why.endswith((": Linear", ": LayerNorm"))
-    inputs = tuple(SeenInput(name, dtype, shape, why, any_rank) for name in needed or parameter_names[:1])
+    if len(needs) > 1 and dtype != "int64":
+        dtype, shape, origin = "", None, "the inputs are several, and no layer says which is which"
+    any_rank = origin.endswith((": Linear", ": LayerNorm"))
+    inputs = tuple(SeenInput(name, dtype, shape, origin, any_rank) for name in needs or parameter_names[:1])
     return SeenModel(inputs, is_heavy=is_heavy, notes=notes)
 
 
 def _find_example(
-    root: Path, entry: tuple[str, str], names: Sequence[str]
+    root: Path, entry: tuple[str, str], input_names: Sequence[str]
 ) -> tuple[str, dict[str, "torch.Tensor"]] | None:
     """The function that gives an example, and its tensors by input."""
     file, module = entry
-    loaded = sys.modules.get(module or Path(file).stem)
-    name = next((name for name in EXAMPLES if callable(getattr(loaded, name, None))), None)
+    loaded_module = sys.modules.get(module or Path(file).stem)
+    name = next((name for name in EXAMPLES if callable(getattr(loaded_module, name, None))), None)
     if name is None:
         return None
     example = call_entry_point(root, file, name, {}, module)
     try:
-        return name, _by_name(next(example) if isinstance(example, Iterator) else example, names)
+        return name, _by_name(next(example) if isinstance(example, Iterator) else example, input_names)
     except Exception as error:
-        remedy = f"give a dict of tensors by name, or a tuple in the order of {', '.join(names)}"
+        remedy = f"give a dict of tensors by name, or a tuple in the order of {', '.join(input_names)}"
         raise ModelError(f"{root / file}: {name}() gives no inputs: {reason(error)}; {remedy}") from error
 
 
-def _by_name(given: object, names: Sequence[str]) -> dict[str, "torch.Tensor"]:
+def _by_name(example: object, input_names: Sequence[str]) -> dict[str, "torch.Tensor"]:
     """Raises TypeError, ValueError or RuntimeError for what are no inputs."""
     import torch
 
-    if isinstance(given, Mapping):
-        tensors = {str(name): torch.as_tensor(value) for name, value in given.items()}
+    if isinstance(example, Mapping):
+        tensors = {str(name): torch.as_tensor(value) for name, value in example.items()}
     else:
-        values = given if isinstance(given, list | tuple) else [given]
-        if len(values) > len(names):
+        values = example if isinstance(example, list | tuple) else [example]
+        if len(values) > len(input_names):
             raise ValueError(f"{len(values)} values")
-        tensors = {name: torch.as_tensor(value) for name, value in zip(names, values, strict=False)}
-    if not tensors or (unknown := [name for name in tensors if name not in names]):
-        raise ValueError(f"names {', '.join(unknown) if tensors else 'none'}")
+        tensors = {name: torch.as_tensor(value) for name, value in zip(input_names, values, strict=False)}
+    if not tensors or (unknown_names := [name for name in tensors if name not in input_names]):
+        raise ValueError(f"names {', '.join(unknown_names) if tensors else 'none'}")
     return tensors
 
 

@@ -44,9 +44,9 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
     """
     folders = _search_folders(root, entry, module)
     source_paths: set[Path] = set()
-    waiting = [entry, *(_module_files(root, module) if module else ())]
-    while waiting:
-        path = waiting.pop()
+    waiting_files = [entry, *(_module_files(root, module) if module else ())]
+    while waiting_files:
+        path = waiting_files.pop()
         file = path.resolve()
         if not file.is_relative_to(root.resolve()):
             raise ModelError(
@@ -56,7 +56,7 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
             raise ModelError(f"source file {str(path)!r} does not exist; correct source.torch in the spec")
         if file not in source_paths:
             source_paths.add(file)
-            waiting += _local_imports(file, folders)
+            waiting_files += _local_imports(file, folders)
     return tuple(sorted(source_paths))
 
 
@@ -67,14 +67,14 @@ def missing_function(file: Path, function: str) -> str:
     """
     tree = _parse(file)
     nodes = list(ast.walk(tree))
-    named = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    named |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
-    named |= {name.asname or name.name.partition(".")[0] for name in imported}
-    if function in named or named & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
+    symbols = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    symbols |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    aliases = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    symbols |= {name.asname or name.name.partition(".")[0] for name in aliases}
+    if function in symbols or symbols & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
         return ""
-    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+    function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
     return f"{file} has no function {function!r}; {hint}"
 
 
@@ -94,14 +94,14 @@ def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, .
     root, entry, module: as for `source_files`. What such a package imports in its turn stays unseen.
     """
     folders = _search_folders(root, entry, module)
-    names: set[str] = set()
+    packages: set[str] = set()
     for node in (node for file in source_files(root, entry, module) for node in ast.walk(_parse(file))):
         if isinstance(node, ast.Import):
-            names |= {name.name.partition(".")[0] for name in node.names}
+            packages |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    local = {name for name in names if any(any(_module_files(folder, name)) for folder in folders)}
-    return tuple(sorted(names - local - sys.stdlib_module_names))
+            packages.add(node.module.partition(".")[0])
+    local_packages = {name for name in packages if any(any(_module_files(folder, name)) for folder in folders)}
+    return tuple(sorted(packages - local_packages - sys.stdlib_module_names))
 
 
 def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
@@ -112,17 +112,17 @@ def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom):
             # `from a import b` may mean the module a.b, or something inside module a.
             prefix = f"{node.module}." if node.module else ""
-            names = [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
-            bases = file.parents[node.level - 1 : node.level] if node.level else folders
-            yield from (path for base in bases for name in names for path in _module_files(base, name))
+            modules = [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
+            search_folders = file.parents[node.level - 1 : node.level] if node.level else folders
+            yield from (path for root in search_folders for name in modules for path in _module_files(root, name))
 
 
 def _module_files(folder: Path, dotted: str) -> Iterator[Path]:
     """The files that importing a dotted name from a folder would run: each package on the way, and the module."""
-    place = folder
-    for part in dotted.split("."):
-        place = place / part
-        yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
+    path = folder
+    for segment in dotted.split("."):
+        path = path / segment
+        yield from (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
 
 
 def _parse(file: Path) -> ast.Module:
@@ -152,32 +152,32 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        failed = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
+        complaint = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
         if isinstance(error, ImportError) and "relative import" in str(error) and not module:
-            dotted = ".".join(Path(file).with_suffix("").parts)
-            failed += f"; name it as a module of its package, {dotted}:{function}"
-        raise ModelError(failed) from error
+            dotted_name = ".".join(Path(file).with_suffix("").parts)
+            complaint += f"; name it as a module of its package, {dotted_name}:{function}"
+        raise ModelError(complaint) from error
 
 
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
     """Import a file and return its function; inside `importing_from`. Arguments as of `call_entry_point`. Raises
     ModelError where there is none, and whatever importing it raises."""
-    loaded = _import(root / file, module)
-    callee = getattr(loaded, function, None)
+    loaded_module = _import(root / file, module)
+    callee = getattr(loaded_module, function, None)
     if not callable(callee):
-        own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
-        hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
-        raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
-    checked: Callable[..., Any] = callee
-    return checked
+        function_names = [name for name, value in vars(loaded_module).items() if inspect.isfunction(value)]
+        hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
+        raise ModelError(f"{loaded_module.__file__} has no function {function!r}; {hint}")
+    entry_function: Callable[..., Any] = callee
+    return entry_function
 
 
-def _check_call(found: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
+def _check_call(callee: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
     """Raise ModelError for what is a model itself, and for arguments that do not fit."""
-    if hasattr(found, "forward") and not inspect.isclass(found):
+    if hasattr(callee, "forward") and not inspect.isclass(callee):
         raise ModelError(f"{where} is a model and no function; write a function that returns it, and name that")
     try:
-        parameters = inspect.signature(found)
+        parameters = inspect.signature(callee)
     except (ValueError, TypeError):  # written in C
         return
     try:
@@ -195,21 +195,27 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
     Python would silently take that one.
     """
     folders, files = _search_folders(root, root / file, module), source_files(root, root / file, module)
-    for own in files:
-        named = own.parent if own.name == "__init__.py" else own
-        if named.parent in folders and named.stem in sys.modules:
-            raise ModelError(f"{own} has the name of {named.stem!r}, a module that is loaded already; rename the file")
-    path, writes, finder = list(sys.path), sys.dont_write_bytecode, FindIn([str(folder) for folder in folders])
+    for source_file in files:
+        module_path = source_file.parent if source_file.name == "__init__.py" else source_file
+        if module_path.parent in folders and module_path.stem in sys.modules:
+            raise ModelError(
+                f"{source_file} has the name of {module_path.stem!r}, a module that is loaded already; rename the file"
+            )
+    path, bytecode_setting, finder = (
+        list(sys.path),
+        sys.dont_write_bytecode,
+        FindIn([str(folder) for folder in folders]),
+    )
     sys.path[:0] = [str(folder) for folder in folders]
     sys.meta_path.insert(0, finder)
     sys.dont_write_bytecode = True
     try:
         yield
     finally:
-        sys.path[:], sys.dont_write_bytecode = path, writes
+        sys.path[:], sys.dont_write_bytecode = path, bytecode_setting
         sys.meta_path.remove(finder)
-        for name, loaded in list(sys.modules.items()):
-            source = getattr(loaded, "__file__", None)
+        for name, loaded_module in list(sys.modules.items()):
+            source = getattr(loaded_module, "__file__", None)
             if source is not None and Path(source).resolve() in files:
                 del sys.modules[name]
 
@@ -220,10 +226,10 @@ def _import(entry: Path, module: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(entry.stem, entry)
     if spec is None or spec.loader is None:
         raise ModelError(f"{entry} is not a Python file; its name must end in .py")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[entry.stem] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
+    loaded_module = importlib.util.module_from_spec(spec)
+    sys.modules[entry.stem] = loaded_module
+    spec.loader.exec_module(loaded_module)
+    return loaded_module
 
 
 def place(error: BaseException, root: Path) -> str:
@@ -278,9 +284,9 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
     except Exception as error:  # pickle's errors and torch's share no base class
         if "TorchScript" in str(error):
             raise ModelError(f"{path} is a TorchScript program and no state dict; {_REMEDY}") from error
-        if needed := _GLOBAL.search(str(error)):
-            what = f"holds objects of {needed[1]}, whose code would run as they are read"
-            raise ModelError(f"{path} is no plain state dict: it {what}; {_REMEDY}") from error
+        if class_match := _GLOBAL.search(str(error)):
+            complaint = f"holds objects of {class_match[1]}, whose code would run as they are read"
+            raise ModelError(f"{path} is no plain state dict: it {complaint}; {_REMEDY}") from error
         raise ModelError(f"{path} cannot be read as a state dict ({reason(error)[:160]}); {_REMEDY}") from error
     if not isinstance(state_dict, Mapping):
         raise ModelError(f"{path} holds a {type(state_dict).__name__} and no state dict; {_REMEDY}")
@@ -293,22 +299,24 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
     return dict(state_dict)
 
 
-def _describe_other(path: Path, found: Mapping[object, object], name: object, value: object) -> str:
+def _describe_other(path: Path, mapping: Mapping[object, object], name: object, value: object) -> str:
     """Why a mapping is no state dict; in a checkpoint of a training loop, which entry holds one."""
-    listed = join_first([repr(key) for key in found], 5)
-    inner = next((key for key, item in found.items() if isinstance(item, Mapping) and _holds_tensors(item)), None)
-    if inner is not None:
-        saved = f"torch.save(torch.load(PATH, weights_only=True)[{inner!r}], 'weights.pt')"
-        return f"{path} is a checkpoint and no state dict: it holds {listed}; save its weights alone: {saved}"
+    keys_text = join_first([repr(key) for key in mapping], 5)
+    inner_key = next(
+        (key for key, entry in mapping.items() if isinstance(entry, Mapping) and _holds_tensors(entry)), None
+    )
+    if inner_key is not None:
+        command = f"torch.save(torch.load(PATH, weights_only=True)[{inner_key!r}], 'weights.pt')"
+        return f"{path} is a checkpoint and no state dict: it holds {keys_text}; save its weights alone: {command}"
     if not isinstance(name, str):
         return f"{path} is no state dict: its key {name!r} is no name; {_REMEDY}"
     return f"{path} is no state dict: {name!r} is a {type(value).__name__} and no tensor; {_REMEDY}"
 
 
-def _holds_tensors(item: Mapping[object, object]) -> bool:
+def _holds_tensors(mapping: Mapping[object, object]) -> bool:
     import torch
 
-    return bool(item) and all(isinstance(value, torch.Tensor) for value in item.values())
+    return bool(mapping) and all(isinstance(value, torch.Tensor) for value in mapping.values())
 
 
 def weights_beside(path: Path) -> Path:

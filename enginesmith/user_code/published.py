@@ -40,15 +40,15 @@ class PublishedModules:
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """The spec of a module, or of a folder of modules; None for any other."""
-        below = name.replace(".", "/")
+        module_path = name.replace(".", "/")
         for folder in self._folders:
-            base = str(PurePosixPath(folder) / below)
-            for file in (f"{base}/__init__.py", f"{base}.py"):
+            base_path = str(PurePosixPath(folder) / module_path)
+            for file in (f"{base_path}/__init__.py", f"{base_path}.py"):
                 if file in self._files:
                     path = self._root / file
                     loader = _PublishedSource(name, str(path), self._files[file])
                     return spec_from_file_location(name, path, loader=loader)
-            if any(file.startswith(f"{base}/") for file in self._files):
+            if any(file.startswith(f"{base_path}/") for file in self._files):
                 return ModuleSpec(name, None, is_package=True)
         return None
 
@@ -71,19 +71,19 @@ def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> It
     """
     if file not in digests or not file.endswith(".py"):
         raise ModelError(f"{root / file} is none of the published files: {', '.join(sorted(digests))}; pull it again")
-    if wrong := next((name for name in digests if not is_path(name)), None):
-        raise ModelError(f"{wrong[:80]!r} is no path of a file in {root}; do not load it")
+    if invalid_path := next((name for name in digests if not is_path(name)), None):
+        raise ModelError(f"{invalid_path[:80]!r} is no path of a file in {root}; do not load it")
     files = {name: read_file(find_file(root, name), digest) for name, digest in digests.items()}
     finder = PublishedModules(root, files, tuple(dict.fromkeys((str(PurePosixPath(file).parent), "."))))
     for name, path in finder.top_level():
         if name in sys.modules:
             raise ModelError(f"{root / path} has the name of {name!r}, a module that is loaded already; rename it")
-    before = set(sys.modules)
+    earlier_modules = set(sys.modules)
     sys.meta_path.insert(0, finder)
     try:
         yield PurePosixPath(file).stem
     finally:
         sys.meta_path.remove(finder)
-        for name in set(sys.modules) - before:
+        for name in set(sys.modules) - earlier_modules:
             if finder.find_spec(name):
                 del sys.modules[name]

@@ -68,8 +68,8 @@ class SampleGenerator:
 
     def _pass(self) -> Iterator[tuple[Sample, Arrays]]:
         sample_stream = sample_items(lambda: call_entry_point(self.root, self.file, self.function, {}), self.name)
-        for index, item in enumerate(sample_stream):
-            fields = {str(name): value for name, value in item.items() if value is not None}
+        for index, sample in enumerate(sample_stream):
+            fields = {str(name): value for name, value in sample.items() if value is not None}
             yield Sample(), {name: self._array(value, index, name) for name, value in fields.items()}
 
     def _array(self, value: object, index: int, name: str) -> Array:
@@ -87,20 +87,20 @@ def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mappi
 
     Raises DataError for any exception of its code, and for a sample that is no mapping.
     """
-    done = 0
+    sample_count = 0
     try:
-        for item in make():
-            if not isinstance(item, Mapping):
+        for sample in make():
+            if not isinstance(sample, Mapping):
                 raise DataError(
-                    f"{name}: sample {done} is a {type(item).__name__}; yield a dict with one array per input"
+                    f"{name}: sample {sample_count} is a {type(sample).__name__}; yield a dict with one array per input"
                 )
-            yield item
-            done += 1
+            yield sample
+            sample_count += 1
     except DataError:
         raise
     except Exception as error:
-        behind = f" behind sample {done - 1}" if done else ""
-        raise DataError(f"{name} failed{behind}: {type(error).__name__}: {error}") from error
+        position = f" behind sample {sample_count - 1}" if sample_count else ""
+        raise DataError(f"{name} failed{position}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ class LookAtModel:
         with ExitStack() as stack:
             if self.kind == "pt2":
                 exported = load_pt2(self.root / self.file)
-                names = tuple(str(name) for name in exported.graph_signature.user_inputs)
-                program = Program(exported, names, lambda _: None)
+                input_names = tuple(str(name) for name in exported.graph_signature.user_inputs)
+                program = Program(exported, input_names, lambda _: None)
                 channel.send(describe_program(exported, program.outputs))
                 return
             stack.enter_context(importing_from(self.root, self.file, self.module))

@@ -76,8 +76,8 @@ def from_entry_point(
     """
     notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
     module = build_module(root, entry, weights)
-    names = tuple(spec.name for spec in inputs)
-    return Program(capture(module, inputs, dims, root), names, lambda tensors: module(**tensors), notes)
+    input_names = tuple(spec.name for spec in inputs)
+    return Program(capture(module, inputs, dims, root), input_names, lambda tensors: module(**tensors), notes)
 
 
 def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
@@ -100,8 +100,8 @@ def name_fields(result: Any) -> Any:
     """A dataclass, which torch.export knows no tensors in, as a dict of its fields but None; anything else as it is."""
     if not is_dataclass(result):
         return result
-    values = ((item.name, getattr(result, item.name)) for item in fields(result))
-    return {name: value for name, value in values if value is not None}
+    field_values = ((field.name, getattr(result, field.name)) for field in fields(result))
+    return {name: value for name, value in field_values if value is not None}
 
 
 def run_once(module: "torch.nn.Module", inputs: Tensors) -> tuple[str, ...]:
@@ -126,21 +126,25 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
 
     exported = load_pt2(path)
     _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
-    own = [str(name) for name in exported.graph_signature.user_inputs]
+    own_names = [str(name) for name in exported.graph_signature.user_inputs]
     spec_names = [spec.name for spec in inputs]
-    if len(own) != len(spec_names):
-        raise ModelError(f"{path.name} takes {len(own)} inputs ({', '.join(own)}), the spec names {len(spec_names)}")
-    same = set(own) == set(spec_names)
-    names = tuple(own if same else spec_names)
-    notes = () if same else (f"inputs matched by position: {', '.join(own)} are called {', '.join(spec_names)}",)
+    if len(own_names) != len(spec_names):
+        raise ModelError(
+            f"{path.name} takes {len(own_names)} inputs ({', '.join(own_names)}), the spec names {len(spec_names)}"
+        )
+    by_name = set(own_names) == set(spec_names)
+    input_names = tuple(own_names if by_name else spec_names)
+    notes = (
+        () if by_name else (f"inputs matched by position: {', '.join(own_names)} are called {', '.join(spec_names)}",)
+    )
     module = exported.module()
 
     def call(tensors: Mapping[str, "torch.Tensor"]) -> Any:
-        in_order = [tensors[name] for name in names]
-        args, kwargs = pytree.tree_unflatten(in_order, exported.call_spec.in_spec)
+        positional_inputs = [tensors[name] for name in input_names]
+        args, kwargs = pytree.tree_unflatten(positional_inputs, exported.call_spec.in_spec)
         return module(*args, **kwargs)
 
-    return Program(exported, names, call, notes)
+    return Program(exported, input_names, call, notes)
 
 
 def load_pt2(path: Path) -> "torch.export.ExportedProgram":
@@ -149,14 +153,16 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
 
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            member_names = archive.namelist()
     except DAMAGED as error:
         raise ModelError(
             f"{path} is missing, truncated or not a .pt2 archive ({error}); save it again with torch.export.save"
         ) from error
-    if not any("models/" in name or name.endswith("serialized_exported_program.json") for name in names):
-        what = "but a package of AOTInductor" if any(name.endswith(".so") for name in names) else "but other files"
-        raise ModelError(f"{path} holds no exported program, {what}; save the program with torch.export.save")
+    if not any("models/" in name or name.endswith("serialized_exported_program.json") for name in member_names):
+        hint = (
+            "but a package of AOTInductor" if any(name.endswith(".so") for name in member_names) else "but other files"
+        )
+        raise ModelError(f"{path} holds no exported program, {hint}; save the program with torch.export.save")
     try:
         # Here and below: torch warns about its own internals, which under `-W error` would end the export.
         with warnings.catch_warnings(action="ignore"):
@@ -165,9 +171,9 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
         raise ModelError(
             f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
         ) from error
-    if fixed := [user_input for user_input in exported.graph_signature.user_inputs if not isinstance(user_input, str)]:
+    if values := [user_input for user_input in exported.graph_signature.user_inputs if not isinstance(user_input, str)]:
         raise ModelError(
-            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, fixed))}), which no "
+            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, values))}), which no "
             "engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the module"
         )
     return exported
@@ -176,8 +182,8 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
     """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
     state_dict = read_weights(path)
-    if wrong := join_first([*_mismatches(module.state_dict(keep_vars=True), state_dict)], 5, "; "):
-        raise ModelError(f"{path} does not fit the module: {wrong}; save the weights of this model")
+    if mismatches := join_first([*_mismatches(module.state_dict(keep_vars=True), state_dict)], 5, "; "):
+        raise ModelError(f"{path} does not fit the module: {mismatches}; save the weights of this model")
     module.load_state_dict(state_dict, strict=False)
 
 
@@ -196,16 +202,16 @@ def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
     )
 
 
-def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
+def _mismatches(slots: Mapping[str, "torch.Tensor"], tensors: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
     """What is missing from the file, of another shape, or not in the module. Of tensors that share memory any one name
     is enough, since they are saved once."""
-    filled = {id(tensor) for name, tensor in wanted.items() if name in given}
-    for name, tensor in wanted.items():
-        if name not in given and id(tensor) not in filled:
+    filled_ids = {id(tensor) for name, tensor in slots.items() if name in tensors}
+    for name, tensor in slots.items():
+        if name not in tensors and id(tensor) not in filled_ids:
             yield f"{name} {list(tensor.shape)} is missing"
-        elif name in given and given[name].shape != tensor.shape:
-            yield f"{name} is {list(given[name].shape)} and must be {list(tensor.shape)}"
-    yield from (f"{name} is not in the module" for name in given if name not in wanted)
+        elif name in tensors and tensors[name].shape != tensor.shape:
+            yield f"{name} is {list(tensors[name].shape)} and must be {list(tensor.shape)}"
+    yield from (f"{name} is not in the module" for name in tensors if name not in slots)
 
 
 def capture(
@@ -218,23 +224,23 @@ def capture(
     """
     import torch
 
-    names = [spec.name for spec in inputs]
+    input_names = [spec.name for spec in inputs]
     parameters = inspect.signature(module.forward).parameters.values()
     parameter_names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in parameters if p.name in parameter_names and p.default is p.empty]
-    if wrong := [name for name in names if name not in parameter_names] + [
-        name for name in needed if name not in names
+    required_names = [p.name for p in parameters if p.name in parameter_names and p.default is p.empty]
+    if mismatches := [name for name in input_names if name not in parameter_names] + [
+        name for name in required_names if name not in input_names
     ]:
         raise ModelError(
-            f"the spec's inputs are {', '.join(names)}, but the model is called as "
+            f"the spec's inputs are {', '.join(input_names)}, but the model is called as "
             f"forward({', '.join(parameter_names)}): "
-            f"{', '.join(wrong)} does not match; use the parameters' names"
+            f"{', '.join(mismatches)} does not match; use the parameters' names"
         )
     sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
     example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
-    dynamic = {dim.name: _symbol(dim) for dim in dims if not dim.static}
+    symbols = {dim.name: _symbol(dim) for dim in dims if not dim.static}
     shapes = {
-        spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic}
+        spec.name: {axis: symbols[name] for axis, name in enumerate(spec.shape) if name in symbols}
         | {axis: torch.export.Dim.AUTO for axis, _ in spec.sums}
         for spec in inputs
     }
@@ -271,12 +277,12 @@ def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     for _, leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             raise ModelError(f"the model returns {type(leaf).__name__} {leaf!r} among its tensors; return tensors only")
-    named = {}
+    outputs = {}
     for index, (path, leaf) in enumerate(leaves):
         key = getattr(path[0], "key", None) if len(path) == 1 else None
         default = f"output_{index}" if len(leaves) > 1 else "output"
-        named[key if key and isinstance(key, str) else default] = leaf
-    return named
+        outputs[key if key and isinstance(key, str) else default] = leaf
+    return outputs
 
 
 def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: int) -> None:
@@ -292,22 +298,22 @@ def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: in
 
     try:
         with warnings.catch_warnings(action="ignore"):
-            converted = torch.onnx.export(program.exported, dynamo=True, opset_version=opset, verbose=False)
+            onnx_program = torch.onnx.export(program.exported, dynamo=True, opset_version=opset, verbose=False)
     except torch.onnx.OnnxExporterError as error:
         raise ModelError(
             f"the model has no ONNX form: {reason(_first(error))}; rewrite that part of the model"
         ) from error
-    if converted is None or converted.model.opset_imports.get("") != opset:
+    if onnx_program is None or onnx_program.model.opset_imports.get("") != opset:
         raise ModelError(f"torch {torch.__version__} cannot export this model to opset {opset}; use opset 18 or 20")
-    for value, name in zip(converted.model.graph.inputs, program.inputs, strict=True):
+    for value, name in zip(onnx_program.model.graph.inputs, program.inputs, strict=True):
         value.name = name
-    NameFixPass()(converted.model)
-    weights = (value.const_value for value in converted.model.graph.initializers.values())
+    NameFixPass()(onnx_program.model)
+    weights = (value.const_value for value in onnx_program.model.graph.initializers.values())
     if sum(weight.nbytes for weight in weights if weight is not None) > most_embedded_bytes:
-        ir.save(converted.model, path, external_data=weights_beside(path).name, size_threshold_bytes=1024)
+        ir.save(onnx_program.model, path, external_data=weights_beside(path).name, size_threshold_bytes=1024)
         return
     try:
-        path.write_bytes(ir.to_proto(converted.model).SerializeToString(deterministic=True))
+        path.write_bytes(ir.to_proto(onnx_program.model).SerializeToString(deterministic=True))
     except (ValueError, EncodeError) as error:
         raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
 
