@@ -65,8 +65,8 @@ class JsonLinesReader:
         try:
             record = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
-            wrong = type(error) is ValueError  # of a key or a number that is there, however the line ends
-            if not line.endswith(b"\n") and not wrong:  # its writer was killed
+            is_wrong_value = type(error) is ValueError  # of a key or a number that is there, however the line ends
+            if not line.endswith(b"\n") and not is_wrong_value:  # its writer was killed
                 self.cut = True
                 return None
             raise self.error(number, f"is not JSON ({str(error)[:120]}); remove the line") from None
@@ -97,12 +97,12 @@ def truth_in(record: Record, name: str) -> bool:
     return value
 
 
-def text_in(record: Record, name: str, most: int = 1000) -> str:
-    """A text of a record, cut to `most` characters; '' where there is none. Raises ValueError."""
+def text_in(record: Record, name: str, max_length: int = 1000) -> str:
+    """A text of a record, cut to `max_length` characters; '' where there is none. Raises ValueError."""
     value = record.get(name, "")
     if not isinstance(value, str):
         raise ValueError(f"{name} is {_shorten(value)}; a text is needed")
-    return value[:most]
+    return value[:max_length]
 
 
 def _shorten(value: object) -> str:
@@ -187,11 +187,11 @@ def _cut_half_line(fd: int) -> int:
         return size
     end = size
     while end > 0:
-        start = max(0, end - (1 << 16))
-        if (newline_index := os.pread(fd, end - start, start).rfind(b"\n")) >= 0:
-            end = start + newline_index + 1
+        block_start = max(0, end - (1 << 16))
+        if (newline_index := os.pread(fd, end - block_start, block_start).rfind(b"\n")) >= 0:
+            end = block_start + newline_index + 1
             break
-        end = start
+        end = block_start
     os.ftruncate(fd, end)
     return end
 

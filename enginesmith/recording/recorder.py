@@ -102,11 +102,11 @@ class Recorder(_Log):
     def _append_sample(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
         if self._sampling < 1.0 and self._random.random() >= self._sampling:
             return False
-        when = time.time() if at is None else at
+        time_s = time.time() if at is None else at
 
         def line() -> dict[str, object]:
-            took = {} if latency is None else {"latency": float(latency)}
-            return {"at": float(when), **took, "inputs": make()}
+            latency_field = {} if latency is None else {"latency": float(latency)}
+            return {"at": float(time_s), **latency_field, "inputs": make()}
 
         return self._append(line)
 
@@ -143,13 +143,13 @@ class ObservationLog(_Log):
         score: quality by your own measure, higher is better.  size: of the request, in any unit above 0 (tokens, rows):
         large requests are then compared with large ones.
         """
-        when = time.time() if time_s is None else time_s
+        arrival_s = time.time() if time_s is None else time_s
 
         def line() -> dict[str, object]:
-            extra = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
-            answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
-            answer_fields = {key: value for key, value in (extra | answer).items() if value is not None}
-            return {"time": float(when), "latency": float(latency), "ok": bool(ok), **answer_fields}
+            details = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
+            digest_field = {"output": None if outputs is None else digest_of_outputs(outputs)}
+            answer_fields = {key: value for key, value in (details | digest_field).items() if value is not None}
+            return {"time": float(arrival_s), "latency": float(latency), "ok": bool(ok), **answer_fields}
 
         return self._append(line)
 

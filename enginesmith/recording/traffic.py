@@ -71,12 +71,12 @@ class RecordedTraffic:
         """Arrival times, `scale` times as dense as recorded; repeated until `duration` seconds are full, if given."""
         count = len(self.requests)
         period = self.seconds * count / (count - 1) if count > 1 and self.seconds > 0 else 1.0
-        for turn in range(1 if duration is None else 10**9):
+        for repetition in range(1 if duration is None else 10**9):
             for request in self.requests:
-                at = (turn * period + request.at) / scale
-                if duration is not None and at >= duration:
+                arrival_s = (repetition * period + request.at) / scale
+                if duration is not None and arrival_s >= duration:
                     return
-                yield at, request
+                yield arrival_s, request
 
     def count(self, scale: float = 1.0, duration: float | None = None) -> int:
         """How many requests `arrivals` gives."""
@@ -102,21 +102,21 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     Generated traffic holds all arrays of its file of samples; those that are no inputs are left out.
     Raises DataError naming the line for a record that does not fit, and for more than `most_bytes` of inputs.
     """
-    sampling, origin, model, cut = 1.0, "", "", False
-    surplus: dict[str, None] = {}
+    sampling, origin, model, is_cut = 1.0, "", "", False
+    surplus_names: dict[str, None] = {}
     input_names = {spec.name for spec in inputs}
     if path.suffix == ".npz":
         recorded_requests = list(_read_npz(path, inputs))
     else:
-        lines = JsonLinesReader(path, MOST_LINE_BYTES)
+        reader = JsonLinesReader(path, MOST_LINE_BYTES)
         recorded_requests, size = [], 0
-        for number, record in lines:
+        for line_number, record in reader:
             try:
                 if "kind" in record:
                     sampling, origin, model = _read_head(record)
                     continue
                 if origin and isinstance(record_inputs := record.get("inputs"), dict):
-                    surplus |= dict.fromkeys(name for name in record_inputs if name not in input_names)
+                    surplus_names |= dict.fromkeys(name for name in record_inputs if name not in input_names)
                     record = {
                         **record,
                         "inputs": {name: value for name, value in record_inputs.items() if name in input_names},
@@ -128,15 +128,17 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
                 if size > most_bytes:
                     raise ValueError(f"more than {most_bytes} bytes of inputs so far; split the file")
             except (ValueError, TypeError, OverflowError, EnginesmithError) as error:
-                raise lines.error(number, str(error)) from None
-        cut = lines.cut
+                raise reader.error(line_number, str(error)) from None
+        is_cut = reader.cut
     if not recorded_requests:
         raise DataError(f"{path} holds no requests; `enginesmith traffic record` records them")
-    timed = not math.isnan(recorded_requests[0].at)
-    recorded_requests.sort(key=lambda request: request.at if timed else 0.0)
-    start = recorded_requests[0].at if timed else 0.0
-    requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in recorded_requests)
-    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, origin, tuple(surplus), timed, start, model)
+    is_timed = not math.isnan(recorded_requests[0].at)
+    recorded_requests.sort(key=lambda request: request.at if is_timed else 0.0)
+    start_s = recorded_requests[0].at if is_timed else 0.0
+    requests = tuple(replace(recorded, at=recorded.at - start_s if is_timed else 0.0) for recorded in recorded_requests)
+    return RecordedTraffic(
+        requests, digest_of_file(path), sampling, is_cut, origin, tuple(surplus_names), is_timed, start_s, model
+    )
 
 
 def _read_head(record: Record) -> tuple[float, str, str]:
@@ -151,14 +153,14 @@ def _read_head(record: Record) -> tuple[float, str, str]:
 
 def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
     specs_by_name = {spec.name: spec for spec in specs}
-    at = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
+    arrival_s = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
     latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
     inputs = record.get("inputs")
     if not isinstance(inputs, dict):
         raise ValueError("inputs is missing, or not an object")
     arrays = {name: decode_input(name, value, specs_by_name.get(name)) for name, value in inputs.items()}
     _check(arrays, specs)
-    return RecordedRequest(at, arrays, latency)
+    return RecordedRequest(arrival_s, arrays, latency)
 
 
 def _check_time(at: float) -> float:
@@ -185,16 +187,16 @@ def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
     if spec is None:
         raise ValueError(f"no input is named {name[:60]!r}")
     try:
-        plain = np.asarray(value)
+        numbers = np.asarray(value)
     except ValueError as error:  # rows of unequal lengths
         raise ValueError(f"input {name!r} is no array of numbers: {str(error)[:120]}") from error
-    if plain.dtype.kind not in "biuf":
+    if numbers.dtype.kind not in "biuf":
         raise ValueError(f"input {name!r} is no array of numbers")
     with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`
-        cast = plain.astype(dtype_of(spec.dtype))
-    if cast.dtype.kind in "biu" and not np.array_equal(cast, plain):
+        array = numbers.astype(dtype_of(spec.dtype))
+    if array.dtype.kind in "biu" and not np.array_equal(array, numbers):
         raise ValueError(f"input {name!r} holds numbers that {spec.dtype} cannot hold")
-    return cast
+    return array
 
 
 def _from_base64(name: str, value: Mapping[str, object]) -> Array:
@@ -216,22 +218,22 @@ def _from_base64(name: str, value: Mapping[str, object]) -> Array:
 
 
 def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
-    arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
+    arrays = {name: stored_array.read() for name, stored_array in stored_arrays(path).items()}
     count = max((len(array) for array in arrays.values() if array.ndim), default=0)
-    times = arrays.pop("at") if (timed := "at" in arrays) else np.zeros(count)
+    times = arrays.pop("at") if (is_timed := "at" in arrays) else np.zeros(count)
     if times.ndim != 1 or times.dtype.kind not in "iuf" or not np.isfinite(times).all():
         raise DataError(f"{path}: array 'at' must be one finite number per request")
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != len(times):
             raise DataError(f"{path}: array {name!r} has {array.shape}, and 'at' has {len(times)} requests; make equal")
-    for index, at in enumerate(times):
+    for index, arrival_s in enumerate(times):
         inputs = {name: array[index] for name, array in arrays.items()}
         try:
-            _check_time(float(at))
+            _check_time(float(arrival_s))
             _check(inputs, specs)
         except (ValueError, EnginesmithError) as error:
             raise DataError(f"{path}: request {index}: {error}") from None
-        yield RecordedRequest(float(at) if timed else math.nan, inputs)
+        yield RecordedRequest(float(arrival_s) if is_timed else math.nan, inputs)
 
 
 @dataclass(frozen=True)
@@ -260,23 +262,23 @@ def difference(candidate: Tensors, baseline: Tensors) -> Difference:
     if candidate.keys() != baseline.keys() or not baseline:
         return Difference(UNLIKE_DB, True)
     differences = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]
-    return Difference(min(item.sqnr_db for item in differences), any(item.flipped for item in differences))
+    return Difference(min(d.sqnr_db for d in differences), any(d.flipped for d in differences))
 
 
 def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
     if ours.shape != theirs.shape:
         return Difference(UNLIKE_DB, True)
     if theirs.dtype.kind in "biu" or ours.dtype.kind in "biu":
-        same = bool(np.array_equal(ours, theirs))
-        return Difference(EQUAL_DB if same else UNLIKE_DB, not same)
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    masks = np.isinf(a) | np.isinf(b)
-    if np.isnan(a).any() or np.isnan(b).any() or not np.array_equal(a[masks], b[masks]):
+        is_equal = bool(np.array_equal(ours, theirs))
+        return Difference(EQUAL_DB if is_equal else UNLIKE_DB, not is_equal)
+    left, right = ours.astype(np.float64), theirs.astype(np.float64)
+    masks = np.isinf(left) | np.isinf(right)
+    if np.isnan(left).any() or np.isnan(right).any() or not np.array_equal(left[masks], right[masks]):
         return Difference(UNLIKE_DB, True)
-    flipped = bool(a.ndim and a.shape[-1] > 1 and a.size and (a.argmax(-1) != b.argmax(-1)).any())
-    a[masks] = b[masks] = 0.0
-    signal, noise = float(np.sum(b * b)), float(np.sum((a - b) ** 2))
+    is_flipped = bool(left.ndim and left.shape[-1] > 1 and left.size and (left.argmax(-1) != right.argmax(-1)).any())
+    left[masks] = right[masks] = 0.0
+    signal, noise = float(np.sum(right * right)), float(np.sum((left - right) ** 2))
     if noise == 0.0:
-        return Difference(EQUAL_DB, flipped)
+        return Difference(EQUAL_DB, is_flipped)
     sqnr_db = 10.0 * math.log10(signal / noise) if signal > 0.0 else UNLIKE_DB
-    return Difference(max(UNLIKE_DB, min(EQUAL_DB, sqnr_db)), flipped)
+    return Difference(max(UNLIKE_DB, min(EQUAL_DB, sqnr_db)), is_flipped)
