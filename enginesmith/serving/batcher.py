@@ -57,14 +57,14 @@ class BatchQueues(Generic[Key, Item]):
 
     def take(self, now: float, *, all_ready: bool = False) -> tuple[Key, list[Item]] | None:
         """The next batch and its bucket; None where no queue is ready. all_ready: no request waits any more."""
-        ready = [
+        ready_buckets = [
             bucket
             for bucket, queue in self._queues.items()
             if all_ready or self._samples[bucket] >= self._most or now >= queue[0][0] + self._wait_s
         ]
-        if not ready:
+        if not ready_buckets:
             return None
-        bucket = min(ready, key=lambda each: self._queues[each][0][0])
+        bucket = min(ready_buckets, key=lambda candidate: self._queues[candidate][0][0])
         queue, items, samples = self._queues[bucket], list[Item](), 0
         while queue and (not items or samples + queue[0][1] <= self._most):
             _, count, request = queue.popleft()
@@ -154,9 +154,9 @@ class Batcher:
         log: int = 10_000,
     ) -> None:
         _check_arguments(session, most, wait_s)
-        if lacking := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
+        if unbatched_names := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
             raise InputError(
-                f"{lacking[0]!r} has no axis {dim!r}, so that requests cannot be joined; name the batch dim"
+                f"{unbatched_names[0]!r} has no axis {dim!r}, so that requests cannot be joined; name the batch dim"
             )
         self._session, self._dim = session, dim
         self._record, self._check, self._joins = record, InputCheck(session.inputs), dict[_Key, _Join]()
@@ -201,12 +201,12 @@ class Batcher:
         self.close()
 
     def _make_join(self, key: _Key, sizes: Mapping[str, int]) -> _Join:
-        session, padding, padded = self._session, Padding(), dict(sizes)
+        session, padding, padded_sizes = self._session, Padding(), dict(sizes)
         if isinstance(session, Router):
             padding = session.padding
-            padded = {**(session.padded_sizes(sizes) or sizes), self._dim: sizes[self._dim]}
-        plan = plan_padding(session.inputs, session.outputs, padding, sizes, padded)
-        bucket = {dim: size for dim, size in padded.items() if dim != self._dim}
+            padded_sizes = {**(session.padded_sizes(sizes) or sizes), self._dim: sizes[self._dim]}
+        plan = plan_padding(session.inputs, session.outputs, padding, sizes, padded_sizes)
+        bucket = {dim: size for dim, size in padded_sizes.items() if dim != self._dim}
         join = _Join(bucket, plan, sizes[self._dim])
         if len(self._joins) >= MOST_ROUTES:
             self._joins.clear()
@@ -215,26 +215,26 @@ class Batcher:
 
     def _work(self) -> None:
         while (batch := self._take()) is not None:
-            started = time.perf_counter()
+            started_s = time.perf_counter()
             self._running = batch
-            running = [request for request in batch if request.future.set_running_or_notify_cancel()]
+            running_requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
             try:
-                for request, answer in zip(running, self._run(running), strict=True):
+                for request, answer in zip(running_requests, self._run(running_requests), strict=True):
                     request.future.set_result(answer)
             except Exception as error:  # whatever a runtime raises
-                for request in running:
+                for request in running_requests:
                     if not request.future.done():
                         request.future.set_exception(error)
-            self._log(running, started, time.perf_counter())
+            self._log(running_requests, started_s, time.perf_counter())
 
     def _fail(self, error: BaseException) -> None:
         """Fail all that waits, and whatever is submitted later: nobody takes requests any more."""
         with self._changed:
             self._ended, self._closed = f"the batcher ended: {describe_error(error)}", True
-            waiting = list(self._running)
+            waiting_requests = list(self._running)
             while (queue_batch := self._queues.take(math.inf, all_ready=True)) is not None:
-                waiting += queue_batch[1]
-        for request in waiting:
+                waiting_requests += queue_batch[1]
+        for request in waiting_requests:
             if not request.future.done():
                 with suppress(BaseException):  # of a callback of the future
                     request.future.set_exception(EnginesmithError(self._ended))
@@ -243,30 +243,34 @@ class Batcher:
         """The next batch; None where the batcher is closed and nothing waits."""
         with self._changed:
             while True:
-                now = time.perf_counter()
-                if (queue_batch := self._queues.take(now, all_ready=self._closed)) is not None:
+                now_s = time.perf_counter()
+                if (queue_batch := self._queues.take(now_s, all_ready=self._closed)) is not None:
                     return queue_batch[1]
                 if self._closed:
                     return None
                 ready_at = self._queues.ready_at()
-                self._changed.wait(None if ready_at == math.inf else max(ready_at - now, 0.0))
+                self._changed.wait(None if ready_at == math.inf else max(ready_at - now_s, 0.0))
 
     def _run(self, requests: Sequence[_Waiting]) -> list[Answer]:
         """The outputs of each request, each at its own sizes: views of those of the batch."""
         if not requests:
             return []
-        padded = [request.join.plan.pad(request.inputs) for request in requests]
+        padded_inputs = [request.join.plan.pad(request.inputs) for request in requests]
         if len(requests) == 1:
-            return [requests[0].join.plan.crop(self._call(requests, padded[0]))]
-        names = [spec.name for spec in self._session.inputs]
-        joined = {name: np.concatenate([each[name] for each in padded], self._axes[name]) for name in names}
-        outputs, answers, begin = self._call(requests, joined), list[Answer](), 0
+            return [requests[0].join.plan.crop(self._call(requests, padded_inputs[0]))]
+        input_names = [spec.name for spec in self._session.inputs]
+        batch = {
+            name: np.concatenate([inputs[name] for inputs in padded_inputs], self._axes[name]) for name in input_names
+        }
+        outputs, answers, offset = self._call(requests, batch), list[Answer](), 0
         total = sum(request.join.samples for request in requests)
-        if wrong := [name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != total]:
-            raise EnginesmithError(f"output {wrong[0]!r} of {total} samples has no entry for each along the batch dim")
+        if wrong_outputs := [name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != total]:
+            raise EnginesmithError(
+                f"output {wrong_outputs[0]!r} of {total} samples has no entry for each along the batch dim"
+            )
         for request in requests:
-            part = slice(begin, begin := begin + request.join.samples)
-            rows = {name: array[(slice(None),) * self._axes.get(name, 0) + (part,)] for name, array in outputs.items()}
+            span = slice(offset, offset := offset + request.join.samples)
+            rows = {name: array[(slice(None),) * self._axes.get(name, 0) + (span,)] for name, array in outputs.items()}
             answers.append(request.join.plan.crop(rows))
         return answers
 
@@ -280,11 +284,11 @@ class Batcher:
         batch = sum(request.join.samples for request in requests)
         for request in requests:
             join, waited_s = request.join, started - request.at
-            served = BatchedRequest(join.bucket, waited_s, ended - started, join.samples, batch)
-            self.served.append(served)
+            record = BatchedRequest(join.bucket, waited_s, ended - started, join.samples, batch)
+            self.served.append(record)
             if self._record is not None:
                 try:
-                    self._record(served)
+                    self._record(record)
                 except Exception as error:  # of the caller, whose requests go on
                     with suppress(UserWarning):  # where warnings are errors
                         warnings.warn(f"record of a batcher raised {describe_error(error)}", stacklevel=2)
@@ -294,6 +298,6 @@ def _check_arguments(session: object, most: object, wait_s: object) -> None:
     """Raise InputError for what is no session, and for limits of another kind or out of range."""
     if not hasattr(session, "inputs"):
         raise InputError(f"session is a {type(session).__name__}; give a router, or an opened engine")
-    within = isinstance(most, Integral) and isinstance(wait_s, Real) and int(most) >= 1 and float(wait_s) >= 0
-    if not within:
+    is_in_range = isinstance(most, Integral) and isinstance(wait_s, Real) and int(most) >= 1 and float(wait_s) >= 0
+    if not is_in_range:
         raise InputError(f"most is {most} and wait_s {wait_s}; give at least 1 sample and 0 seconds")

@@ -54,8 +54,8 @@ class DimBounds:
         """The size that a request's size becomes; None where the bucket does not hold it."""
         if not self.padded or size < 1:
             return size if self.least <= size <= self.most and size % self.multiple == 0 else None
-        raised = self.edge or -(-max(self.least, size) // self.multiple) * self.multiple
-        return raised if size <= raised <= self.most else None
+        padded_size = self.edge or -(-max(self.least, size) // self.multiple) * self.multiple
+        return padded_size if size <= padded_size <= self.most else None
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class EngineBucket:
         bucket_sizes: dict[str, int] = {}
         for dim, size in sizes.items():
             bounds = self.bounds.get(dim)
-            if (fitted := size if bounds is None else bounds.fit(size)) is None:
+            if (padded_size := size if bounds is None else bounds.fit(size)) is None:
                 return None
-            bucket_sizes[dim] = fitted
+            bucket_sizes[dim] = padded_size
         return bucket_sizes
 
 
@@ -99,27 +99,27 @@ def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[Eng
     buckets = []
     for rank, engine in enumerate(engines):
         for bounds in _bounds_of(engine):
-            parts = [list(_cut(dim, span, padding)) for dim, span in bounds.items()]
-            for cut in itertools.product(*parts):
-                inside = dict(zip(bounds, cut, strict=True))
-                words = ", ".join(f"{dim} {_words(span)}" for dim, span in inside.items())
-                buckets.append(EngineBucket(engine, rank, inside, f"{engine.name}: {words}" if words else engine.name))
+            pieces_by_dim = [list(_cut(dim, span, padding)) for dim, span in bounds.items()]
+            for piece in itertools.product(*pieces_by_dim):
+                ranges = dict(zip(bounds, piece, strict=True))
+                text = ", ".join(f"{dim} {_words(span)}" for dim, span in ranges.items())
+                buckets.append(EngineBucket(engine, rank, ranges, f"{engine.name}: {text}" if text else engine.name))
     return tuple(buckets)
 
 
 def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
     """For each profile, the bounds of each named dim of the inputs; without profiles one that bounds nothing."""
-    named = {dim for spec in engine.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim}
+    dim_names = {dim for spec in engine.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim}
     if not engine.profiles:
-        yield {dim: DimBounds(0, UNBOUNDED) for dim in sorted(named)}
+        yield {dim: DimBounds(0, UNBOUNDED) for dim in sorted(dim_names)}
     shapes = {spec.name: spec.shape for spec in engine.inputs}
     for profile in engine.profiles:
         multiples, dim_bounds = dict(profile.multiples), dict[str, DimBounds]()
         for name, low, _, high in profile.inputs:
             steps = multiples.get(name, (1,) * len(low))
-            for dim, least, most, step in zip(shapes.get(name, ()), low, high, steps, strict=False):
-                if dim in named:
-                    dim_bounds[str(dim)] = DimBounds(least, most, step)
+            for dim, smallest, largest, multiple in zip(shapes.get(name, ()), low, high, steps, strict=False):
+                if dim in dim_names:
+                    dim_bounds[str(dim)] = DimBounds(smallest, largest, multiple)
         yield dim_bounds
 
 
@@ -146,18 +146,18 @@ def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[s
     Of an engine's buckets the one with the least elements in the padded inputs. Of engines the first that no other was
     shown to be faster than, at the sizes that the request has there (`core.reports.ranking`).
     """
-    best = dict[int, _Held]()
-    for number, bucket in enumerate(buckets):
-        if (fitted := bucket.fit(sizes)) is None:
+    best_fits = dict[int, _Held]()
+    for index, bucket in enumerate(buckets):
+        if (padded_sizes := bucket.fit(sizes)) is None:
             continue
-        elements = sum(math.prod(spec.at(fitted)) for spec in bucket.engine.inputs)
-        if bucket.rank not in best or elements < best[bucket.rank].elements:
-            seconds = bucket.engine.seconds(fitted) if bucket.engine.seconds else None
-            best[bucket.rank] = _Held(number, fitted, elements, seconds)
-    ordered = order_by_evidence(
-        [best[rank] for rank in sorted(best)], lambda one, other: is_shorter(one.seconds, other.seconds)
+        elements = sum(math.prod(spec.at(padded_sizes)) for spec in bucket.engine.inputs)
+        if bucket.rank not in best_fits or elements < best_fits[bucket.rank].elements:
+            seconds = bucket.engine.seconds(padded_sizes) if bucket.engine.seconds else None
+            best_fits[bucket.rank] = _Held(index, padded_sizes, elements, seconds)
+    ranked_fits = order_by_evidence(
+        [best_fits[rank] for rank in sorted(best_fits)], lambda fit, rival: is_shorter(fit.seconds, rival.seconds)
     )
-    return (ordered[0].number, ordered[0].fitted) if ordered else None
+    return (ranked_fits[0].number, ranked_fits[0].fitted) if ranked_fits else None
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ def make_route(buckets: Sequence[EngineBucket], sizes: Sizes, padding: Padding) 
     """The route of requests of some sizes: the cheapest bucket that holds them; None where none does."""
     if (cheapest_fit := cheapest(buckets, sizes)) is None:
         return None
-    number, padded = cheapest_fit
-    engine = buckets[number].engine
-    plan = plan_padding(engine.inputs, engine.outputs, padding, sizes, padded)
-    return Route(number, padded, plan, engine.run)
+    bucket_index, padded_sizes = cheapest_fit
+    engine = buckets[bucket_index].engine
+    plan = plan_padding(engine.inputs, engine.outputs, padding, sizes, padded_sizes)
+    return Route(bucket_index, padded_sizes, plan, engine.run)
 
 
 def converting(
@@ -188,20 +188,20 @@ def converting(
     """A call of an engine (`run`, with `own_specs` inputs and outputs) on tensors in the dtypes of `common`: floats are
     converted both ways. `run` itself where all dtypes are the same."""
     input_dtypes, output_dtypes = ({spec.name: spec.dtype for spec in specs} for specs in (own_specs[0], common[1]))
-    takes = {
+    in_casts = {
         spec.name: input_dtypes[spec.name] for spec in common[0] if _differ(spec.dtype, input_dtypes.get(spec.name, ""))
     }
-    gives = {
+    out_casts = {
         spec.name: output_dtypes[spec.name]
         for spec in own_specs[1]
         if _differ(spec.dtype, output_dtypes.get(spec.name, ""))
     }
-    if not takes and not gives:
+    if not in_casts and not out_casts:
         return run
 
     def convert(inputs: Tensors) -> Tensors:
-        answer = run({**inputs, **{name: inputs[name].astype(dtype) for name, dtype in takes.items()}})
-        return {**answer, **{name: answer[name].astype(dtype) for name, dtype in gives.items() if name in answer}}
+        answer = run({**inputs, **{name: inputs[name].astype(dtype) for name, dtype in in_casts.items()}})
+        return {**answer, **{name: answer[name].astype(dtype) for name, dtype in out_casts.items() if name in answer}}
 
     return convert
 
@@ -228,12 +228,12 @@ def measured_seconds(
         intervals[elements] = interval
     if not intervals:
         return None
-    places = sorted(intervals)
-    lows, highs = ([intervals[place][end] for place in places] for end in (0, 1))
+    counts = sorted(intervals)
+    lows, highs = ([intervals[count][bound] for count in counts] for bound in (0, 1))
 
     def seconds(sizes: Sizes) -> Interval:
         elements = sum(math.prod(spec.at(sizes)) for spec in inputs)
-        above = max(1.0, elements / places[-1])
-        return float(np.interp(elements, places, lows)) * above, float(np.interp(elements, places, highs)) * above
+        scale = max(1.0, elements / counts[-1])
+        return float(np.interp(elements, counts, lows)) * scale, float(np.interp(elements, counts, highs)) * scale
 
     return seconds

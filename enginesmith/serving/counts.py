@@ -33,13 +33,13 @@ class RouterCounts:
     fallback_rate: float = field(init=False)
 
     def __post_init__(self) -> None:
-        fallen = sum(self.fallbacks.values()) + self.unanswered
-        requests = sum(bucket.requests for bucket in self.buckets) + fallen
+        unbucketed_count = sum(self.fallbacks.values()) + self.unanswered
+        requests = sum(bucket.requests for bucket in self.buckets) + unbucketed_count
         padding = sum(bucket.padding for bucket in self.buckets)
         elements = padding + sum(bucket.elements for bucket in self.buckets)
         object.__setattr__(self, "requests", requests)
         object.__setattr__(self, "padding_share", padding / elements if elements else 0.0)
-        object.__setattr__(self, "fallback_rate", fallen / requests if requests else 0.0)
+        object.__setattr__(self, "fallback_rate", unbucketed_count / requests if requests else 0.0)
 
 
 class RequestCounter:

@@ -34,24 +34,24 @@ class RouterCollector:
         counts, model = self._router.counts(), self._model
         buckets = counts.buckets
         rows: dict[str, tuple[tuple[str, ...], list[tuple[tuple[str, ...], float]]]] = {
-            "requests": (("bucket",), [((each.name,), each.requests) for each in buckets]),
+            "requests": (("bucket",), [((bucket.name,), bucket.requests) for bucket in buckets]),
             "elements": (
                 ("bucket", "kind"),
                 [
-                    ((each.name, kind), value)
-                    for each in buckets
-                    for kind, value in (("own", each.elements), ("padding", each.padding))
+                    ((bucket.name, kind), value)
+                    for bucket in buckets
+                    for kind, value in (("own", bucket.elements), ("padding", bucket.padding))
                 ],
             ),
             "fallbacks": (
                 ("fallback",),
-                [((name,), n) for name, n in {**counts.fallbacks, "": counts.unanswered}.items()],
+                [((name,), count) for name, count in {**counts.fallbacks, "": counts.unanswered}.items()],
             ),
             "errors": ((), [((), counts.errors)]),
         }
-        for name, meaning in ROUTER_METRICS.items():
+        for name, help_text in ROUTER_METRICS.items():
             labels, samples = rows[name.removeprefix("enginesmith_router_")]
-            family = CounterMetricFamily(name, meaning, labels=("model", *labels))
+            family = CounterMetricFamily(name, help_text, labels=("model", *labels))
             for values, value in samples:
                 family.add_metric((model, *values), float(value))
             yield family

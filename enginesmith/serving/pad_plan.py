@@ -36,11 +36,11 @@ class _PaddedArray:
 
     def pad(self, array: Array) -> Array:
         """A new array of the padded shape."""
-        padded = np.zeros(self.shape, array.dtype) if self.zeros else np.empty(self.shape, array.dtype)
-        padded[self.place] = array
+        padded_array = np.zeros(self.shape, array.dtype) if self.zeros else np.empty(self.shape, array.dtype)
+        padded_array[self.place] = array
         for fill in self.fills:
-            padded[fill.into] = fill.value if fill.source is None else padded[fill.source]
-        return padded
+            padded_array[fill.into] = fill.value if fill.source is None else padded_array[fill.source]
+        return padded_array
 
 
 @dataclass(frozen=True)
@@ -81,35 +81,35 @@ def plan_padding(
     padded: Mapping[str, int],
 ) -> PadPlan:
     """The plan for requests with the dims `sizes`, which become `padded`. Raises KeyError for a dim without a rule."""
-    grown = {dim for dim, size in padded.items() if size != sizes[dim]}
+    grown_dims = {dim for dim, size in padded.items() if size != sizes[dim]}
     arrays = [
         _plan_array(spec, padding.inputs.get(spec.name, {}), sizes, padded)
         for spec in inputs
-        if grown.intersection(spec.shape)
+        if grown_dims.intersection(spec.shape)
     ]
-    crops = {spec.name: _crop(spec, grown, sizes) for spec in outputs if grown.intersection(spec.shape)}
-    elements, own_elements = (sum(math.prod(spec.at(at)) for spec in inputs) for at in (padded, sizes))
+    crops = {spec.name: _crop(spec, grown_dims, sizes) for spec in outputs if grown_dims.intersection(spec.shape)}
+    elements, own_elements = (sum(math.prod(spec.at(dim_sizes)) for spec in inputs) for dim_sizes in (padded, sizes))
     return PadPlan(tuple(arrays), crops, elements, own_elements)
 
 
 def _plan_array(
     spec: TensorSpec, rules: Mapping[str, PadValue], sizes: Mapping[str, int], padded: Mapping[str, int]
 ) -> _PaddedArray:
-    before, after = spec.at(sizes), spec.at(padded)
+    old_shape, new_shape = spec.at(sizes), spec.at(padded)
     fills = []
-    reached = [slice(0, size) for size in before]
-    for axis, (old_size, size, dim) in enumerate(zip(before, after, spec.shape, strict=True)):
+    region = [slice(0, size) for size in old_shape]
+    for axis, (old_size, size, dim) in enumerate(zip(old_shape, new_shape, spec.shape, strict=True)):
         if size == old_size:
             continue
         value = rules[str(dim)]
-        reached[axis] = slice(old_size, size)
-        into = tuple(reached)
-        source = (*into[:axis], slice(old_size - 1, old_size), *into[axis + 1 :]) if value == REPEAT else None
-        fills.append(_Fill(into, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
-        reached[axis] = slice(0, size)
-    place = tuple(slice(0, size) for size in before)
-    zeros = all(fill.value is not None and not fill.value for fill in fills)
-    return _PaddedArray(spec.name, after, place, () if zeros else tuple(fills), zeros)
+        region[axis] = slice(old_size, size)
+        dest = tuple(region)
+        source = (*dest[:axis], slice(old_size - 1, old_size), *dest[axis + 1 :]) if value == REPEAT else None
+        fills.append(_Fill(dest, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
+        region[axis] = slice(0, size)
+    old_region = tuple(slice(0, size) for size in old_shape)
+    is_zero_fill = all(fill.value is not None and not fill.value for fill in fills)
+    return _PaddedArray(spec.name, new_shape, old_region, () if is_zero_fill else tuple(fills), is_zero_fill)
 
 
 def _crop(spec: TensorSpec, grown: set[str], sizes: Mapping[str, int]) -> _Places:

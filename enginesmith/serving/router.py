@@ -33,8 +33,8 @@ _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fa
 def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
     """That no bucket holds a request, with its sizes and those that the buckets take."""
     sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
-    names = [bucket.name for bucket in buckets]
-    bucket_list = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
+    bucket_names = [bucket.name for bucket in buckets]
+    bucket_list = "; ".join(bucket_names[:4]) + (f"; and {len(bucket_names) - 4} more" if len(bucket_names) > 4 else "")
     return f"no bucket holds a request of {sizes_text}; buckets are {bucket_list or 'none'}"
 
 
@@ -86,19 +86,19 @@ def open_described(
     document = read_description(path)
     try:
         if "state" in document or "graphs" in document:
-            kind, other = (
+            kind, remedy_class = (
                 ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
             )
-            raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {other}")
-        stated = decode(document, _RoutedDescription, "")
+            raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {remedy_class}")
+        details = decode(document, _RoutedDescription, "")
     except IntegrityError as error:
         raise DataError(f"{description} describes no engine: {error}") from error
     find_engine(path, document)
     run = opens(check_engine(path, document)) if opens else open_onnx(path)
-    seconds = measured_seconds(latency, stated.inputs, timed) if latency else None
-    name = f"{stated.target} {stated.precision} {stated.backend}"
-    engine = RoutedEngine(name, run, stated.inputs, stated.outputs, stated.profiles, seconds)
-    return DescribedEngine(engine, stated.padding, bool(stated.profiles))
+    seconds = measured_seconds(latency, details.inputs, timed) if latency else None
+    name = f"{details.target} {details.precision} {details.backend}"
+    engine = RoutedEngine(name, run, details.inputs, details.outputs, details.profiles, seconds)
+    return DescribedEngine(engine, details.padding, bool(details.profiles))
 
 
 # Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
@@ -145,14 +145,14 @@ class Router(Session):
         self.padding = padding or Padding()
         self.buckets: tuple[EngineBucket, ...] = list_buckets(routed_engines, self.padding)
         self._fallbacks = [self._alike(engine) for engine in fallbacks]
-        names = [engine.name for engine in (*routed_engines, *self._fallbacks)]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InputError(f"two engines of a router are called {twice!r}; give each a name of its own")
+        engine_names = [engine.name for engine in (*routed_engines, *self._fallbacks)]
+        if double_name := next((name for name in engine_names if engine_names.count(name) > 1), None):
+            raise InputError(f"two engines of a router are called {double_name!r}; give each a name of its own")
         self._closed = False
-        counted = tuple(bucket.name for bucket in self.buckets)
-        self._counter = RequestCounter(counted, tuple(engine.name for engine in self._fallbacks))
-        named = (dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim)
-        self._dims = tuple(dict.fromkeys(named))
+        bucket_names = tuple(bucket.name for bucket in self.buckets)
+        self._counter = RequestCounter(bucket_names, tuple(engine.name for engine in self._fallbacks))
+        dim_names = (dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim)
+        self._dims = tuple(dict.fromkeys(dim_names))
         self._check, self._routes = InputCheck(self.inputs), dict[tuple[int, ...], Route | None]()
         self._dtypes = [(spec.name, dtype_of(spec.dtype)) for spec in self.inputs]
         self._known = dict[tuple[tuple[int, ...], ...], Route]()
@@ -172,12 +172,12 @@ class Router(Session):
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
         _check_pulled(pulled)
-        timed = timed_alike(each.latency for each in pulled if each.latency)
-        engines = [open_described(each.description, opens, each.latency, timed) for each in pulled]
+        timing_kind = timed_alike(engine.latency for engine in pulled if engine.latency)
+        engines = [open_described(engine.description, opens, engine.latency, timing_kind) for engine in pulled]
         return cls(
-            [each.engine for each in engines if each.bounded],
-            next((each.padding for each in engines if each.padding.inputs), None),
-            fallbacks=[each.engine for each in engines if not each.bounded],
+            [engine.engine for engine in engines if engine.bounded],
+            next((engine.padding for engine in engines if engine.padding.inputs), None),
+            fallbacks=[engine.engine for engine in engines if not engine.bounded],
         )
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
@@ -210,8 +210,8 @@ class Router(Session):
     def padded_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
         """What the dims of a request (all of them, with their sizes) become in its bucket; None where no bucket holds
         it. Raises InputError where a dim is missing, or no number."""
-        if lacking := next((dim for dim in self._dims if not isinstance(sizes.get(dim), Integral)), None):
-            raise InputError(f"no size of dim {lacking!r}; give a whole number for each of {', '.join(self._dims)}")
+        if missing_dim := next((dim for dim in self._dims if not isinstance(sizes.get(dim), Integral)), None):
+            raise InputError(f"no size of dim {missing_dim!r}; give a whole number for each of {', '.join(self._dims)}")
         route = self._route({dim: sizes[dim] for dim in self._dims})
         return None if route is None else route.padded
 
@@ -231,10 +231,10 @@ class Router(Session):
 
     def _alike(self, engine: RoutedEngine) -> RoutedEngine:
         """The engine, taking and giving the dtypes of the router."""
-        shapes, common = ({spec.name: spec.shape for spec in specs} for specs in (engine.inputs, self.inputs))
-        if shapes != common:
+        shapes, common_shapes = ({spec.name: spec.shape for spec in specs} for specs in (engine.inputs, self.inputs))
+        if shapes != common_shapes:
             raise InputError(
-                f"engine {engine.name!r} takes {shapes}, and the first one {common}; give engines of one model"
+                f"engine {engine.name!r} takes {shapes}, and the first one {common_shapes}; give engines of one model"
             )
         run = converting(engine.run, (engine.inputs, engine.outputs), (self.inputs, self.outputs))
         return replace(engine, run=run)
@@ -279,18 +279,18 @@ class Router(Session):
                 self._counter.add_fallback(engine.name, requests)
                 return answer
         self._counter.add_fallback(None, requests)
-        miss = describe_miss(sizes, self.buckets)
+        miss_text = describe_miss(sizes, self.buckets)
         if not reasons:
-            raise DataError(f"{miss}; {_WIDEN}")
-        raise EnginesmithError(f"{miss}, and no fallback answers: {'; '.join(reasons)}")
+            raise DataError(f"{miss_text}; {_WIDEN}")
+        raise EnginesmithError(f"{miss_text}, and no fallback answers: {'; '.join(reasons)}")
 
 
 def _check_pulled(pulled: object) -> None:
     """Raise InputError for what is no list of pulled engines."""
     if not isinstance(pulled, Sequence) or isinstance(pulled, str):
         raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
-    if wrong := next((each for each in pulled if not hasattr(each, "description")), None):
-        raise InputError(f"{wrong!r} is no pulled engine; give the list that Client.pull_all returns")
+    if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
+        raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
 
 
 def _check_arguments(engines: object, padding: object, fallbacks: object) -> None:
