@@ -61,10 +61,10 @@ def pull_arguments(uri: str) -> list[str]:
     Without a layout it is Triton's. Raises InputError for another scheme and options that a URI cannot have,
     UnknownNameError for a malformed reference.
     """
-    scheme, separator, rest = uri.partition("://")
+    scheme, separator, address = uri.partition("://")
     if scheme != SCHEME or not separator:
         raise InputError(f"{uri!r}: give a URI such as {SCHEME}://digits@3?target=l4")
-    text, _, query = rest.partition("?")
+    text, _, query = address.partition("?")
     arguments = [str(parse_reference(unquote(text).strip("/")))]
     query_pairs = parse_qsl(query, keep_blank_values=True)
     for name, value in query_pairs:
@@ -97,8 +97,8 @@ class Deployment:
             raise InputError(
                 "give --image, the client's image that pulls in the cluster, or --car, an image of engines"
             )
-        if not _PINNED.fullmatch(named := self.image or self.car):
-            raise InputError(f"image {named!r} is not pinned: give NAME@sha256:DIGEST")
+        if not _PINNED.fullmatch(image_name := self.image or self.car):
+            raise InputError(f"image {image_name!r} is not pinned: give NAME@sha256:DIGEST")
 
     def to_objects(self) -> list[Json]:
         """The InferenceService, and before it the ClusterStorageContainer where a URI needs one."""

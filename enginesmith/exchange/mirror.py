@@ -69,22 +69,24 @@ def mirror(
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     versions = [locate(source, reference) for reference in references]
-    vouched = [require(source, located.manifest, trust) for located in versions]
+    trust_results = [require(source, located.manifest, trust) for located in versions]
     sizes: dict[str, int | None] = {}
-    moved = []
-    for located, trusted in zip(versions, vouched, strict=True):
+    moves = []
+    for located, trust_result in zip(versions, trust_results, strict=True):
         manifest = located.manifest
         models = [manifest.model, *(graph.model for graph in manifest.graphs)]
         with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
             refresh_version(guard, manifest)
         if with_channels and located.channel is not None:
-            moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
+            moves.append(_move(source, located.channel, manifest, dest, by, trust_result.counts))
     for model in dict.fromkeys(located.manifest.model for located in versions):
         merge_series(source, dest, model)
-    names = tuple(dict.fromkeys(version_name(located.manifest.model, located.manifest.version) for located in versions))
-    copied = [size for size in sizes.values() if size is not None]
-    return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))
+    labels = tuple(
+        dict.fromkeys(version_name(located.manifest.model, located.manifest.version) for located in versions)
+    )
+    new_sizes = [size for size in sizes.values() if size is not None]
+    return Mirrored(labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
 
 
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
@@ -94,17 +96,17 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
     `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
-    attached = {attachment.digest: f"attachment {attachment.name}" for attachment, _ in attachments(store, manifest)}
-    needed = attached | manifest.blobs()
+    titles = {attachment.digest: f"attachment {attachment.name}" for attachment, _ in attachments(store, manifest)}
+    blob_titles = titles | manifest.blobs()
     documents = [store.read(key) or b"" for key in keys if key.endswith(".json")]
-    named = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
-    extra = [digest for digest in sorted(named - needed.keys()) if store.has(digest)]
-    for digest, what in needed.items():
+    named_digests = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
+    extras = [digest for digest in sorted(named_digests - blob_titles.keys()) if store.has(digest)]
+    for digest, title in blob_titles.items():
         if not store.has(digest):
             raise IntegrityError(
-                f"{manifest.model}@{manifest.version} has lost its {what} ({digest}); run `enginesmith registry fsck`"
+                f"{manifest.model}@{manifest.version} has lost its {title} ({digest}); run `enginesmith registry fsck`"
             )
-    return [*needed, *extra], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
+    return [*blob_titles, *extras], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
 
 
 def _copy_version(
@@ -128,14 +130,14 @@ def _copy_version(
         raise refusal
     with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         pending_blobs = [digest for digest in blobs if sizes.get(digest) is None]
-        done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), pending_blobs)
-        for digest, size in zip(pending_blobs, done, strict=True):
+        copied_sizes = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), pending_blobs)
+        for digest, size in zip(pending_blobs, copied_sizes, strict=True):
             say(digest)
             sizes[digest] = size
     # The last moment to stop: the lease must still be held, and every blob be there.
     guard.secure([name, *blobs])
-    if lost := [digest for digest in blobs if not dest.has(digest)]:
-        raise IntegrityError(f"{dest.uri} lost blob {lost[0]} while it was copied; run again")
+    if lost_digests := [digest for digest in blobs if not dest.has(digest)]:
+        raise IntegrityError(f"{dest.uri} lost blob {lost_digests[0]} while it was copied; run again")
     pages = (page_key(manifest.model, manifest.version), page_data_key(manifest.model, manifest.version))
     for document in documents:
         _copy_document(source, document, dest, page=document in pages)
@@ -162,8 +164,8 @@ def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
     if data is None or dest.create(key, data) or page or (dest_data := dest.read(key)) == data:
         return
     with suppress(Malformed):  # unless both are signatures
-        one, other = read_bundle(dest_data or b""), read_bundle(data)
-        if (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest):
+        dest_bundle, bundle = read_bundle(dest_data or b""), read_bundle(data)
+        if (dest_bundle.key_id, dest_bundle.file, dest_bundle.digest) == (bundle.key_id, bundle.file, bundle.digest):
             return
     raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
 
@@ -175,25 +177,25 @@ def _move(
 
     From a version that the source's channel served, any loss is accepted: the source accepted it, or rolled back.
     """
-    move, serving = channel.move, read_channel(dest, channel.model, channel.name)
-    served = {past_move.manifest for past_move in read_history(source, channel).moves}
-    follows = serving is not None and serving.manifest in served
+    move, dest_channel = channel.move, read_channel(dest, channel.model, channel.name)
+    served_manifests = {past_move.manifest for past_move in read_history(source, channel).moves}
+    is_successor = dest_channel is not None and dest_channel.manifest in served_manifests
     passes = [canary_pass(source, digest) for digest in move.canary]
     for canary in passes:
         dest.put_bytes(source.read_blob(canary.report))
-    why = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
+    reason = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
     # The canary's baseline may never have been served at the other site, so that it is not compared with that site.
-    after = channels.promote(
+    moved_channel = channels.promote(
         dest,
         manifest,
         channel.name,
         by=by,
-        why=why,
+        why=reason,
         proven_only=channel.proven_only,
         random_inputs=move.random_inputs,
         canaries=passes,
         from_other_registry=True,
         counts=counts,
-        accepted_losses=None if follows else (),
+        accepted_losses=None if is_successor else (),
     )
-    return f"{after.model}:{after.name}"
+    return f"{moved_channel.model}:{moved_channel.name}"

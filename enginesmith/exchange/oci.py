@@ -74,33 +74,40 @@ def export_oci(
     require_model(manifest)
     # Nothing is checked when an image is mounted, so the trust policy is checked here.
     counts = require(store, located.manifest, trust).counts
-    only = proven_only or located.proven_only
+    only_proven = proven_only or located.proven_only
     entries: list[EngineEntry] = [
-        unit for unit in judge_entries(store, manifest, counts) if unit.status == "proven" or (unit.usable and not only)
+        unit
+        for unit in judge_entries(store, manifest, counts)
+        if unit.status == "proven" or (unit.usable and not only_proven)
     ]
     if not entries:
-        what = "proven" if only else "usable"
-        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {what} engine; `enginesmith show` says why")
+        kind = "proven" if only_proven else "usable"
+        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {kind} engine; `enginesmith show` says why")
     if triton:
         entries = _find_servable(manifest, entries)
-    before = _read_index(dest)
+    old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""
     version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
     images = [_image(store, layout, version, entry, triton) for entry in entries]
-    whole = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _version_annotations(manifest)}
-    tagged = {**layout.put(canonical_json(whole), INDEX), "annotations": _version_annotations(manifest)}
-    named = {f"{manifest.model}-{manifest.version}{suffix}": tagged}
-    named |= {
+    listing = {
+        "schemaVersion": 2,
+        "mediaType": INDEX,
+        "manifests": images,
+        "annotations": _version_annotations(manifest),
+    }
+    descriptor = {**layout.put(canonical_json(listing), INDEX), "annotations": _version_annotations(manifest)}
+    tags = {f"{manifest.model}-{manifest.version}{suffix}": descriptor}
+    tags |= {
         f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image
         for entry, image in zip(entries, images, strict=True)
     }
-    _check_owner(dest, before, named, manifest)
+    _check_owner(dest, old_images, tags, manifest)
     write_whole(dest / "oci-layout", LAYOUT)
-    others = [image for image in before if _annotations(image).get(REF_NAME) not in named]
-    new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in named.items()]
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *new_manifests]}
+    other_images = [image for image in old_images if _annotations(image).get(REF_NAME) not in tags]
+    new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in tags.items()]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*other_images, *new_manifests]}
     write_whole(dest / "index.json", canonical_json(index))
-    return OciExport(dest, tuple(named))
+    return OciExport(dest, tuple(tags))
 
 
 def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:
@@ -139,9 +146,9 @@ def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[E
     """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
     reasons = {entry.unit: find_unservable(entry) for entry in entries}
     if all(reasons.values()):
-        lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-        what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve; {REMEDY}:"
-        raise UnknownNameError("\n".join([what, *lines]))
+        reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
+        complaint = f"{manifest.model}@{manifest.version} has no engine that Triton can serve; {REMEDY}:"
+        raise UnknownNameError("\n".join([complaint, *reason_lines]))
     return [entry for entry in entries if not reasons[entry.unit]]
 
 
@@ -158,11 +165,11 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
                 store.fetch(digest, folder / name)
             (folder / f"{stem}.json").write_bytes(description)
             return
-        what = f"{manifest.model}@{manifest.version}"
+        version_name = f"{manifest.model}@{manifest.version}"
         candidates = (EngineCandidate(entry, "named"),)
-        ranking = EngineRanking(what, Machine(entry.compute_capability), Policy(), candidates, ())
-        place = Triton().at(folder / CAR, manifest.model)
-        place.swap(store, located, [ranking], BlobFetcher(), keep=1)
+        ranking = EngineRanking(version_name, Machine(entry.compute_capability), Policy(), candidates, ())
+        triton_place = Triton().at(folder / CAR, manifest.model)
+        triton_place.swap(store, located, [ranking], BlobFetcher(), keep=1)
 
     layer = layout.put_layer(lay_out)
     annotations = _engine_annotations(manifest, entry)
