@@ -104,10 +104,10 @@ class WarmStart:
 
         inductor, autograd = counters["inductor"], counters["aot_autograd"]
         # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
-        begun_anew = autograd["total"] - autograd["ok"]
+        uncached_count = autograd["total"] - autograd["ok"]
         counts = {
             "graphs of Inductor": int(inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]),
-            "graphs of AOTAutograd": max(0, int(autograd["autograd_cache_miss"] - begun_anew)),
+            "graphs of AOTAutograd": max(0, int(autograd["autograd_cache_miss"] - uncached_count)),
             "C++ kernels": _count_kernels(self.folder) - self.kernels,
         }
         return {name: count for name, count in counts.items() if count}
@@ -139,10 +139,10 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
 def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachment:
     """The compile cache that was pulled. Raises InputError where there is none, with the reason."""
     if isinstance(pulled, Pulled):
-        cache = next((extra for extra in pulled.attachments if extra.attachment.kind == COMPILE_CACHE), None)
+        cache = next((each for each in pulled.attachments if each.attachment.kind == COMPILE_CACHE), None)
         if cache is None:
-            why = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
-            raise InputError(f"no compile cache came with {pulled!r}: {why}")
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
+            raise InputError(f"no compile cache came with {pulled!r}: {reasons}")
         return cache
     if isinstance(pulled, PulledAttachment):
         archive = pulled
@@ -161,11 +161,13 @@ def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachm
 def open_cache(path: Path, digest: str) -> WarmStart:
     """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`."""
     try:
-        actual = digest_of_file(path)
+        actual_digest = digest_of_file(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); pull it again") from error
-    if actual != digest:
-        raise IntegrityError(f"{path} has the digest {actual[:12]}, and {digest[:12]} was published; pull it again")
+    if actual_digest != digest:
+        raise IntegrityError(
+            f"{path} has the digest {actual_digest[:12]}, and {digest[:12]} was published; pull it again"
+        )
     folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable by this user alone
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with _opened(path) as archive:
@@ -247,12 +249,12 @@ def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder:
     """Run one process. folder: for the cold one's files and answers."""
     code = f"from {__name__} import run_once; run_once()"
     command = [sys.executable, "-c", code, side, entry_point, str(cache.absolute()), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with {done.returncode}"]
-        raise ModelError(f"{entry_point}: the {side} start failed: {said[-1]}")
-    numbers: dict[str, float] = json.loads((folder / f"{side}.json").read_bytes())
-    return numbers
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        lines = [line for line in run.stderr.splitlines() if line.strip()] or [f"it ended with {run.returncode}"]
+        raise ModelError(f"{entry_point}: the {side} start failed: {lines[-1]}")
+    measurements: dict[str, float] = json.loads((folder / f"{side}.json").read_bytes())
+    return measurements
 
 
 def run_once() -> None:
@@ -264,18 +266,18 @@ def run_once() -> None:
     if warm is None:
         (folder / "inductor").mkdir()
         use_folder(folder / "inductor")
-    model, calls = load_entry_point(entry_point)
-    answers, numbers = [], dict[str, float]()
+    model, argument_sets = load_entry_point(entry_point)
+    answers, measurements = [], dict[str, float]()
     with torch.no_grad():
-        for call in calls:
-            answers.append(model(**call) if isinstance(call, Mapping) else model(*call))
-            numbers = numbers or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
-    numbers["misses"] = sum(warm.misses().values()) if warm else 0
+        for arguments in argument_sets:
+            answers.append(model(**arguments) if isinstance(arguments, Mapping) else model(*arguments))
+            measurements = measurements or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
+    measurements["misses"] = sum(warm.misses().values()) if warm else 0
     _compare(answers, folder / "answers.pt")
     if warm is None and not cache.exists():
         is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         pack(folder / "inductor", _requirements("cuda" if is_cuda else "cpu"), cache)
-    (folder / f"{side}.json").write_text(json.dumps(numbers))
+    (folder / f"{side}.json").write_text(json.dumps(measurements))
 
 
 def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
@@ -316,8 +318,8 @@ def _requirements(device: str) -> tuple[Requirement, ...]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     facts = Installation(tuple(list_facts(cuda=device != "cpu").items()))
-    only = machine.cpu or "" if device == "cpu" else ""
-    return for_target(target, only=only), *same_versions(versions, *versions), facts
+    cpu_kind = machine.cpu or "" if device == "cpu" else ""
+    return for_target(target, only=cpu_kind), *same_versions(versions, *versions), facts
 
 
 def _seconds_since_start() -> float:
