@@ -134,12 +134,12 @@ class LazyGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import the command's file."""
         tables = (*self.sections.values(), self._hidden)
-        place, does = next((table[cmd_name] for table in tables if cmd_name in table), ("", ""))
-        if not does:
+        address, help_text = next((table[cmd_name] for table in tables if cmd_name in table), ("", ""))
+        if not help_text:
             return None
-        if not place:
-            return LazyGroup(cmd_name, sections={"Commands": GROUPS[cmd_name]}, help=does)
-        module, _, function = place.partition(":")
+        if not address:
+            return LazyGroup(cmd_name, sections={"Commands": GROUPS[cmd_name]}, help=help_text)
+        module, _, function = address.partition(":")
         command = getattr(importlib.import_module(module), function)
         assert isinstance(command, TakesGlobals)  # noqa: S101 - our own table
         command.name = cmd_name
@@ -149,10 +149,10 @@ class LazyGroup(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Note the words of the command that is called."""
-        name, command, rest = super().resolve_command(ctx, args)
-        said = ctx.find_root().ensure_object(dict)
-        said[_COMMAND] = f"{said.get(_COMMAND, '')} {name}".strip()
-        return name, command, rest
+        name, command, other_args = super().resolve_command(ctx, args)
+        state = ctx.find_root().ensure_object(dict)
+        state[_COMMAND] = f"{state.get(_COMMAND, '')} {name}".strip()
+        return name, command, other_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, and the global options once, below the root's."""
@@ -239,8 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except EnginesmithError as error:
         _say_last(settings, "error", _entries(error))
         leave(error.exit_code)
-    except SystemExit as ended:
-        leave(int(ended.code or 0))
+    except SystemExit as exit_error:
+        leave(int(exit_error.code or 0))
     except OSError as error:
         code = code_of_lost(error)
     leave(code)
@@ -250,8 +250,8 @@ def _entries(error: EnginesmithError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
     entries = []
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
-        head, *rest = f"error: {entry}".split("\n")
-        entries.append("\n".join([head, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
+        title, *lines = f"error: {entry}".split("\n")
+        entries.append("\n".join([title, *(line if line.startswith("  ") else f"  {line}" for line in lines)]))
     return entries
 
 
@@ -272,16 +272,16 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
     if not package or package in (*ROOMS, "enginesmith"):
         return None
     extra = extra_of(name)
-    where = "./enginesmith" if extra in _CLIENT_EXTRAS else "."
-    what = f"'{where}[{extra}]' in a clone" if extra else package
-    return f"this needs {package}, which is not installed: pip install {what}"
+    package_folder = "./enginesmith" if extra in _CLIENT_EXTRAS else "."
+    install_target = f"'{package_folder}[{extra}]' in a clone" if extra else package
+    return f"this needs {package}, which is not installed: pip install {install_target}"
 
 
 def extra_of(module: str) -> str | None:
     """The extra that installs a module ('google.cloud.storage'); None where none does."""
     parts = module.split(".")
-    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((_EXTRAS[name] for name in names if name in _EXTRAS), None)
+    module_names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((_EXTRAS[name] for name in module_names if name in _EXTRAS), None)
 
 
 def _interrupt(_signal: int, _frame: object) -> NoReturn:

@@ -80,8 +80,8 @@ class LayoutOptions:
 
 def check_layout(context: click.Context, layout: str) -> None:
     """Raise click's usage error for an option of another layout."""
-    for names, owner in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
-        for name in names:
+    for option_names, owner in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
+        for name in option_names:
             is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
             if is_explicit and layout != owner:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {owner}")
@@ -108,8 +108,8 @@ def write_objects(
     from enginesmith.client.locate import VersionLocator
     from enginesmith.exchange.kserve import Deployment
 
-    asked = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
-    located, (ranking,) = rank_each(client.store, asked, [machine], client.policy, Triton())
+    located_version = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
+    located, (ranking,) = rank_each(client.store, located_version, [machine], client.policy, Triton())
     engine, manifest = ranking.resolution().chosen, located.manifest
     deployment = Deployment(
         manifest,
@@ -165,15 +165,15 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
             f"chosen: {pull.path.relative_to(placed.folder)}: {pull.engine.unit} of {manifest.model}@{manifest.version}"
         )
         echo(f"why:    {pull.resolution.why}")
-    accepted = {entry.unit for pull in placed.pulled for entry in pull.resolution.ranked}
-    rejected = [row for pull in placed.pulled for row in pull.resolution.rejected if row[0] not in accepted]
+    chosen_units = {entry.unit for pull in placed.pulled for entry in pull.resolution.ranked}
+    rejections = [row for pull in placed.pulled for row in pull.resolution.rejected if row[0] not in chosen_units]
     # Of several reasons the one of the machine that the engine was built for is the last.
-    reasons = dict(sorted(rejected, key=lambda row: not row[1].startswith("built for ")))
+    reasons = dict(sorted(rejections, key=lambda row: not row[1].startswith("built for ")))
     units_by_reason: dict[str, list[str]] = {}
     for unit, reason in reasons.items():
         units_by_reason.setdefault("" if reason.startswith("built for ") else reason, []).append(unit)
-    elsewhere = units_by_reason.pop("", [])
+    other_units = units_by_reason.pop("", [])
     for reason, units in units_by_reason.items():
         echo(f"not:    {', '.join(units)}: {reason}")
-    if elsewhere:
-        echo(f"not:    {pluralize(len(elsewhere), 'engine')} for other hardware: {list_targets(elsewhere)}")
+    if other_units:
+        echo(f"not:    {pluralize(len(other_units), 'engine')} for other hardware: {list_targets(other_units)}")

@@ -43,10 +43,10 @@ class Duration(click.ParamType[timedelta]):
         match = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
         if match is None:
             self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
-        lasts = timedelta(**{_UNITS[match[2]]: int(match[1])})
-        if lasts > LONGEST:
+        duration = timedelta(**{_UNITS[match[2]]: int(match[1])})
+        if duration > LONGEST:
             self.fail(f"{value!r} is longer than {LONGEST.days}d", param, ctx)
-        return lasts
+        return duration
 
 
 class ListenAddress(click.ParamType[HttpAddress]):
@@ -156,10 +156,12 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Callback], Callback]:
 
 
 def number_option(
-    name: str, kind: click.ParamType[Any], default: float | None, meaning: str, shown: bool | str = True
+    name: str, kind: click.ParamType[Any], default: float | None, meaning: str, default_text: bool | str = True
 ) -> Callable[[Callback], Callback]:
-    """An option for a number. kind: its range.  shown: whether help says the default, or what it says in its place."""
-    return click.option(name, type=kind, default=default, show_default=shown, help=meaning, callback=check_finite)
+    """An option for a number. kind: its range.  default_text: what help says of the default, or whether it says it."""
+    return click.option(
+        name, type=kind, default=default, show_default=default_text, help=meaning, callback=check_finite
+    )
 
 
 def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
@@ -169,9 +171,11 @@ def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> 
     return value
 
 
-def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool) -> Callable[[Callback], Callback]:
-    """An option for a path. shown: what help says is taken without it.  kind: settings of `click.Path`."""
-    return click.option(name, type=click.Path(path_type=Path, **kind), show_default=shown, help=meaning)
+def path_option(
+    name: str, meaning: str, default_text: bool | str = False, **kind: bool
+) -> Callable[[Callback], Callback]:
+    """An option for a path. default_text: what help says is taken without it.  kind: settings of `click.Path`."""
+    return click.option(name, type=click.Path(path_type=Path, **kind), show_default=default_text, help=meaning)
 
 
 def require_svg(path: Path) -> None:
@@ -188,18 +192,18 @@ _TYPED = "typed"
 def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
     """Keep the value of a global option, unless a word of the command line before this one gave another."""
     state = ctx.ensure_object(dict)
-    typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
-    if typed or option.name not in state:
+    is_typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+    if is_typed or option.name not in state:
         state[option.name] = value
-    if typed:
+    if is_typed:
         state.setdefault(_TYPED, set()).add(option.name)
 
 
 class GlobalOption(click.Option):
     """An option of the root that every command takes too. The help of commands does not repeat it."""
 
-    def __init__(self, *names: str, **settings: Any) -> None:
-        super().__init__(names, expose_value=False, callback=_keep_global, **settings)
+    def __init__(self, *flags: str, **settings: Any) -> None:
+        super().__init__(flags, expose_value=False, callback=_keep_global, **settings)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Its line in the help of the root; None in the help of any other command."""
@@ -258,15 +262,15 @@ class TakesGlobals(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the values that its function takes to those of its own options. Raises click's usage error."""
-        rest = super().parse_args(ctx, args)
-        taken = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
+        other_args = super().parse_args(ctx, args)
+        parameters = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
         state = ctx.ensure_object(dict)
-        for name in state.get(_TYPED, set()) & {*_REFUSED} - {*taken}:
+        for name in state.get(_TYPED, set()) & {*_REFUSED} - {*parameters}:
             if getattr(self, "invoke_without_command", True):
                 raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
         values = {**state, "registry": state["registry"] or DEFAULT_REGISTRY, "stated_registry": state["registry"]}
-        ctx.params.update({name: values[name] for name in _PASSED if name in taken})
-        return rest
+        ctx.params.update({name: values[name] for name in _PASSED if name in parameters})
+        return other_args
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Say where the global options are explained."""
@@ -311,7 +315,7 @@ class Option:
         settings = {"help": self.meaning, **_settings_of(kind), **self.settings}
         if field.default is MISSING and field.default_factory is MISSING:
             settings["required"] = True
-        elif not any(field.default is none for none in (MISSING, None, False, ())):
+        elif not any(field.default is sentinel for sentinel in (MISSING, None, False, ())):
             settings.update(default=field.default, show_default=field.default != "")
         if self.shown:
             settings["show_default"] = self.shown
@@ -378,24 +382,24 @@ def _collect(kind: type[Any], settings: dict[str, Any]) -> Any:
 TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
 
 
-def several(name: str, meaning: str, shown: str | None) -> Option:
+def several(name: str, meaning: str, default_text: str | None) -> Option:
     """The option of a text that takes several names, with commas or repeated, as one text with commas.
 
-    shown: what is taken without it, for help; None: it is required.
+    default_text: what is taken without it, for help; None: it is required.
     """
     return Option(
         f"{meaning}; repeat it, or separate several with commas.",
         name=f"--{name}",
-        shown=shown,
+        shown=default_text,
         metavar=f"{name.upper()}S",
         multiple=True,
         callback=lambda _context, _option, names: ",".join(names) or None,
     )
 
 
-def targets_option(shown: str | None) -> Option:
-    """`--target` for several targets or groups of them. shown: as for `several`."""
-    return several("target", f"{TARGET}; gpu: every GPU; all: every target", shown)
+def targets_option(default_text: str | None) -> Option:
+    """`--target` for several targets or groups of them. default_text: as for `several`."""
+    return several("target", f"{TARGET}; gpu: every GPU; all: every target", default_text)
 
 
 _PRECISIONS = f"Precision: {', '.join(PRECISIONS)}"
@@ -419,9 +423,9 @@ class Selection:
     backends: Annotated[str | None, several("backend", _BACKENDS, _ALL)] = None
 
 
-def precision_option(shown: str) -> Option:
-    """`--precision` of engines. shown: what is taken without it, for help."""
-    return Option("Only engines of this precision.", type=click.Choice(PRECISIONS), shown=shown)
+def precision_option(default_text: str) -> Option:
+    """`--precision` of engines. default_text: what is taken without it, for help."""
+    return Option("Only engines of this precision.", type=click.Choice(PRECISIONS), shown=default_text)
 
 
 @dataclass(frozen=True)
@@ -476,13 +480,13 @@ def say(text: str) -> None:
 
 def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """{package: version} of 'tensorrt-rtx=1.3'. Raises click's usage error for another text."""
-    stated = {}
+    versions = {}
     for text in texts:
         name, equals, version = text.partition("=")
         if not (name and equals and version):
             raise click.BadParameter(f"{text!r} is not NAME=VERSION, such as tensorrt=10.9.0")
-        stated[name.lower().replace("_", "-")] = version
-    return stated
+        versions[name.lower().replace("_", "-")] = version
+    return versions
 
 
 def runtimes_option(where: str) -> Option:

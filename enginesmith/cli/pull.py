@@ -149,8 +149,8 @@ class FollowOptions:
                 raise click.UsageError("what --health finds is reported; leave out --report none")
         else:
             report = ReportUrl(self.report)
-        well = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
-        return {"hook": hook, "health": well, "report": report, "once": self.once, "keep": self.keep, "say": say}
+        health = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
+        return {"hook": hook, "health": health, "report": report, "once": self.once, "keep": self.keep, "say": say}
 
 
 def _is_url(text: str) -> bool:
@@ -192,9 +192,9 @@ class PullOptions:
 
     def uri_options(self) -> dict[str, str]:
         """What is stated of a cluster's nodes beside their target and runtimes, as options of its `pull`."""
-        stated = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
-        stated["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
-        options = {name: value for name, value in stated.items() if value}
+        node_options = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
+        node_options["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
+        options = {name: value for name, value in node_options.items() if value}
         return {**options, "proven-only": ""} if self.proven_only else options
 
     def client(self, registry: str, trust: Path | None) -> "Client":
@@ -208,8 +208,8 @@ class PullOptions:
             trust=trust,
             allow_unsigned=self.allow_unsigned,
         )
-        stated = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
-        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in stated.items() if text})
+        settings = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
+        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in settings.items() if text})
         return Client(registry, policy=policy, rehash=self.rehash, say=say, node=node)
 
 
@@ -221,32 +221,32 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
     from enginesmith.client.layouts.base import Plain
     from enginesmith.client.watching.server import INTERVAL_S
 
-    layout, following = options.layout.layout, options.following
+    layout, follow_options = options.layout.layout, options.following
     if layout == "kserve":
         raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
     if layout == "ortpackage":
         raise click.UsageError("--layout ortpackage writes the package of a version once; leave out --follow")
-    one, in_triton = len(references) == 1, layout == "triton"
-    if in_triton and not one:
+    is_single, is_triton = len(references) == 1, layout == "triton"
+    if is_triton and not is_single:
         raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
     if not references:
         raise click.UsageError("give a channel to follow, as in digits:stable")
-    machine = options.machine.machines() if in_triton else options.machine.one_machine()
-    settings: dict[str, Any] = {"machine": machine, **following.settings()}
+    machine = options.machine.machines() if is_triton else options.machine.one_machine()
+    settings: dict[str, Any] = {"machine": machine, **follow_options.settings()}
     try:
-        if one:
-            interval_s = following.interval or INTERVAL_S
-            placing = options.layout.of_several() if in_triton else Plain()
-            swap = client.watch(references[0], options.dest, layout=placing, interval_s=interval_s, **settings)
+        if is_single:
+            interval_s = follow_options.interval or INTERVAL_S
+            client_layout = options.layout.of_several() if is_triton else Plain()
+            swap = client.watch(references[0], options.dest, layout=client_layout, interval_s=interval_s, **settings)
             swaps: tuple[Swap, ...] = () if swap is None else (swap,)
         else:
-            swaps = client.watch_group(references, options.dest, interval_s=following.interval, **settings)
+            swaps = client.watch_group(references, options.dest, interval_s=follow_options.interval, **settings)
     except KeyboardInterrupt:
         say("stopped")
         return
-    if as_json and (swaps or not one):
+    if as_json and (swaps or not is_single):
         swap_rows = [{**swap.facts(), "swapped": swap.swapped, "origin": swap.origin} for swap in swaps]
-        emit_json(swap_rows[0] if one else swap_rows)
+        emit_json(swap_rows[0] if is_single else swap_rows)
 
 
 def refuse_without_follow(context: click.Context) -> None:
@@ -281,8 +281,8 @@ def pull(
         raise click.UsageError("give one REF; several go with --follow")
     reference = references[0]
     if options.explain:
-        each = map(options.machine.machine_of, options.machine.targets)
-        _explain([client.resolve(reference, machine) for machine in each], as_json)
+        target_machines = map(options.machine.machine_of, options.machine.targets)
+        _explain([client.resolve(reference, machine) for machine in target_machines], as_json)
         return
     refuse_without_follow(context)
     if layout == "kserve":
@@ -294,9 +294,9 @@ def pull(
         write_objects(client, reference, dest, target, machine, options.layout, options.uri_options(), as_json)
         return
     if layout != "plain":
-        machines, placing = options.machine.machines(), options.layout.of_several()
+        machines, client_layout = options.machine.machines(), options.layout.of_several()
         with download_bar(quiet) as progress:
-            placed = client.place(reference, dest, placing, machine=machines, progress=progress)
+            placed = client.place(reference, dest, client_layout, machine=machines, progress=progress)
         show_placed(placed, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
         return
     with download_bar(quiet) as progress:
@@ -317,8 +317,8 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
     else:
         for answer in answers:
             rows = [
-                [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
-                for number, one in enumerate(answer.candidates, 1)
+                [str(rank), engine.entry.unit, engine.entry.status, "; ".join((engine.fit, *engine.remarks))]
+                for rank, engine in enumerate(answer.candidates, 1)
             ]
             rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
             facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
@@ -328,16 +328,16 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
 
 
 def _print_pulled(pulled: "Pulled") -> None:
-    came = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
-    echo(f"{pulled.path}{came}")
+    origin = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
+    echo(f"{pulled.path}{origin}")
     echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
     echo(f"why:    {pulled.resolution.why}")
     if pulled.located.signed_by:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
         echo(f"not:    {unit}: {reason}")
-    for extra in pulled.attachments:
-        echo(f"with:   {extra.path}: {extra.attachment.kind}")
+    for attachment in pulled.attachments:
+        echo(f"with:   {attachment.path}: {attachment.attachment.kind}")
     for name, reason in pulled.left_out:
         echo(f"not:    attachment {name}: {reason}")
 
@@ -363,13 +363,13 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "signed_by": list(pulled.located.signed_by),
         "attachments": [
             {
-                "path": str(extra.path),
-                "description": str(extra.description),
-                "kind": extra.attachment.kind,
-                "digest": extra.attachment.digest,
-                "signed_by": list(extra.signed_by),
+                "path": str(attachment.path),
+                "description": str(attachment.description),
+                "kind": attachment.attachment.kind,
+                "digest": attachment.attachment.digest,
+                "signed_by": list(attachment.signed_by),
             }
-            for extra in pulled.attachments
+            for attachment in pulled.attachments
         ],
         "left_out": [{"name": name, "reason": reason} for name, reason in pulled.left_out],
     }

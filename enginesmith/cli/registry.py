@@ -116,9 +116,9 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
         raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
     argument_lists = [pull_arguments(uri) for uri in pairs[::2]]
     for uri, arguments, dest in zip(pairs[::2], argument_lists, pairs[1::2], strict=True):
-        named = [] if "--registry" in arguments else ["--registry", registry]
+        registry_option = [] if "--registry" in arguments else ["--registry", registry]
         try:
-            pull.pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
+            pull.pull.main([*arguments, *registry_option, "--dest", dest, "--quiet"], standalone_mode=False)
         except click.UsageError as error:
             raise InputError(f"{uri!r}: {error.format_message()}") from error
 
@@ -150,8 +150,8 @@ def list_models(
 
 def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
     rows = index.list_models(open_store(registry), limit=limit + 1, after=after)
-    more, rows = len(rows) > limit, rows[:limit]
-    if more:
+    has_more, rows = len(rows) > limit, rows[:limit]
+    if has_more:
         say(f"at most {limit} models are shown; for more add --after {rows[-1].model}")
     if as_json:
         emit_json([vars(row) for row in rows])
@@ -165,10 +165,10 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
 def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
     rows = index.list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
     # One more than is shown was asked for, to know whether there are more: the newest with `after`, else the oldest.
-    more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
-    if more and after is None:
+    has_more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
+    if has_more and after is None:
         say(f"at most {limit} versions are shown; for older ones add --before {rows[0].version}")
-    elif more:
+    elif has_more:
         say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1].version}")
     if as_json:
         emit_json([row.to_json() for row in rows])
@@ -211,12 +211,12 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
     if not as_json:
         _print(gc_report)
         return
-    items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in gc_report.items]
+    items = [{**asdict(file), "due": file.due.isoformat() if file.due else None} for file in gc_report.items]
     emit_json(
         {
             "acted": gc_report.acted,
             "items": items,
-            "kept": {name: list(why) for name, why in gc_report.kept.items()},
+            "kept": {name: list(reasons) for name, reasons in gc_report.kept.items()},
             "leases": list(gc_report.leases),
             "deleted_bytes": gc_report.size_bytes("deleted"),
             "waiting_bytes": gc_report.size_bytes("new", "waiting", "due", "held"),
@@ -233,38 +233,38 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     if remove:
         if why:
             raise click.UsageError("--why is kept with a pin: leave it out with --remove")
-        where = parse_reference(reference)
-        if where.version is None:
-            raise UnknownNameError(f"{reference!r} names no version; give {where.model}@VERSION")
-        unpin_version(open_store(registry), where.model, where.version)
+        version_ref = parse_reference(reference)
+        if version_ref.version is None:
+            raise UnknownNameError(f"{reference!r} names no version; give {version_ref.model}@VERSION")
+        unpin_version(open_store(registry), version_ref.model, version_ref.version)
         if as_json:
-            emit_json({"model": where.model, "version": where.version, "pinned": False})
+            emit_json({"model": version_ref.model, "version": version_ref.version, "pinned": False})
         else:
-            echo(f"{where} is unpinned")
+            echo(f"{version_ref} is unpinned")
         return
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    new = pin_version(store, manifest, by=user(), why=why)
+    is_new = pin_version(store, manifest, by=user(), why=why)
     if as_json:
-        emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": new})
+        emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": is_new})
     else:
-        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
+        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if is_new else " already"))
 
 
 def _print(report: Collected) -> None:
     rows = []
-    for item in report.items:
-        due = item.due.isoformat(timespec="minutes") if item.due else ""
+    for file in report.items:
+        due = file.due.isoformat(timespec="minutes") if file.due else ""
         rows.append(
-            [item.kind, item.name, format_bytes(item.size_bytes) if item.size_bytes else "", item.state, due, item.why]
+            [file.kind, file.name, format_bytes(file.size_bytes) if file.size_bytes else "", file.state, due, file.why]
         )
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in report.leases:
         echo(f"writing now: {lease}")
-    gone, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
+    freed_bytes, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
     kept_text = pluralize(len(report.kept), "version")
-    echo(f"{kept_text} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
+    echo(f"{kept_text} kept; {format_bytes(freed_bytes)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
     if rows and not report.acted:
         say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
 
@@ -302,14 +302,14 @@ def attach(
     manifest = locate(store, parse_reference(reference)).manifest
     if measure and kind != COMPILE_CACHE:
         raise click.UsageError(f"--measure is for --kind {COMPILE_CACHE}")
-    measured: dict[str, float] = {}
+    start_times: dict[str, float] = {}
     if measure:
         from enginesmith.compile_caches.loading import measure_start
 
-        measured = measure_start(measure, file).to_json()
+        start_times = measure_start(measure, file).to_json()
     if not file.is_file():
-        make = "; --measure MODULE:FUNCTION creates it" if kind == COMPILE_CACHE else ""
-        raise InputError(f"{file} is no file{make}")
+        remedy = "; --measure MODULE:FUNCTION creates it" if kind == COMPILE_CACHE else ""
+        raise InputError(f"{file} is no file{remedy}")
     attachment = Attachment(
         name=file.name,
         kind=kind,
@@ -322,18 +322,18 @@ def attach(
         created_at=now(),
         requires=_requirements(file, kind, target),
         note=note,
-        measured=measured,
+        measured=start_times,
     )
     try:
-        attached, is_new = add_attachment(store, manifest, attachment, file)
+        entry, is_new = add_attachment(store, manifest, attachment, file)
     except Malformed as error:
         raise InputError(f"{file} cannot be attached: {error}") from error
     if as_json:
-        emit_json({**encode(attached), "new": is_new})
+        emit_json({**encode(entry), "new": is_new})
         return
-    measurements = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
-    echo(f"{'attached' if is_new else 'already attached'}: {attached.name} to {manifest.model}@{manifest.version}")
-    echo(f"{attached.kind} {attached.digest}" + (f"  {measurements}" if measurements else ""))
+    measurements = ", ".join(f"{name} {value:g}" for name, value in entry.measured.items())
+    echo(f"{'attached' if is_new else 'already attached'}: {entry.name} to {manifest.model}@{manifest.version}")
+    echo(f"{entry.kind} {entry.digest}" + (f"  {measurements}" if measurements else ""))
 
 
 def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requirement, ...]:
@@ -345,9 +345,11 @@ def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requiremen
         requirements = read_requirements(file)
     if target is None:
         return requirements
-    named = target_named(target)
-    asked = for_target(named, only=named.name if named.is_cpu and named.name != "cpu" else "")
-    return requirements if asked in requirements else (*requirements, asked)
+    parsed_target = target_named(target)
+    hardware = for_target(
+        parsed_target, only=parsed_target.name if parsed_target.is_cpu and parsed_target.name != "cpu" else ""
+    )
+    return requirements if hardware in requirements else (*requirements, hardware)
 
 
 # The commands of trust: sign, verify.
@@ -397,12 +399,14 @@ def sign(
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    signed = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
+    signatures = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
     if as_json:
-        emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
+        emit_json(
+            {"model": manifest.model, "version": manifest.version, "signatures": [vars(sig) for sig in signatures]}
+        )
         return
     echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
-    for line in signed_lines(signed):
+    for line in signed_lines(signatures):
         echo(line)
 
 
@@ -421,12 +425,12 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
     policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    vouched = require(store, located.manifest, policy)
+    trust_result = require(store, located.manifest, policy)
     manifest = located.manifest
     if as_json:
-        emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(vouched.signers)})
-    elif vouched.signers:
-        echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(vouched.signers)}")
+        emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(trust_result.signers)})
+    elif trust_result.signers:
+        echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(trust_result.signers)}")
     else:
         echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
 

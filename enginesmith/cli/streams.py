@@ -41,10 +41,10 @@ def prepare_streams() -> None:
     Without the first, the next file that is opened would get the stream's number, and prints would go into that file.
     Streams that were replaced in Python are left as they are.
     """
-    for number, (name, mode) in enumerate(_STREAMS):
+    for descriptor, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
-            _nullify(number)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+            _nullify(descriptor)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _check(sys.stdout)
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):

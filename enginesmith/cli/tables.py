@@ -35,7 +35,7 @@ def download_bar(quiet: bool = False) -> Iterator["Progress"]:
     console = Console(stderr=True)
     with Progress(*_columns(console.width), console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda there, whole: bar.update(task, completed=there, total=whole)
+        yield lambda done_bytes, total_bytes: bar.update(task, completed=done_bytes, total=total_bytes)
 
 
 def _columns(width: int) -> "list[ProgressColumn]":
@@ -115,9 +115,9 @@ def print_table(
         if title:
             console.print(Text(visible(title), "italic"))
         for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
-            least = _least_widths(headings, rows_of_cells)
-            if _format_needed(least) <= console.width:
-                console.print(_table(headings, rows_of_cells, least))
+            least_widths = _least_widths(headings, rows_of_cells)
+            if _format_needed(least_widths) <= console.width:
+                console.print(_table(headings, rows_of_cells, least_widths))
                 break
         else:
             console.print(*_blocks(headings, cells), sep="\n")
@@ -133,8 +133,8 @@ def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
     for index, heading in enumerate(headings):
         cells = [row[index] for row in rows]
         widest = max(_width(cell) for cell in (heading, *cells))
-        prose = any(_width(cell) > _LEAST_PROSE and " " in cell.plain for cell in cells)
-        widths.append(max(_LEAST_PROSE, _width(heading)) if prose else widest)
+        has_prose = any(_width(cell) > _LEAST_PROSE and " " in cell.plain for cell in cells)
+        widths.append(max(_LEAST_PROSE, _width(heading)) if has_prose else widest)
     return widths
 
 
@@ -146,8 +146,8 @@ def _in_two_lines(cell: "Text") -> "Text":
     """A value such as '38.1 µs (37.9 to 38.4)' with its bracket below; a sentence unchanged."""
     from rich.text import Text
 
-    value, _, more = cell.plain.partition(" (")
-    return Text(f"{value}\n({more}", cell.style) if more and _width(cell) <= _LONGEST_BRACKET else cell
+    value, _, bracket = cell.plain.partition(" (")
+    return Text(f"{value}\n({bracket}", cell.style) if bracket and _width(cell) <= _LONGEST_BRACKET else cell
 
 
 def _width(cell: "Text") -> int:
@@ -156,12 +156,12 @@ def _width(cell: "Text") -> int:
     return max(map(cell_len, cell.plain.split("\n")))
 
 
-def _table(headings: "Cells", rows: "Sequence[Cells]", least: Sequence[int]) -> "RenderableType":
+def _table(headings: "Cells", rows: "Sequence[Cells]", least_widths: Sequence[int]) -> "RenderableType":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), collapse_padding=True)
     table.show_header = any(heading.plain for heading in headings)
-    for heading, width in zip(headings, least, strict=True):
+    for heading, width in zip(headings, least_widths, strict=True):
         table.add_column(heading, min_width=width, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -172,10 +172,10 @@ def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableT
     """Each row as lines of heading and value, without empty values."""
     from rich.table import Table
 
-    named = any(heading.plain for heading in headings)
+    has_headings = any(heading.plain for heading in headings)
     for index, row in enumerate(rows):
         block = Table.grid(padding=(0, _GAP, 0, 0))
-        block.add_column(no_wrap=True, style="bold" if named else "")
+        block.add_column(no_wrap=True, style="bold" if has_headings else "")
         block.add_column(overflow="fold")
         for heading, cell in zip(headings, row, strict=True):
             if cell.plain:
@@ -199,23 +199,23 @@ STYLES = {
 
 def print_engines(engines: "Sequence[tuple[EngineEntry, Mapping[str, float]]]", title: str = "") -> None:
     """The engines of a version, each with its task metrics, as build, show and validate print them."""
-    measured = [
+    metric_texts = [
         ({} if engine.sqnr_db is None else {"SQNR": format_metric("sqnr_db", engine.sqnr_db)})
         | {name: format_metric(name, value) for name, value in sorted(values.items())}
         for engine, values in engines
     ]
-    names = list(dict.fromkeys(name for row in measured for name in row))
+    metric_names = list(dict.fromkeys(name for texts in metric_texts for name in texts))
     rows = [
         [
             *(engine.target, engine.precision, engine.backend, engine.status),
             *(format_bytes(engine.size_bytes), format_checks(engine.checks)),
-            *(row.get(name, "") for name in names),
+            *(texts.get(name, "") for name in metric_names),
             engine.reason,
         ]
-        for (engine, _), row in zip(engines, measured, strict=True)
+        for (engine, _), texts in zip(engines, metric_texts, strict=True)
     ]
-    note = f"{', '.join(names)}: measured on the engine if it ran, else on its graph" if names else ""
-    columns = ("target", "precision", "backend", "status", "size", "checks", *names, "why")
+    note = f"{', '.join(metric_names)}: measured on the engine if it ran, else on its graph" if metric_names else ""
+    columns = ("target", "precision", "backend", "status", "size", "checks", *metric_names, "why")
     print_table(columns, rows, title=title, note=note, styles=STYLES)
 
 
@@ -227,5 +227,5 @@ def print_fields(columns: Sequence[str], rows: Sequence[object]) -> None:
 def cell(value: object) -> str:
     """A value as the text of a cell: a mapping without its empty items, '' for None."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {part}" for key, part in value.items() if part)
+        return ", ".join(f"{key} {entry}" for key, entry in value.items() if entry)
     return "" if value is None else str(value)

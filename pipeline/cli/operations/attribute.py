@@ -113,7 +113,9 @@ _Request = tuple[Mapping[str, object], float | None, float | None]
 @number_option(
     "--per-second", click.FloatRange(0, min_open=True), None, "With --samples: mean number of requests per second."
 )
-@number_option("--requests", click.IntRange(1), None, "With --samples: number of requests.", shown="each sample once")
+@number_option(
+    "--requests", click.IntRange(1), None, "With --samples: number of requests.", default_text="each sample once"
+)
 @number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
 @number_option("--seed", click.IntRange(0), 0, "Random seed of --sampling, and of the arrivals with --samples.")
 @click.option("--model", default="", metavar="NAME", help="Name of the model, to store in TRAFFIC.")

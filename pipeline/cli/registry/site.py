@@ -40,7 +40,7 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool) -> None:
 )
 @number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
 @click.option("--prefix", default="", metavar="/PATH", help="Path of the site below an ingress.")
-@path_option("--dest", "Folder for the files of the site.", shown="a temporary folder")
+@path_option("--dest", "Folder for the files of the site.", default_text="a temporary folder")
 def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, trust: Path | None) -> None:
     """Serve the registry as a website: the files of `enginesmith site write`, updated when the registry changes.
 
