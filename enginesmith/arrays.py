@@ -88,12 +88,12 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     with two sizes."""
     input_names = {spec.name for spec in specs}
     if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
-        kind, names = type(inputs).__name__, _names(input_names)
-        raise DataError(f"the inputs are a {kind}; give a dict of numpy arrays by name: the model needs {names}")
-    if missing := input_names - inputs.keys():
-        raise DataError(f"no array for input {_names(missing)}; the model needs {_names(input_names)}")
-    if unknown := inputs.keys() - input_names:
-        raise DataError(f"no input is named {_names(unknown)}; the model has {_names(input_names)}")
+        kind, name_list = type(inputs).__name__, _names(input_names)
+        raise DataError(f"the inputs are a {kind}; give a dict of numpy arrays by name: the model needs {name_list}")
+    if missing_names := input_names - inputs.keys():
+        raise DataError(f"no array for input {_names(missing_names)}; the model needs {_names(input_names)}")
+    if unknown_names := inputs.keys() - input_names:
+        raise DataError(f"no input is named {_names(unknown_names)}; the model has {_names(input_names)}")
     sizes: dict[str, int] = {}
     for spec in specs:
         _check(spec, inputs[spec.name], sizes)
@@ -123,8 +123,8 @@ def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
             continue
         expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
         if size != expected:
-            why = f"{dim!r} is {expected} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"
-            raise DataError(f"input {spec.name!r} has size {size} on axis {axis} (shape {array.shape}); {why}")
+            remark = f"{dim!r} is {expected} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"
+            raise DataError(f"input {spec.name!r} has size {size} on axis {axis} (shape {array.shape}); {remark}")
 
 
 def _shape(spec: TensorSpec) -> str:
@@ -141,11 +141,15 @@ def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
     _check_multiples(profiles, inputs)
     for index, shapes in enumerate(profiles):
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
-        if all(a <= size <= b for shape, low, high in ranges for size, a, b in zip(shape, low, high, strict=True)):
+        if all(
+            least <= size <= most
+            for shape, low, high in ranges
+            for size, least, most in zip(shape, low, high, strict=True)
+        ):
             return index
     input_shapes = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
-    built = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
-    raise DataError(f"no optimization profile holds {input_shapes}; the engine was built for {built}; widen dims")
+    ranges_text = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
+    raise DataError(f"no optimization profile holds {input_shapes}; the engine was built for {ranges_text}; widen dims")
 
 
 def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
@@ -154,11 +158,11 @@ def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
         shape = inputs[name].shape if name in inputs else ()
         for axis, (size, multiple) in enumerate(zip(shape, multiples, strict=False)):
             if size % multiple:
-                below = size - size % multiple
-                near = f"{below} or {below + multiple}" if below else str(multiple)
+                smaller_size = size - size % multiple
+                sizes_text = f"{smaller_size} or {smaller_size + multiple}" if smaller_size else str(multiple)
                 raise DataError(
                     f"input {name!r} has size {size} on axis {axis} (shape {shape}); the model takes multiples of "
-                    f"{multiple} there: pad, crop or scale it to {near}"
+                    f"{multiple} there: pad, crop or scale it to {sizes_text}"
                 )
 
 
@@ -166,17 +170,17 @@ def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
     """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
     sample whose outputs it spoils would be blamed."""
     for name, array in weights:
-        if nonfinite := describe_nonfinite(array):
-            raise ModelError(f"weight {name!r} holds {nonfinite}; repair it, or train or export the model again")
+        if finding := describe_nonfinite(array):
+            raise ModelError(f"weight {name!r} holds {finding}; repair it, or train or export the model again")
 
 
 def describe_nonfinite(array: Array) -> str:
     """'nan at [0, 3], and 2 more such values'; '' for finite values."""
-    wrong = np.argwhere(~np.isfinite(array))
-    if not len(wrong):
+    positions = np.argwhere(~np.isfinite(array))
+    if not len(positions):
         return ""
-    more = f", and {len(wrong) - 1} more such values" if len(wrong) > 1 else ""
-    return f"{array[tuple(wrong[0])]} at {wrong[0].tolist()}{more}"
+    remainder = f", and {len(positions) - 1} more such values" if len(positions) > 1 else ""
+    return f"{array[tuple(positions[0])]} at {positions[0].tolist()}{remainder}"
 
 
 @dataclass(frozen=True)
@@ -240,8 +244,8 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
         else:
             arrays = [_header(path, None, path.stat().st_size)]
     arrays_by_name = {array.name: array for array in arrays}
-    if twin := next((array for array in arrays if arrays_by_name[array.name] is not array), None):
-        raise DataError(f"{twin} is in the file twice; keep one of the two")
+    if double := next((array for array in arrays if arrays_by_name[array.name] is not array), None):
+        raise DataError(f"{double} is in the file twice; keep one of the two")
     return arrays_by_name
 
 
@@ -251,13 +255,13 @@ def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
         major, _ = npy.read_magic(stream)
         read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
         with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
-            shape, fortran, dtype = read_header(stream)
+            shape, is_fortran, dtype = read_header(stream)
         array = StoredArray(path, name, member, dtype, shape, stream.tell())
     if dtype.hasobject:
         raise DataError(f"{array} holds Python objects, which are never unpickled; save numbers of one dtype")
     if dtype.names is not None:
         raise DataError(f"{array} is a structured array; save each field as an array of its own")
-    if fortran:
+    if is_fortran:
         raise DataError(f"{array} is in Fortran order, which cannot be streamed; save numpy.ascontiguousarray of it")
     check_complete(array, stored_bytes)
     return array

@@ -78,12 +78,12 @@ def find_file(folder: Path, name: str) -> Path:
     """The file of a relative path, links followed. Raises DataError for what is no file below the folder."""
     path = folder / name
     try:
-        real = path.resolve(strict=True)
-        if not real.is_relative_to(folder.resolve()) or not real.is_file():
+        resolved = path.resolve(strict=True)
+        if not resolved.is_relative_to(folder.resolve()) or not resolved.is_file():
             raise DataError(f"{path} is no file below {folder}; pull it again")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise DataError(f"{path} cannot be opened: {error}; pull it again") from error
-    return real
+    return resolved
 
 
 def read_file(path: Path, digest: str) -> bytes:
@@ -95,38 +95,38 @@ def read_file(path: Path, digest: str) -> bytes:
     return data
 
 
-def find_engine(description: Path, found: Mapping[str, object]) -> Path:
-    """The engine's file, links followed. found: the content of its description. Raises DataError for a description
+def find_engine(description: Path, document: Mapping[str, object]) -> Path:
+    """The engine's file, links followed. document: the content of its description. Raises DataError for a description
     without one."""
     try:
-        return find_file(description.parent, decode(found, _EngineFile, "").file)
+        return find_file(description.parent, decode(document, _EngineFile, "").file)
     except Malformed as error:
         raise DataError(f"{description} describes no engine: {error}") from error
 
 
-def read_engine(description: Path, found: Mapping[str, object]) -> bytes:
+def read_engine(description: Path, document: Mapping[str, object]) -> bytes:
     """The engine's bytes, read once and checked; and its shards are checked, which its runtime opens by itself.
 
     Raises as `find_engine`, and OtherBytesError.
     """
-    digest = _check_beside(description, found)
-    return read_file(find_engine(description, found), digest)
+    digest = _check_beside(description, document)
+    return read_file(find_engine(description, document), digest)
 
 
-def check_engine(description: Path, found: Mapping[str, object]) -> Path:
+def check_engine(description: Path, document: Mapping[str, object]) -> Path:
     """The engine's file, links followed, after its digest and those of the files beside it that belong to it were
     checked. Raises as `read_engine`."""
-    digest, path = _check_beside(description, found), find_engine(description, found)
+    digest, path = _check_beside(description, document), find_engine(description, document)
     _check_file(path, digest)
     return path
 
 
-def find_libraries(description: Path, found: Mapping[str, object], entry: str) -> list[Path]:
+def find_libraries(description: Path, document: Mapping[str, object], entry: str) -> list[Path]:
     """The libraries with operators of an engine, for this machine, each checked. entry: the function that they have.
     Raises as `find_library`."""
-    required = decode(found, _Requirements, "").requires
-    libraries = [item for item in required if isinstance(item, Library) and item.entry == entry]
-    return [find_library(description.parent, item) for item in libraries]
+    needs = decode(document, _Requirements, "").requires
+    libraries = [need for need in needs if isinstance(need, Library) and need.entry == entry]
+    return [find_library(description.parent, need) for need in libraries]
 
 
 def find_library(folder: Path, library: Library) -> Path:
@@ -145,18 +145,18 @@ def find_library(folder: Path, library: Library) -> Path:
     return path
 
 
-def _check_beside(description: Path, found: Mapping[str, object]) -> str:
+def _check_beside(description: Path, document: Mapping[str, object]) -> str:
     """The digest of the engine, after those of its shards and of the model with its weights were checked."""
     folder = description.parent
     try:
-        stated = decode(found, _EngineBytes, "")
+        engine_bytes = decode(document, _EngineBytes, "")
     except Malformed as error:
         raise DataError(f"{description} describes no engine: {error}; pull it again") from error
-    for shard in stated.shards:
+    for shard in engine_bytes.shards:
         _check_file(find_file(folder, shard), shard)
-    if stated.weights:
-        _check_file(find_file(folder, stated.weights), stated.graph or "")
-    return stated.digest
+    if engine_bytes.weights:
+        _check_file(find_file(folder, engine_bytes.weights), engine_bytes.graph or "")
+    return engine_bytes.digest
 
 
 def _check_file(path: Path, digest: str) -> None:
@@ -172,6 +172,6 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}; pull it again") from error
 
 
-def _check_digest(path: Path, found: str, wanted: str) -> None:
-    if found != wanted:
-        raise OtherBytesError(f"{path} has the digest {found[:12]}, and {wanted[:12]} was published; pull it again")
+def _check_digest(path: Path, digest: str, published: str) -> None:
+    if digest != published:
+        raise OtherBytesError(f"{path} has the digest {digest[:12]}, and {published[:12]} was published; pull it again")

@@ -53,7 +53,7 @@ class EnsembleStreams(Streams):
         states: Sequence[State],
         ends: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        super().__init__(lambda given: step(given, (), {})[0], inputs, states, ends)
+        super().__init__(lambda step_inputs: step(step_inputs, (), {})[0], inputs, states, ends)
         self._step, self._answers = step, Answers()
         self._same = dict[str, Array]()
 
@@ -61,8 +61,8 @@ class EnsembleStreams(Streams):
         """Take these inputs in every step from now on, until `reset` or another `hold`; steps give the others. Raises
         DataError for an unknown input."""
         input_names = [spec.name for spec in self.inputs]
-        if wrong := sorted(inputs.keys() - set(input_names)):
-            raise DataError(f"input {wrong[0]!r} is unknown; the inputs of a step are {', '.join(input_names)}")
+        if unknown_names := sorted(inputs.keys() - set(input_names)):
+            raise DataError(f"input {unknown_names[0]!r} is unknown; the inputs of a step are {', '.join(input_names)}")
         # Copies: a caller may write the next sequence into the same arrays.
         self._same, self._answers = {name: np.array(array) for name, array in inputs.items()}, {}
 
@@ -78,8 +78,8 @@ class EnsembleStreams(Streams):
         """The inputs of the next step with those that are held, and with the states. Raises DataError for one that is
         missing, unknown or held, for another number of rows than the others have, and as `Streams.complete`."""
         step_tensors, input_names = {**self._same, **inputs}, [spec.name for spec in self.inputs]
-        if wrong := sorted(step_tensors.keys() ^ set(input_names)) or sorted(self._same.keys() & inputs.keys()):
-            name = wrong[0]
+        if wrong_names := sorted(step_tensors.keys() ^ set(input_names)) or sorted(self._same.keys() & inputs.keys()):
+            name = wrong_names[0]
             text = "is held already" if name in self._same else "is unknown" if name in step_tensors else "is missing"
             raise DataError(
                 f"input {name!r} {text}; a step gives each of {', '.join(input_names)} that hold() "
@@ -101,11 +101,11 @@ class EnsembleStreams(Streams):
             name: np.take(array, list(rows), 0) if array.ndim else array for name, array in self._same.items()
         }
 
-    def _check_alike(self, given: Tensors) -> None:
+    def _check_alike(self, step_inputs: Tensors) -> None:
         """Raise DataError for inputs of several numbers of rows, where all have a row for each stream."""
         if not self._batch:
             return
-        rows = {name: len(array) for name, array in given.items() if np.ndim(array)}
+        rows = {name: len(array) for name, array in step_inputs.items() if np.ndim(array)}
         if len(set(rows.values())) > 1:
             counts = ", ".join(f"{name} {count}" for name, count in rows.items())
             raise DataError(f"the inputs of a step have several numbers of rows ({counts}); give a row for each stream")
@@ -164,20 +164,20 @@ class EnsembleGraph:
             return {spec.name: np.zeros((0, *shape), spec.dtype) for spec, shape in shapes.items()}
         if count <= self.rows[-1]:
             return self.run(inputs)
-        parts = [self._run_part(inputs, count, at, self.rows) for at in range(0, count, self.rows[-1])]
+        parts = [self._run_part(inputs, count, begin, self.rows) for begin in range(0, count, self.rows[-1])]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _run_part(self, inputs: Tensors, count: int, at: int, rows: range) -> Tensors:
-        """What it gives for the rows from `at` on, as many as a call takes. Fewer than it takes are run with those
+    def _run_part(self, inputs: Tensors, count: int, begin: int, rows: range) -> Tensors:
+        """What it gives for the rows from `begin` on, as many as a call takes. Fewer than it takes are run with those
         before them. Raises DataError for an output without a row for each."""
-        row_count = min(count - at, rows[-1])
+        row_count = min(count - begin, rows[-1])
         size = next(size for size in rows if size >= row_count)
-        begin = at + row_count - size
-        outputs = self.run({name: array[begin : begin + size] for name, array in inputs.items()})
-        if wrong := [name for name in outputs if len(outputs[name]) != size]:
+        first_row = begin + row_count - size
+        outputs = self.run({name: array[first_row : first_row + size] for name, array in inputs.items()})
+        if wrong_outputs := [name for name in outputs if len(outputs[name]) != size]:
             raise DataError(
-                f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output {wrong[0]!r} "
-                "has no row for each; build it for more, or let the function give fewer"
+                f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output "
+                f"{wrong_outputs[0]!r} has no row for each; build it for more, or let the function give fewer"
             )
         return {name: array[size - row_count :] for name, array in outputs.items()}
 
@@ -188,15 +188,15 @@ def call_rows(
     """The numbers of rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or
     one of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds. One
     whose inputs and outputs all have an axis 0 of size 1 takes 1."""
-    leading = {spec.shape[0] if spec.shape else 0 for spec in inputs}
-    if outputs and leading | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
+    leading_sizes = {spec.shape[0] if spec.shape else 0 for spec in inputs}
+    if outputs and leading_sizes | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
         return range(1, 2)
-    fixed = not outputs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in outputs)
-    if len(leading) != 1 or fixed or isinstance(next(iter(leading)), int):
+    is_fixed = not outputs or any(not spec.shape or isinstance(spec.shape[0], int) for spec in outputs)
+    if len(leading_sizes) != 1 or is_fixed or isinstance(next(iter(leading_sizes)), int):
         return None
-    ends = [(low[0], high[0]) for profile in profiles for _, low, _, high in profile.inputs]
+    row_ranges = [(low[0], high[0]) for profile in profiles for _, low, _, high in profile.inputs]
     steps = [multiple[0] for profile in profiles for _, multiple in profile.multiples]
-    low, high = min(ends, default=(1, 0))[0], max((high for _, high in ends), default=MOST_ROWS)
+    low, high = min(row_ranges, default=(1, 0))[0], max((high for _, high in row_ranges), default=MOST_ROWS)
     return range(low, high + 1, max(steps, default=1))
 
 
@@ -210,18 +210,18 @@ def function_node(
     """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
     another dtype or shape than was declared."""
 
-    def run(given: Tensors) -> Tensors:
-        answer = function(given)
-        if wrong := sorted(answer.keys() ^ {spec.name for spec in outputs}):
+    def run(arguments: Tensors) -> Tensors:
+        answer = function(arguments)
+        if wrong_names := sorted(answer.keys() ^ {spec.name for spec in outputs}):
             output_names = ", ".join(spec.name for spec in outputs)
             raise DataError(
-                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong[0]!r} is wrong: {output_names}"
+                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong_names[0]!r} is wrong: {output_names}"
             )
         for spec in outputs:
             array = np.asarray(answer[spec.name])
             sizes = zip(spec.shape[1:], array.shape[1:], strict=False)
-            fits = all(isinstance(want, str) or want == size for want, size in sizes)
-            if array.dtype.name != spec.dtype or array.ndim != len(spec.shape) or not fits:
+            is_fitting = all(isinstance(declared, str) or declared == size for declared, size in sizes)
+            if array.dtype.name != spec.dtype or array.ndim != len(spec.shape) or not is_fitting:
                 raise DataError(
                     f"function {name!r} gave {spec.name!r} as {array.dtype.name} {list(array.shape)}; the spec says "
                     f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
@@ -277,29 +277,31 @@ class Ensemble(Session):
         Raises DataError for a file that is none and for functions that nobody allowed to run, IntegrityError for
         engines with other bytes than were published, and what `opens` and `functions` raise.
         """
-        path, nodes, stateful = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
+        path, nodes, stateful_engines = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
         document = read_description(path)
         try:
-            whole = decode(document, _DescribedEnsemble, "")
-            if whole.functions and functions is None:
-                named = ", ".join(f"{item.file}:{item.function}" for item in whole.functions)
-                raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
-            for graph in whole.graphs:
-                own = find_file(path.parent, graph.description)
-                engine = read_description(own)
+            ensemble = decode(document, _DescribedEnsemble, "")
+            if ensemble.functions and functions is None:
+                function_list = ", ".join(f"{function.file}:{function.function}" for function in ensemble.functions)
+                raise DataError(f"{path.name} runs Python code of its own ({function_list}); {_ALLOW}")
+            for graph in ensemble.graphs:
+                file = find_file(path.parent, graph.description)
+                engine = read_description(file)
                 if engine.get("digest") != graph.digest:
-                    raise DataError(f"{own} describes another engine than {path.name} is made of; pull it again")
-                nodes[graph.name] = _open_graph(own, engine, graph.sources, opens)
-                stateful |= {graph.name: engine} if "state" in engine else {}
-            graphs, between = {name: node.sources for name, node in nodes.items()}, whole.functions
-            load, parts = functions or load_function, path.parent / parts_folder(whole.model, whole.version)
-            for item in between:
-                run = load(parts / item.name, item.file, item.function, item.files)
-                nodes[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
-            order = order_nodes(graphs, {item.name: item.sources for item in between})
-            states = _WholeStates.of(stateful, nodes, whole.inputs)
-            ordered = {name: nodes[name] for name in order}
-            return cls(ordered, states.inputs, whole.outputs, states.states, states.ends)
+                    raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
+                nodes[graph.name] = _open_graph(file, engine, graph.sources, opens)
+                stateful_engines |= {graph.name: engine} if "state" in engine else {}
+            graphs, node_functions = {name: node.sources for name, node in nodes.items()}, ensemble.functions
+            loader, parts = functions or load_function, path.parent / parts_folder(ensemble.model, ensemble.version)
+            for function in node_functions:
+                run = loader(parts / function.name, function.file, function.function, function.files)
+                nodes[function.name] = function_node(
+                    function.name, run, function.inputs, function.outputs, function.sources
+                )
+            order = order_nodes(graphs, {function.name: function.sources for function in node_functions})
+            states = _WholeStates.of(stateful_engines, nodes, ensemble.inputs)
+            ordered_nodes = {name: nodes[name] for name in order}
+            return cls(ordered_nodes, states.inputs, ensemble.outputs, states.states, states.ends)
         except OtherBytesError:
             raise
         except IntegrityError as error:
@@ -309,9 +311,9 @@ class Ensemble(Session):
         """The outputs of the whole. Raises DataError for inputs that are missing or unknown, and for a graph that lacks
         an output; and what the graphs raise."""
         input_names = {spec.name for spec in self.inputs}
-        if wrong := sorted(input_names ^ inputs.keys()):
+        if wrong_names := sorted(input_names ^ inputs.keys()):
             name_list = ", ".join(spec.name for spec in self.inputs)
-            raise DataError(f"input {wrong[0]!r} is missing or unknown; the inputs of the whole are {name_list}")
+            raise DataError(f"input {wrong_names[0]!r} is missing or unknown; the inputs of the whole are {name_list}")
         return self.step(inputs, (), {})[0]
 
     def streams(self) -> EnsembleStreams:
@@ -322,20 +324,22 @@ class Ensemble(Session):
         """The outputs of the whole, and what each of its graphs gave. same: the inputs that are those of the call
         before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`."""
         source_arrays: dict[str, Array] = {}
-        step_answers, new = Answers(), set(inputs) - set(same)
+        step_answers, new_sources = Answers(), set(inputs) - set(same)
         for name, graph in self._graphs.items():
-            rests = name in answers and not new.intersection(graph.sources.values())
+            is_same = name in answers and not new_sources.intersection(graph.sources.values())
             answer = (
-                answers[name] if rests else _answer(name, graph, feed(graph, inputs, source_arrays, list(step_answers)))
+                answers[name]
+                if is_same
+                else _answer(name, graph, feed(graph, inputs, source_arrays, list(step_answers)))
             )
             node_outputs = {f"{name}.{output}": value for output, value in answer.items()}
             source_arrays |= {
                 source: np.asarray(value) for source, value in node_outputs.items() if source in self._wanted
             }
             step_answers[name] = answer
-            new |= set() if rests else node_outputs.keys()
-        if lacking := [spec.name for spec in self.outputs if spec.name not in source_arrays]:
-            raise DataError(f"the graphs gave no {lacking[0]!r}, which is an output of the whole")
+            new_sources |= set() if is_same else node_outputs.keys()
+        if missing_outputs := [spec.name for spec in self.outputs if spec.name not in source_arrays]:
+            raise DataError(f"the graphs gave no {missing_outputs[0]!r}, which is an output of the whole")
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
@@ -355,17 +359,17 @@ class _WholeStates:
         inputs: Sequence[TensorSpec],
     ) -> "_WholeStates":
         """Of the JSON of those engines that have states."""
-        states, ends, names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
+        states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
         dtypes = dict[str, str]()
         for name, engine in engines.items():
-            node, own = nodes[name], decode(engine, DescribedStates, name)
+            node, engine_states = nodes[name], decode(engine, DescribedStates, name)
             dims = name_dims(node.inputs, node.sources, inputs)
-            ends |= {dims.get(dim, dim): both for dim, both in own.ends.items()}
-            states += name_states(name, own.state, node.sources, dims, names)
+            ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
+            states += name_states(name, engine_states.state, node.sources, dims, input_names)
             dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
         state_inputs = {state.input for state in states}
-        typed = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
-        return cls(typed, tuple(states), ends)
+        specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
+        return cls(specs, tuple(states), ends)
 
 
 def _open_graph(
@@ -390,17 +394,17 @@ def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
         raise DataError(f"{name!r}: {error}") from error
 
 
-def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[str]) -> dict[str, Array]:
-    """The inputs of a graph. held: what the graphs before it (`before`) gave. Raises DataError for one that is not
-    there."""
+def feed(graph: EnsembleGraph, inputs: Tensors, graph_answers: Tensors, before: Sequence[str]) -> dict[str, Array]:
+    """The inputs of a graph. graph_answers: what the graphs before it (`before`) gave. Raises DataError for one that
+    is not there."""
     graph_inputs: dict[str, Array] = {}
     for spec in graph.inputs:
         source = graph.sources[spec.name]
-        source_arrays = held if split_source(source, before) else inputs
+        source_arrays = graph_answers if split_source(source, before) else inputs
         if source not in source_arrays:
             raise DataError(f"nothing gives {source!r}, which input {spec.name!r} takes")
         array = source_arrays[source]
         # TensorSpec has numpy's names, and 'bfloat16', which numpy lacks and no session takes.
-        floats = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
-        graph_inputs[spec.name] = array.astype(spec.dtype) if floats else array
+        is_cast = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
+        graph_inputs[spec.name] = array.astype(spec.dtype) if is_cast else array
     return graph_inputs

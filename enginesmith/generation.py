@@ -56,8 +56,8 @@ class Progress:
         if self.axis is None:
             return np.full(shape, row_values[0], dtype)
         shape[self.axis] = len(row_values)
-        along = [-1 if axis == self.axis else 1 for axis in range(len(shape))]
-        return np.ascontiguousarray(np.broadcast_to(row_values.reshape(along), shape))
+        row_shape = [-1 if axis == self.axis else 1 for axis in range(len(shape))]
+        return np.ascontiguousarray(np.broadcast_to(row_values.reshape(row_shape), shape))
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Decoder:
     def bound(self) -> "CacheBound | None":
         """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
         bounds = [
-            CacheBound(most + 2, f"{dim}={most} at most", f"build with a larger dims.{dim}.max")
-            for dim, (least, most) in self.ends.items()
-            if least == 0
+            CacheBound(largest + 2, f"{dim}={largest} at most", f"build with a larger dims.{dim}.max")
+            for dim, (smallest, largest) in self.ends.items()
+            if smallest == 0
         ]
         shapes = {spec.name: spec.shape for spec in self.inputs}
         for state in (state for state in self.states if state.places):
@@ -108,12 +108,12 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     tokens = next((spec for spec in inputs if spec.name == ids), None)
     if not isinstance(vocabulary, int) or tokens is None:
         raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
-    own = {state.input for state in states}
-    progress, unknown = find_progress([spec for spec in inputs if spec.name not in own], ids, states)
-    if unknown:
+    state_names = {state.input for state in states}
+    progress, unknown_inputs = find_progress([spec for spec in inputs if spec.name not in state_names], ids, states)
+    if unknown_inputs:
         raise DataError(
-            f"{description}: the model takes {', '.join(unknown)} beside its ids, and that is neither a mask of the "
-            "tokens so far nor their places; run it by Streams"
+            f"{description}: the model takes {', '.join(unknown_inputs)} beside its ids, and that is neither a mask of "
+            "the tokens so far nor their places; run it by Streams"
         )
     rows, places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
     return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress)
@@ -124,9 +124,9 @@ def find_progress(
 ) -> tuple[tuple[Progress, ...], list[str]]:
     """The inputs of a caller that follow from how many tokens were read, and the names of others beside the ids."""
     tokens = next(spec for spec in inputs if spec.name == ids)
-    others = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name != ids}
-    return tuple(progress for progress in others.values() if progress), [
-        name for name, progress in others.items() if not progress
+    progress_by_name = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name != ids}
+    return tuple(progress for progress in progress_by_name.values() if progress), [
+        name for name, progress in progress_by_name.items() if not progress
     ]
 
 
@@ -140,9 +140,9 @@ def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Pro
     if "mask" in name and len(spec.shape) == 2:
         size = spec.shape[1]
         return Progress(spec, True, 1, size if isinstance(size, int) else None) if axis == 1 or axis is None else None
-    places = spec.dtype in ("int32", "int64") and (spec.name in position_inputs or "position" in name)
-    rest = [size for index, size in enumerate(spec.shape) if index != axis]
-    if not places or any(size not in (1, ids.shape[0]) for size in rest):
+    is_places = spec.dtype in ("int32", "int64") and (spec.name in position_inputs or "position" in name)
+    other_sizes = [size for index, size in enumerate(spec.shape) if index != axis]
+    if not is_places or any(size not in (1, ids.shape[0]) for size in other_sizes):
         return None
     return Progress(spec, False, axis, None)
 
@@ -152,7 +152,7 @@ def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: 
     shape = next(spec.shape for spec in inputs if spec.name == name)
     if axis >= len(shape):
         return 1
-    sizes = [high[axis] for profile in profiles for each, _, _, high in profile.inputs if each == name]
+    sizes = [high[axis] for profile in profiles for input_name, _, _, high in profile.inputs if input_name == name]
     size = shape[axis]
     return size if isinstance(size, int) else max(sizes, default=None)
 
@@ -200,10 +200,11 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
         raise DataError(f"prompt {index} has no token; give at least one, such as that of a line's beginning")
     if not isinstance(prompt.stop, Collection):
         raise DataError(f"prompt {index}: stop is {prompt.stop!r}; give the tokens that end an answer, as {{0}}")
-    for what, tokens in (("", prompt.tokens), ("stop ", prompt.stop)):
-        if wrong := [token for token in tokens if not _is_whole(token) or not 0 <= token < vocabulary]:
+    for kind, tokens in (("", prompt.tokens), ("stop ", prompt.stop)):
+        if unknown_tokens := [token for token in tokens if not _is_whole(token) or not 0 <= token < vocabulary]:
             raise DataError(
-                f"prompt {index} has {what}token {wrong[0]!r}; the vocabulary has 0 to {vocabulary - 1}, whole numbers"
+                f"prompt {index} has {kind}token {unknown_tokens[0]!r}; the vocabulary has 0 to {vocabulary - 1}, "
+                "whole numbers"
             )
     if not _is_whole(prompt.seed) or not 0 <= prompt.seed < _SEEDS:
         raise DataError(f"prompt {index}: seed is {prompt.seed}; it must be a whole number from 0 to 2^128 - 1")
@@ -213,17 +214,17 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
 
 def _check_settings(settings: SamplingSettings, index: int) -> None:
     """Raise DataError for settings that draw nothing, or that float32 or int64 do not hold."""
-    greatest, least = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+    largest, smallest = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
     temperature, top_k, penalty = settings.temperature, settings.top_k, settings.repetition_penalty
-    wrong = {
-        "temperature": (0 <= temperature <= greatest, f"from 0 to {greatest:.1e}"),
+    settings_ranges = {
+        "temperature": (0 <= temperature <= largest, f"from 0 to {largest:.1e}"),
         "top_k": (_is_whole(top_k) and 0 <= top_k < 2**63, "a whole number, 0 for all tokens, below 2^63"),
         "top_p": (0 <= settings.top_p <= 1, "from 0 to 1"),
-        "repetition_penalty": (least <= penalty <= greatest, f"above 0, from {least:.1e} to {greatest:.1e}"),
+        "repetition_penalty": (smallest <= penalty <= largest, f"above 0, from {smallest:.1e} to {largest:.1e}"),
     }
-    for name, (right, range_) in wrong.items():
-        if not right:
-            raise DataError(f"prompt {index}: {name} is {getattr(settings, name)}; it must be {range_}")
+    for name, (is_valid, range_text) in settings_ranges.items():
+        if not is_valid:
+            raise DataError(f"prompt {index}: {name} is {getattr(settings, name)}; it must be {range_text}")
 
 
 def _is_whole(value: object) -> bool:
@@ -233,8 +234,8 @@ def _is_whole(value: object) -> bool:
 def uniforms(seed: int, count: int) -> Array:
     """The first `count` numbers in [0, 1) of a seed, float32: the highest 24 bits of each word of Philox 4x64-10, whose
     key is the seed (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), by numpy's own counter."""
-    words = np.random.Philox(key=seed).random_raw(count)
-    return ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(count)
+    random_words = np.random.Philox(key=seed).random_raw(count)
+    return ((random_words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(count)
 
 
 def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Array) -> int:
@@ -250,14 +251,14 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     if settings.temperature <= 0:
         return int(np.argmax(scores))
     count = min(settings.top_k or CANDIDATES, CANDIDATES)
-    order: Array = np.argsort(-scores, kind="stable")[:count]
-    weights = np.exp((scores[order] - scores[order[0]]) / settings.temperature)
+    ranked_tokens: Array = np.argsort(-scores, kind="stable")[:count]
+    weights = np.exp((scores[ranked_tokens] - scores[ranked_tokens[0]]) / settings.temperature)
     if settings.top_p < 1:
-        before = (np.cumsum(weights) - weights) / weights.sum()
-        weights = weights[: max(1, int(np.count_nonzero(before < settings.top_p)))]
+        earlier_mass = (np.cumsum(weights) - weights) / weights.sum()
+        weights = weights[: max(1, int(np.count_nonzero(earlier_mass < settings.top_p)))]
     sums = np.cumsum(weights)
-    passed = int(np.count_nonzero(sums <= uniform * sums[-1]))
-    return int(order[min(passed, int(np.count_nonzero(weights)) - 1)])
+    position = int(np.count_nonzero(sums <= uniform * sums[-1]))
+    return int(ranked_tokens[min(position, int(np.count_nonzero(weights)) - 1)])
 
 
 # Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy.
@@ -269,14 +270,14 @@ _BLOCK = 256
 @dataclass
 class _Answer:
     """An answer as far as it came. seen: tokens that were read.  read: tokens of the prompt that were given to the
-    engine.  made: tokens drawn."""
+    engine.  token_count: of tokens drawn."""
 
     index: int
     prompt: Prompt
-    most: int
+    max_tokens: int
     seen: Array
     read: int = 0
-    made: int = 0
+    token_count: int = 0
     last: int = 0
     _drawn: Sequence[float] = ()
 
@@ -297,9 +298,9 @@ class _Answer:
 
     def uniform(self) -> float:
         """The number that its next token is drawn by: the n-th of its seed for its n-th token."""
-        if self.made >= len(self._drawn):
-            self._drawn = uniforms(self.prompt.seed, self.made + _BLOCK).tolist()
-        return self._drawn[self.made]
+        if self.token_count >= len(self._drawn):
+            self._drawn = uniforms(self.prompt.seed, self.token_count + _BLOCK).tolist()
+        return self._drawn[self.token_count]
 
     def draw(self, logits: Array) -> int:
         """The next token. logits: [vocabulary]. Raises DataError where one is no number."""
@@ -307,15 +308,16 @@ class _Answer:
         token = sample(logits, settings, self.uniform() if settings.temperature > 0 else 0.0, self.seen)
         if token < 0:
             raise DataError(
-                f"prompt {self.index}: no token can follow {self.made} of them; the engine's logits are no numbers"
+                f"prompt {self.index}: no token can follow {self.token_count} of them; the engine's logits are no "
+                "numbers"
             )
-        self.last, self.made = token, self.made + 1
+        self.last, self.token_count = token, self.token_count + 1
         return token
 
     @property
     def ended(self) -> bool:
         """Whether its last token was drawn."""
-        return self.made >= self.most or (self.made > 0 and self.last in self.prompt.stop)
+        return self.token_count >= self.max_tokens or (self.token_count > 0 and self.last in self.prompt.stop)
 
 
 class Generator:
@@ -364,8 +366,8 @@ class Generator:
             for index, prompt in enumerate(prompts)
         ]
         rows = self.decoder.rows or max(len(answers), 1)
-        for begin in range(0, len(answers), rows):
-            yield from self._batch(answers[begin : begin + rows])
+        for first_row in range(0, len(answers), rows):
+            yield from self._batch(answers[first_row : first_row + rows])
 
     def _check(self, index: int, prompt: Prompt) -> int:
         """The most tokens of an answer. Raises DataError for a prompt that cannot be answered so."""
@@ -375,33 +377,33 @@ class Generator:
             if prompt.most is None:
                 raise DataError(f"prompt {index}: nothing bounds its answer; give `most`, the number of its tokens")
             return prompt.most
-        room = bound.whole - len(tokens)
-        if room < 1 or (prompt.most or 0) > room:
+        max_answer = bound.whole - len(tokens)
+        if max_answer < 1 or (prompt.most or 0) > max_answer:
             request_text = f" and asks for {prompt.most}" if prompt.most else ""
             raise DataError(
                 f"prompt {index} has {len(tokens)} tokens{request_text}; the engine's cache takes "
                 f"{bound.takes}, which is "
                 f"{bound.whole} tokens in all: ask for fewer, or {bound.remedy}"
             )
-        return room if prompt.most is None else prompt.most
+        return max_answer if prompt.most is None else prompt.most
 
     def _batch(self, answers: list[_Answer]) -> Iterator[tuple[int, int]]:
         self._streams.reset()
         answers = [answer for answer in answers if not answer.ended]
-        unread = min((len(answer.prompt.tokens) for answer in answers), default=0)
-        past = 0
+        unread_count = min((len(answer.prompt.tokens) for answer in answers), default=0)
+        read_count = 0
         while answers:
-            count = max(1, min(unread, self.decoder.places or unread))
-            unread = max(unread - count, 0)
+            count = max(1, min(unread_count, self.decoder.places or unread_count))
+            unread_count = max(unread_count - count, 0)
             ids = np.array([answer.give(count) for answer in answers], self._dtype)
-            context = {item.spec.name: item.value(len(ids), past, count) for item in self.decoder.progress}
+            context = {p.spec.name: p.value(len(ids), read_count, count) for p in self.decoder.progress}
             step_tensors = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **context}
             logits = np.asarray(self._streams.run(step_tensors)[self.decoder.logits])
-            past += count
+            read_count += count
             for answer, row in zip(answers, logits if logits.ndim == 2 else logits[:, -1], strict=True):
                 if answer.begins:
                     yield answer.index, answer.draw(row)
-            going = [row for row, answer in enumerate(answers) if not answer.ended]
-            if len(going) < len(answers):
-                answers = [answers[row] for row in going]
-                self._streams.keep(going)
+            open_rows = [row for row, answer in enumerate(answers) if not answer.ended]
+            if len(open_rows) < len(answers):
+                answers = [answers[row] for row in open_rows]
+                self._streams.keep(open_rows)

@@ -142,10 +142,10 @@ class HttpServer:
         loop.set_exception_handler(lambda *_: None)
         runner = self._make_runner(pool)
         await runner.setup()
-        accept = runner.server
+        server = runner.server
 
         def connect() -> asyncio.BaseProtocol:
-            return accept() if accept and len(accept.connections) < self._limits.connections else _Refused()
+            return server() if server and len(server.connections) < self._limits.connections else _Refused()
 
         async with await loop.create_server(connect, sock=listening, backlog=_BACKLOG):
             self._started.set_result(lambda: _call_soon(loop, stop))
@@ -164,12 +164,14 @@ class HttpServer:
 
         # There are no routes, whose errors aiohttp would answer itself. A size of 0 would be any.
         application = web.Application(client_max_size=max(1, self._limits.body_bytes), middlewares=[handle])
-        quiet = logging.Logger("enginesmith.http")  # aiohttp would write a traceback for each connection that breaks
-        quiet.addHandler(logging.NullHandler())
+        silent_logger = logging.Logger(
+            "enginesmith.http"
+        )  # aiohttp would write a traceback for each connection that breaks
+        silent_logger.addHandler(logging.NullHandler())
         return web.AppRunner(
             application,
             access_log=None,
-            logger=quiet,
+            logger=silent_logger,
             shutdown_timeout=_GRACE_S,
             keepalive_timeout=self._limits.idle_s,
             lingering_time=_LINGER_S,
@@ -264,9 +266,9 @@ def _plain(status: int, text: str) -> HttpAnswer:
 
 def _bind(address: HttpAddress, remedy: str) -> socket.socket:
     """A socket that listens. Raises UnavailableError where the address is taken, or none of this machine's."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+        return socket.create_server((address.host, address.port), family=address_family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
         raise UnavailableError(f"cannot listen on {address}: {reason}; {remedy}") from error

@@ -59,12 +59,12 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
     for library in find_libraries(path, description, LIBRARY_ENTRY):
         options.register_custom_ops_library(str(library))
     session = open_session(data, file.parent, options)
-    names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)
+    output_names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)
 
-    def run(given: Tensors) -> Tensors:
+    def run(inputs: Tensors) -> Tensors:
         if graph.profiles:
-            check(given)
-        return dict(zip(names, session.run(names, dict(given)), strict=True))
+            check(inputs)
+        return dict(zip(output_names, session.run(output_names, dict(inputs)), strict=True))
 
     return run
 

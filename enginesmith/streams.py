@@ -44,10 +44,10 @@ class Streams:
         self._initial = {state.input: state.initial for state in states}
         self._specs = [spec for spec in inputs if spec.name in self._initial]
         # (name of the first input, name of its first axis) where all inputs with axes have that one first; None else.
-        named = [(spec.name, spec.shape[0]) for spec in self.inputs if spec.shape]
-        axes = {axis for _, axis in named}
+        leading_axes = [(spec.name, spec.shape[0]) for spec in self.inputs if spec.shape]
+        axes = {axis for _, axis in leading_axes}
         axis = axes.pop() if len(axes) == 1 else None
-        self._batch = (named[0][0], axis) if isinstance(axis, str) else None
+        self._batch = (leading_axes[0][0], axis) if isinstance(axis, str) else None
         input_dims = {dim for spec in self.inputs for dim in spec.shape}
         # (state, axis, dim, greatest size)
         self._bounds: list[tuple[str, int, str, int]] = [
@@ -86,19 +86,19 @@ class Streams:
             raise DataError(
                 f"{name!r} is a state, which goes on from step to step by itself; leave it out of the inputs"
             )
-        whole = self._whole(inputs)
+        step_inputs = self._whole(inputs)
         for state, places, shape in self._places:
-            self._check_places(whole, state.input, places, shape)
-        return whole
+            self._check_places(step_inputs, state.input, places, shape)
+        return step_inputs
 
     def _whole(self, inputs: Tensors) -> dict[str, Array]:
         if not self._held:
             return {**inputs, **self._first(inputs)}
         self._check_rows(inputs)
-        for state, axis, dim, most in self._bounds:
-            if (size := self._held[state].shape[axis]) > most:
+        for state, axis, dim, max_size in self._bounds:
+            if (size := self._held[state].shape[axis]) > max_size:
                 raise DataError(
-                    f"state {state!r} has come to {dim}={size}, and the model takes at most {most}: reset() begins "
+                    f"state {state!r} has come to {dim}={size}, and the model takes at most {max_size}: reset() begins "
                     f"anew; or give shorter sequences, or build with a larger dims.{dim}.max"
                 )
         return {**inputs, **self._held}
@@ -115,17 +115,17 @@ class Streams:
                 "those that go on"
             )
 
-    def _check_places(self, whole: Tensors, state: str, places: Places, shape: Sequence[int | str]) -> None:
+    def _check_places(self, step_inputs: Tensors, state: str, places: Places, shape: Sequence[int | str]) -> None:
         """Raise DataError for a step that writes outside of a state of a fixed size."""
-        at, size = whole[places.at], int(shape[places.axis])
-        if not np.size(at):
+        written_places, size = step_inputs[places.at], int(shape[places.axis])
+        if not np.size(written_places):
             return
         counts = (
-            np.shape(whole[spec.name])[spec.shape.index(places.count)]
+            np.shape(step_inputs[spec.name])[spec.shape.index(places.count)]
             for spec in self.inputs
             if places.count in spec.shape
         )
-        low, high = int(np.min(at)), int(np.max(at)) + next(counts, 1) - 1
+        low, high = int(np.min(written_places)), int(np.max(written_places)) + next(counts, 1) - 1
         if low < 0 or high >= size:
             raise DataError(
                 f"state {state!r} has places 0 to {size - 1}, and {places.at!r} has this step write {low} to {high}: "
@@ -160,8 +160,10 @@ class Streams:
     def _check_streams(self, rows: Sequence[int]) -> None:
         for spec in self._specs if len(rows) and self._held else ():
             count = self._held[spec.name].shape[self._axis(spec)]
-            if wrong := [row for row in rows if not 0 <= row < count]:
-                raise DataError(f"there is no stream in row {wrong[0]}: there are {count}, in rows 0 to {count - 1}")
+            if unknown_rows := [row for row in rows if not 0 <= row < count]:
+                raise DataError(
+                    f"there is no stream in row {unknown_rows[0]}: there are {count}, in rows 0 to {count - 1}"
+                )
 
     def _axis(self, spec: TensorSpec) -> int:
         """The axis along which a state has a row for each stream. Raises DataError for one that has none."""
@@ -171,7 +173,7 @@ class Streams:
         return spec.shape.index(axis)
 
     def _first(self, inputs: Tensors) -> dict[str, Array]:
-        sizes = {dim: least for dim, (least, _) in self._ends.items()}
+        sizes = {dim: smallest for dim, (smallest, _) in self._ends.items()}
         for spec in self.inputs:
             if spec.name in inputs:
                 shape = np.shape(inputs[spec.name])
