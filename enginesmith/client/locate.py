@@ -140,14 +140,14 @@ class VersionLocator:
             check_marker(self.store)
             self.checked = True
 
-    def read_blob(self, digest: str, most: int) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. most: as of `Store.read_blob`, which says what
-        is raised."""
+    def read_blob(self, digest: str, max_bytes: int) -> bytes:
+        """A small blob's bytes, verified, from the cache or through it. max_bytes: as of `Store.read_blob`, which says
+        what is raised."""
         if self.cache is None:
-            return self.store.read_blob(digest, most)
+            return self.store.read_blob(digest, max_bytes)
 
         def bring(sink: BinaryIO) -> str:
-            sink.write(data := self.store.read_blob(digest, most))
+            sink.write(data := self.store.read_blob(digest, max_bytes))
             return digest_of_bytes(data)
 
         try:
@@ -158,7 +158,7 @@ class VersionLocator:
             self.cache.drop(digest)
         except OSError:  # a cache that is full, read-only or another user's
             pass
-        return self.store.read_blob(digest, most)
+        return self.store.read_blob(digest, max_bytes)
 
 
 def locate_and_rank(

@@ -199,16 +199,16 @@ def _plain(data: bytes) -> object:
 def _refuse_duplicates(root: "yaml.Node | None") -> None:
     import yaml
 
-    pending = [root]
-    while pending:
-        node = pending.pop()
+    pending_nodes = [root]
+    while pending_nodes:
+        node = pending_nodes.pop()
         if isinstance(node, yaml.SequenceNode):
-            pending += node.value
+            pending_nodes += node.value
         elif isinstance(node, yaml.MappingNode):
-            names = [str(key.value) for key, _ in node.value]
-            if len(set(names)) < len(names):
+            key_names = [str(key.value) for key, _ in node.value]
+            if len(set(key_names)) < len(key_names):
                 raise Malformed(f"gives a key twice near line {node.start_mark.line + 1}; keep one")
-            pending += [value for _, value in node.value]
+            pending_nodes += [value for _, value in node.value]
 
 
 def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:
@@ -314,8 +314,8 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
         return len(_find_signers(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
 
     def attachment_signers(document: bytes) -> tuple[str, ...]:
-        found = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
-        return tuple(signer.name for signer in found) if len(found) >= rule.needed else ()
+        signers = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
+        return tuple(signer.name for signer in signers) if len(signers) >= rule.needed else ()
 
     return Vouched(tuple(signer.name for signer in valid), counts, attachment_signers)
 
@@ -415,11 +415,11 @@ def _too_few(
 ) -> str:
     document = digest_of_bytes(manifest.to_bytes())
     try:
-        ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document), 8))
-        names = [key_id[:12] for key_id in ids if is_digest(key_id)]
+        key_ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document), 8))
+        key_names = [key_id[:12] for key_id in key_ids if is_digest(key_id)]
     except EnginesmithError:  # the refusal matters more than what else is wrong there
-        names = []
-    signer_list = ", ".join(names) or "none"
+        key_names = []
+    signer_list = ", ".join(key_names) or "none"
     why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
     return (
         f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "

@@ -65,12 +65,12 @@ def promote(
         raise InputError(refusal)
     with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
-        if lost := find_lost_of(store, manifest):
+        if losses := find_lost_of(store, manifest):
             reference = f"{manifest.model}@{manifest.version}"
-            lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in lost.items()]
+            lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in losses.items()]
             remedy = f"restore it, or build again; `enginesmith registry fsck {reference}` says more"
             raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
-        guard.secure(item.report for item in canaries)
+        guard.secure(canary.report for canary in canaries)
         return point(
             guard,
             manifest,
@@ -108,9 +108,9 @@ def point(
     Raises as `promote` does.
     """
     store = guard.store
-    if lost := [item.report for item in canaries if not store.has(item.report)]:
-        raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
-    reports = tuple(item.report for item in canaries)
+    if lost_reports := [canary.report for canary in canaries if not store.has(canary.report)]:
+        raise IntegrityError(f"canary report {lost_reports[0]} is not in {store.uri}; promote again with --canary")
+    reports = tuple(canary.report for canary in canaries)
     move = Move(
         manifest.version,
         manifest.digest,
@@ -135,7 +135,7 @@ def point(
         if (
             channel
             and not from_other_registry
-            and any(channel.manifest not in (manifest.digest, item.baseline) for item in canaries)
+            and any(channel.manifest not in (manifest.digest, canary.baseline) for canary in canaries)
         ):
             raise ConflictError(
                 f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
@@ -258,8 +258,8 @@ def _move(
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
         rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
-        before = channel or Channel(model, name, moves, move)
-        return with_snapshots(guard, replace(before, moves=moves + 1, move=move, rollout=rollout))
+        channel_before = channel or Channel(model, name, moves, move)
+        return with_snapshots(guard, replace(channel_before, moves=moves + 1, move=move, rollout=rollout))
 
     new_channel = change_channel(guard.store, model, name, make)
     if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel

@@ -59,14 +59,14 @@ def answers(place: S3Location) -> Iterator[None]:
         raise Failed(words, passing=is_transient(error), unknown=words == UNKNOWN_REQUEST) from error
 
 
-def whole(answer: JsonObject, *names: str) -> JsonObject:
+def whole(answer: JsonObject, *field_names: str) -> JsonObject:
     """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
     headers looks to Python like an answer that has no more of them, and no body."""
-    missing = [name for name in names if name not in answer]
-    if missing:
+    missing_fields = [name for name in field_names if name not in answer]
+    if missing_fields:
         if body := find(answer, "Body", StreamingBody, None):
             body.close()
-        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing[0])
+        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing_fields[0])
     return answer
 
 
