@@ -86,7 +86,7 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
     name, and what the index of models has wrong, are written anew."""
     store = sweep.store
     sweep.delete_dead_records(garbage)
-    listed_models = {listed.model for listed in garbage.listed}
+    listed_models = {listing.model for listing in garbage.listed}
     for model in models_with_series(store):
         if model not in listed_models and not versions(store, model):
             for key in list(store.list(f"{SERIES}{model}/")):
@@ -94,7 +94,7 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
                 sweep.gone[key] = "series"
     now = store.now()
     ended_leases = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
-    remaining_models = [listed.without(sweep.gone) for listed in garbage.listed]
+    remaining_models = [listing.without(sweep.gone) for listing in garbage.listed]
     changed_models = [model for lease in ended_leases for model in lease.changes]
     refresh_models(store, changed_models)
     heal_index(store, remaining_models, changed_models)

@@ -225,7 +225,7 @@ def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -
 
 
 def _read_records(
-    store: Store, stored: dict[str, int], orphans: set[str]
+    store: Store, stored_sizes: dict[str, int], orphans: set[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
     """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
     why: dict[str, str] = {}
@@ -236,7 +236,7 @@ def _read_records(
         record = read_record(data)
         if record is None:
             record_blobs[key] = None
-        elif losses := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
+        elif losses := [digest for digest in record.blobs if digest in orphans or digest not in stored_sizes]:
             record_blobs[key] = tuple(losses)
             kind = key.removeprefix(RECORDS).partition("/")[0]
             why |= dict.fromkeys(losses, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
@@ -287,11 +287,11 @@ class Sweep:
         horizon = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
         sweep_garbage = find_garbage(self.store, self.rules)
         self._mark(sweep_garbage)
-        names, deadline = set(sweep_garbage.names), self.store.now() - self.grace
+        garbage_names, deadline = set(sweep_garbage.names), self.store.now() - self.grace
         due_marks = {
             name: mark
             for name, mark in marks.items()
-            if name in names and mark.since <= deadline and (horizon is None or mark.generation <= horizon)
+            if name in garbage_names and mark.since <= deadline and (horizon is None or mark.generation <= horizon)
         }
         self._delete_due({name: mark for name, mark in due_marks.items() if "@" in name})
         # While a version exists, so do its blobs: a version that cannot go keeps what it names.
@@ -409,11 +409,11 @@ def _marks_exactly(
     marks: MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[Tombstone], bool]
 ) -> bool:
     """Whether a shard has a waiting mark that counts of each of these names, and nothing else."""
-    waiting = marks.waiting if marks else {}
+    waiting_marks = marks.waiting if marks else {}
     return (
-        waiting.keys() == (garbage or frozenset())
+        waiting_marks.keys() == (garbage or frozenset())
         and not (marks and marks.going)
-        and all(map(counts, waiting.values()))
+        and all(map(counts, waiting_marks.values()))
     )
 
 

@@ -91,9 +91,9 @@ def download(
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, size_bytes)
-            missing = [piece for piece in parts if piece.number not in done_numbers]
+            missing_parts = [piece for piece in parts if piece.number not in done_numbers]
             hasher, done_bytes = blob.hasher(), 0
-            with _Arrivals(fd, missing, source, journal, beside) as arrivals:
+            with _Arrivals(fd, missing_parts, source, journal, beside) as arrivals:
                 for piece in parts:
                     for block in arrivals.wait_for(piece) if piece in arrivals else _blocks(fd, piece):
                         hasher.update(block)
@@ -140,22 +140,22 @@ class _Arrivals:
     the same bytes at the same offset.
     """
 
-    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: int, beside: int = 1) -> None:
-        self._missing = {part.number for part in missing}
-        self._part_bytes = max((part.size for part in missing), default=0)
-        self._todo = deque(missing)
+    def __init__(self, fd: int, parts: list[BlobPart], source: RangeOpener, journal: int, beside: int = 1) -> None:
+        self._missing = {part.number for part in parts}
+        self._part_bytes = max((part.size for part in parts), default=0)
+        self._todo = deque(parts)
         self._source = source
         self._fd, self._marks = os.dup(fd), os.dup(journal)
         self._changed = threading.Condition()
         # Number of each part that has arrived -> its bytes, or None where there was no room for them.
         self._came: dict[int, memoryview | None] = {}
-        self._room = min(max(1, KEPT_PARTS // beside), len(missing))
+        self._room = min(max(1, KEPT_PARTS // beside), len(parts))
         # Of shorter requests the pace is known sooner, where each download begins with few connections.
         self._span = max(1, SPAN_PARTS // beside)
         self._spare: list[memoryview] = []
         self._error: BaseException | None = None
         self._stop = False
-        count = min(max(1, CONNECTIONS // beside), len(missing))
+        count = min(max(1, CONNECTIONS // beside), len(parts))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
         self._pace = ConnectionScaler(time.monotonic(), max(1, MOST_CONNECTIONS // beside))
 
@@ -283,7 +283,7 @@ class ConnectionScaler:
         if self._requests < connections:
             return 0
         rate = self._bytes / max(now - self._since, 1e-9)
-        pays = rate >= _GAIN * self._best
+        is_faster = rate >= _GAIN * self._best
         self._since, self._bytes, self._requests, self._best = now, 0, 0, max(rate, self._best)
         is_slow = rate < connections * SLOW_BYTES_S
-        return min(connections, self._most - connections) if pays and is_slow else 0
+        return min(connections, self._most - connections) if is_faster and is_slow else 0

@@ -31,7 +31,7 @@ def side_by_side(
             part = items[first_index : first_index + size]
             running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
             if len(running) > 2 * at_once:
-                part, done = running.popleft()
-                yield from zip(part, done.result(), strict=True)
-        for part, done in running:
-            yield from zip(part, done.result(), strict=True)
+                part, future = running.popleft()
+                yield from zip(part, future.result(), strict=True)
+        for part, future in running:
+            yield from zip(part, future.result(), strict=True)

@@ -300,9 +300,9 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
     _check_version(manifest, rule, policy)
     if not rule.required:
         return Vouched(())
-    valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
-    if len(valid) < rule.needed:
-        raise UntrustedError(_too_few(store, manifest, rule, valid, refused, policy))
+    valid_signers, refusals = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    if len(valid_signers) < rule.needed:
+        raise UntrustedError(_too_few(store, manifest, rule, valid_signers, refusals, policy))
 
     def counts(attestation: Attestation) -> bool:
         key = attestation_key(manifest.model, manifest.version, attestation.engine, attestation.report)
@@ -317,7 +317,7 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
         signers = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
         return tuple(signer.name for signer in signers) if len(signers) >= rule.needed else ()
 
-    return Vouched(tuple(signer.name for signer in valid), counts, attachment_signers)
+    return Vouched(tuple(signer.name for signer in valid_signers), counts, attachment_signers)
 
 
 def signers_of(
@@ -325,8 +325,8 @@ def signers_of(
 ) -> tuple[tuple[Signer, ...], dict[str, str]]:
     """Those of `signers` with a valid signature of a version's manifest, and of the others signer -> reason."""
     rule = Rule("*", tuple(signers))
-    valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
-    return tuple(valid), refused
+    valid_signers, refusals = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    return tuple(valid_signers), refusals
 
 
 def signatures(
@@ -369,19 +369,19 @@ def _find_signers(
 ) -> tuple[list[Signer], dict[str, str]]:
     """The rule's signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
     document = digest_of_bytes(content)
-    valid: list[Signer] = []
-    refused: dict[str, str] = {}
+    valid_signers: list[Signer] = []
+    refusals: dict[str, str] = {}
     for signer in rule.signers:
         reasons = []
         for bundle in _candidates(store, manifest, document, signer):
             refusal_reason = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
             if refusal_reason is None:
-                valid.append(signer)
+                valid_signers.append(signer)
                 break
             reasons.append(refusal_reason)
         else:
-            refused[str(signer)] = reasons[0] if reasons else "has not signed"
-    return valid, refused
+            refusals[str(signer)] = reasons[0] if reasons else "has not signed"
+    return valid_signers, refusals
 
 
 def _candidates(
@@ -411,7 +411,7 @@ def _check_version(manifest: Manifest, rule: Rule, policy: TrustPolicy) -> None:
 
 
 def _too_few(
-    store: Documents, manifest: Manifest, rule: Rule, valid: list[Signer], refused: dict[str, str], policy: TrustPolicy
+    store: Documents, manifest: Manifest, rule: Rule, valid: list[Signer], refusals: dict[str, str], policy: TrustPolicy
 ) -> str:
     document = digest_of_bytes(manifest.to_bytes())
     try:
@@ -420,7 +420,7 @@ def _too_few(
     except EnginesmithError:  # the refusal matters more than what else is wrong there
         key_names = []
     signer_list = ", ".join(key_names) or "none"
-    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
         f"for {rule.models!r}, so it is not loaded. Signatures found: {signer_list}. Allowed: {why}. "

@@ -123,7 +123,7 @@ def check_blobs(findings: Findings, digests: list[str]) -> None:
 # Finds what nothing refers to or what was left behind: records, blobs, documents, leases, series.
 
 
-def check_litter(findings: Findings, stored: list[str]) -> None:
+def check_litter(findings: Findings, blobs: list[str]) -> None:
     """Add records that count for nothing, blobs that nothing refers to, and files of writers that died."""
     contents = inventory(findings.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
@@ -134,7 +134,7 @@ def check_litter(findings: Findings, stored: list[str]) -> None:
             findings.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
         else:
             kept_digests.update(record.blobs)
-    for digest in () if findings.unread else stored:  # what a manifest that cannot be read refers to is not known
+    for digest in () if findings.unread else blobs:  # what a manifest that cannot be read refers to is not known
         if digest not in findings.needed and digest not in kept_digests and not is_snapshot(findings.store, digest):
             findings.add("orphaned", digest, f"{findings.store.size(digest)} bytes that nothing refers to")
     for path in findings.store.strays():

@@ -215,13 +215,13 @@ def _loss(
     name: str,
     proven_only: bool,
     counts: Callable[[Attestation], bool] | None,
-    accepted: AcceptedLosses,
+    accepted_losses: AcceptedLosses,
 ) -> str | None:
     """`loss_refusal` of what the channel serves at this moment."""
-    if accepted is None:
+    if accepted_losses is None:
         return None
     channel = read_channel(store, manifest.model, name)
-    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted, manifest, channel)
+    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted_losses, manifest, channel)
 
 
 def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
@@ -243,12 +243,12 @@ def _move(
     model: str,
     name: str,
     next_move: Callable[[Channel | None], Move | None],
-    ended: Rollout | None = None,
+    ended_rollout: Rollout | None = None,
 ) -> Channel:
     """Make the move that `next_move` returns for a channel's state (None: none), and return the new state.
 
-    `next_move` is called again after a lost race, so that no move is lost. ended: the channel's rollout as it is then;
-    None: one that runs is aborted.
+    `next_move` is called again after a lost race, so that no move is lost. ended_rollout: the channel's rollout as it
+    is then; None: one that runs is aborted.
     """
 
     def make(channel: Channel | None) -> Channel | None:
@@ -257,7 +257,7 @@ def _move(
             return None
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
-        rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
+        rollout = ended_rollout or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
         channel_before = channel or Channel(model, name, moves, move)
         return with_snapshots(guard, replace(channel_before, moves=moves + 1, move=move, rollout=rollout))
 

@@ -64,9 +64,9 @@ class ListedModel:
     versions: tuple[str, ...]
     channels: Mapping[str, str]
 
-    def without(self, gone: Container[str]) -> "ListedModel":
-        """With the versions that are not among `gone`, which are names such as 'model@version'."""
-        return replace(self, versions=tuple(one for one in self.versions if version_name(self.model, one) not in gone))
+    def without(self, deletions: Container[str]) -> "ListedModel":
+        """With the versions that are not among `deletions`, which are names such as 'model@version'."""
+        return replace(self, versions=tuple(v for v in self.versions if version_name(self.model, v) not in deletions))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class IndexShard:
     def updated(self, changes: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
         """With other entries: None for a model that has no version any more."""
         models = {**(self.models or {}), **changes}
-        entries = {name: listed for name, listed in models.items() if listed is not None}
+        entries = {name: entry for name, entry in models.items() if entry is not None}
         return IndexShard(self.serial + 1, self.complete or complete, entries)
 
 
@@ -108,8 +108,8 @@ class _IndexDocument:
 def list_all(store: Store) -> list[ListedModel]:
     """Every model that has a version, by name. Reads the index where there is one; otherwise looks at every model, and
     makes the index of many, where this user may write."""
-    if (indexed := read_index(store)) is not None:
-        return indexed
+    if (index_models := read_index(store)) is not None:
+        return index_models
     models = look_at(store, catalogue(store))
     if len(models) >= WORTH_AN_INDEX:
         with suppress(EnginesmithError):  # a registry that may only be read, or others write: the next list looks again
@@ -128,7 +128,7 @@ def read_index(store: Store) -> list[ListedModel] | None:
         if shard is None or not shard.complete:
             return None
         models_by_name |= shard.models or {}
-    models_by_name |= {listed.model: listed for listed in _look(store, sorted(changing_models))}
+    models_by_name |= {entry.model: entry for entry in _look(store, sorted(changing_models))}
     return [models_by_name[name] for name in sorted(models_by_name) if models_by_name[name].versions]
 
 
@@ -137,10 +137,10 @@ def make_index(store: Store) -> None:
     for shard in SHARDS:  # from now on writers keep it
         base.change(store, index_key(shard), lambda data: None if data else IndexShard().to_bytes())
     documents = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
-    models_by_name = {listed.model: listed for listed in look_at(store, catalogue(store))}
+    models_by_name = {entry.model: entry for entry in look_at(store, catalogue(store))}
     for key, data in documents.items():
         index_shard = _parse(data) or IndexShard()
-        models = {name: listed for name, listed in models_by_name.items() if index_key(_shard_of(name)) == key}
+        models = {name: entry for name, entry in models_by_name.items() if index_key(_shard_of(name)) == key}
         gone: dict[str, ListedModel | None] = dict.fromkeys((index_shard.models or {}).keys() - models.keys())
         store.replace(key, index_shard.updated({**gone, **models}, complete=True).to_bytes(), data)
 
@@ -185,19 +185,19 @@ def hold_change(
 
 def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
     """Models with the versions that their channels point to. Reads the channels, side by side."""
-    channel_pairs = [(listed.model, name) for listed in models for name in listed.channels]
+    channel_pairs = [(entry.model, name) for entry in models for name in entry.channels]
     pointers: dict[str, dict[str, str]] = {}
     for (model, name), version in side_by_side(lambda each: _read_pointer(store, *each), channel_pairs):
         if version is not None:
             pointers.setdefault(model, {})[name] = version
-    return [ListedModel(listed.model, tuple(listed.versions), pointers.get(listed.model, {})) for listed in models]
+    return [ListedModel(entry.model, tuple(entry.versions), pointers.get(entry.model, {})) for entry in models]
 
 
 def _look(store: Store, models: Sequence[str]) -> list[ListedModel]:
     """The entries of models, without versions where they have none."""
     listings = []
-    for model, listed in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
-        listings += listed or [Listed(model, (), ())]
+    for model, model_listings in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
+        listings += model_listings or [Listed(model, (), ())]
     return look_at(store, listings)
 
 
@@ -205,7 +205,7 @@ def _refresh(store: Store, key: str, models: list[str]) -> None:
     def make(data: bytes | None) -> bytes | None:
         if data is None:
             return None  # there is no index
-        entries = {listed.model: listed if listed.versions else None for listed in _look(store, models)}
+        entries = {entry.model: entry if entry.versions else None for entry in _look(store, models)}
         # One that cannot be read is replaced too, so that who makes the index anew sees that it changed meanwhile.
         return (_parse(data) or IndexShard()).updated(entries).to_bytes()
 
@@ -300,7 +300,7 @@ def list_models(store: Store, *, limit: int | None = None, after: str | None = N
     limit: the largest number of models.  after: only models after this name, for paging.
     """
     models = list_all(store) if limit is None else read_index(store) or look_at(store, lookup.page(store, limit, after))
-    models = [listed for listed in models if after is None or listed.model > after]
+    models = [entry for entry in models if after is None or entry.model > after]
     return models[:limit]
 
 

@@ -95,8 +95,8 @@ def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]
         # Models without a version are left out, so more names may be needed.
         while model_names and len(listings) < limit:
             count = limit - len(listings)
-            for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), model_names[:count]):
-                listings += listed
+            for model_listings in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), model_names[:count]):
+                listings += model_listings
             model_names = model_names[count:]
     return listings
 
@@ -108,7 +108,7 @@ def folder_names(store: Documents) -> list[str]:
 
 def models(store: Documents) -> list[str]:
     """The models that have a version, sorted."""
-    return [listed.model for listed in catalogue(store)]
+    return [listing.model for listing in catalogue(store)]
 
 
 def versions(store: Documents, model: str) -> list[str]:
@@ -365,7 +365,7 @@ class SnapshotDocuments:
         if not prefix.startswith(self.snapshot.prefix):
             return self._beyond.children(prefix)
         parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
-        return iter(sorted({f"{name}{slash}" for name, slash, _ in parts}))
+        return iter(sorted({f"{name}{separator}" for name, separator, _ in parts}))
 
     @property
     def _beyond(self) -> Store:

@@ -57,10 +57,10 @@ def list_losses(
 
 
 def loss_refusal(
-    losses: Sequence[str], accepted: AcceptedLosses, manifest: Manifest, channel: Channel | None
+    losses: Sequence[str], accepted_losses: AcceptedLosses, manifest: Manifest, channel: Channel | None
 ) -> str | None:
     """The reason why a channel does not accept a version by which nodes lose engines; None where that is accepted."""
-    unaccepted = [name for name in losses if accepted is not None and name not in accepted]
+    unaccepted = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
     if channel is None or not unaccepted:
         return None
     reference, where = f"{manifest.model}@{manifest.version}", f"{channel.model}:{channel.name}"
@@ -370,11 +370,11 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     from enginesmith.registry.trust.policy import signers_of
 
     where = f"the policy of {manifest.model}:{channel}"
-    valid, refused = signers_of(store, manifest, _signers(policy, where))
-    if valid:
+    valid_signers, refusals = signers_of(store, manifest, _signers(policy, where))
+    if valid_signers:
         return None
     reference = f"{manifest.model}@{manifest.version}"
-    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith registry sign {reference} "
         "--key KEY`"

@@ -90,14 +90,14 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
     with hold_change(store, [manifest.model], what, BUILDING) as guard:
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
-        existing = next((other for other, _ in attachments(store, manifest) if other.says_same(attachment)), None)
+        old_attachment = next((other for other, _ in attachments(store, manifest) if other.says_same(attachment)), None)
         if store.put_file(path) != attachment.digest:
             raise InputError(f"{path} changed while it was read; attach it again")
         guard.secure([version_name(manifest.model, manifest.version), attachment.digest])
-        if existing is None:
+        if old_attachment is None:
             store.create(attachment.key(), data)
         refresh_version(guard, manifest)
-    return existing or attachment, existing is None
+    return old_attachment or attachment, old_attachment is None
 
 
 def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Guard]:
@@ -199,13 +199,13 @@ def _move(guard: Guard, manifest: Manifest, channel: str, by: str, why: str) -> 
 
 
 @contextmanager
-def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
+def published_without(manifest: Manifest, missing_part: str) -> Iterator[None]:
     """Re-raise an error of the block with a message that the version is published, and what is missing of it."""
     try:
         yield
     except (UnavailableError, IntegrityError, ConflictError) as error:
         name = f"{manifest.model}@{manifest.version}"
-        raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
+        raise type(error)(f"{name} is published, but {missing_part} could not be written: {error}") from error
 
 
 def find_published(store: Store, manifest: Manifest, known_number: int = 0) -> Manifest | None:

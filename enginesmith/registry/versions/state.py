@@ -193,8 +193,8 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
 
 def read_history(store: Documents, channel: Channel) -> ChannelHistory:
     """The history of a channel, up to the state given. Raises IntegrityError where it is damaged or lost."""
-    stored = _read_stored(store, channel.model, channel.name)
-    return with_state(store, stored, channel)
+    history = _read_stored(store, channel.model, channel.name)
+    return with_state(store, history, channel)
 
 
 def parse_history(data: bytes | None, what: str) -> ChannelHistory:
@@ -219,10 +219,10 @@ def _read_stored(store: Documents, model: str, name: str) -> ChannelHistory:
     return parse_history(store.read(channel_history_key(model, name)), f"history of {model}:{name}")
 
 
-def with_state(store: Documents, stored: ChannelHistory, channel: Channel) -> ChannelHistory:
+def with_state(store: Documents, history: ChannelHistory, channel: Channel) -> ChannelHistory:
     """`ChannelHistory.with_state`. Raises IntegrityError with the history's place where moves are missing."""
     try:
-        return stored.with_state(channel)
+        return history.with_state(channel)
     except Malformed as error:
         place = place_of(store, channel_history_key(channel.model, channel.name))
         raise IntegrityError(f"history of {channel.model}:{channel.name} ({place}): {error}; {_REMEDY}") from error
@@ -239,10 +239,10 @@ def keep_history(store: Store, channel: Channel) -> None:
     key, what = channel_history_key(channel.model, channel.name), f"history of {channel.model}:{channel.name}"
 
     def make(data: bytes | None) -> bytes | None:
-        stored = parse_history(data, what)
-        if len(stored.moves) > channel.moves:
+        history = parse_history(data, what)
+        if len(history.moves) > channel.moves:
             return None  # the state is not the last one any more, and whoever replaced it wrote it
-        return canonical_json(encode(with_state(store, stored, channel)))
+        return canonical_json(encode(with_state(store, history, channel)))
 
     change(store, key, make)
 

@@ -193,13 +193,13 @@ def _send(
     """Send over an idle connection, or a new one where the server has closed that meanwhile."""
     while True:
         idle_connections = _kept(place)
-        connection, fresh = (idle_connections.pop(), False) if idle_connections else (_connect(place), True)
+        connection, is_new = (idle_connections.pop(), False) if idle_connections else (_connect(place), True)
         try:
             connection.request(method, target, headers=dict(headers))
             return connection, connection.getresponse()
         except FAILURES:
             connection.close()
-            if fresh:
+            if is_new:
                 raise
 
 

@@ -346,31 +346,31 @@ def refuse(bucket: BucketApi, doing: str, failure: Failed, *, last: bool) -> Non
 
 def keys_below(bucket: BucketApi, prefix: str) -> list[str]:
     """All keys under a prefix that ends in '/' or is empty, sorted part by part."""
-    return sorted((listed.name for listed in _objects(bucket, prefix)), key=lambda name: name.split("/"))
+    return sorted((entry.name for entry in _objects(bucket, prefix)), key=lambda name: name.split("/"))
 
 
 def objects_below(bucket: BucketApi) -> list[ListedObject]:
     """Every object under a place's prefix, sorted by name, whoever put it there."""
-    return sorted((listed for listed in _objects(bucket, "") if listed.name), key=lambda listed: listed.name)
+    return sorted((entry for entry in _objects(bucket, "") if entry.name), key=lambda entry: entry.name)
 
 
 def sizes_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, int]]:
     """Each key under a prefix that ends in '/', with its size in bytes."""
     for page in _pages(bucket, prefix, deep=True):
-        for listed in page.objects:
-            yield listed.name, listed.size
+        for entry in page.objects:
+            yield entry.name, entry.size
 
 
 def stamps_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, datetime]]:
     """Each key under a prefix that ends in '/', with the time of its last write."""
-    return ((listed.name, listed.modified) for listed in _objects(bucket, prefix))
+    return ((entry.name, entry.modified) for entry in _objects(bucket, prefix))
 
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:
     """The names directly under a prefix, sorted; those that have more below end in '/'."""
     child_names: set[str] = set()
     for page in _pages(bucket, prefix, deep=False):
-        child_names.update(listed.name.removeprefix(prefix) for listed in page.objects)
+        child_names.update(entry.name.removeprefix(prefix) for entry in page.objects)
         child_names.update(name.removeprefix(prefix) for name in page.folders)
     return sorted(child_names - {""}, key=lambda name: name.removesuffix("/"))
 
@@ -378,7 +378,7 @@ def names_below(bucket: BucketApi, prefix: str) -> list[str]:
 def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
     """Some tools write a key that ends in '/' for an empty folder, which is left out."""
     pages = _pages(bucket, prefix, deep=True)
-    return (listed for page in pages for listed in page.objects if not listed.name.endswith("/"))
+    return (entry for page in pages for entry in page.objects if not entry.name.endswith("/"))
 
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
@@ -386,8 +386,8 @@ def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage
     token, key_count, seen_tokens = "", 0, set[str]()
     while True:
         page = ask(bucket, "listing", lambda token=token: bucket.page(prefix, token, deep=deep))  # type: ignore[misc]
-        for listed in page.objects:
-            check_size(listed.size, bucket.place.locator(listed.name))
+        for entry in page.objects:
+            check_size(entry.size, bucket.place.locator(entry.name))
         yield page
         token, key_count = page.next_token, key_count + len(page.objects) + len(page.folders)
         if not token:

@@ -89,8 +89,8 @@ def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
     has."""
     try:
         facts = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
-    except Declined as declined:
-        _check_absent(bucket, key, declined)
+    except Declined as refusal:
+        _check_absent(bucket, key, refusal)
         return None
     check_size(facts.size, bucket.place.locator(key))
     return facts
@@ -110,11 +110,11 @@ def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> t
     return data, tag
 
 
-def _check_absent(bucket: BucketApi, key: str, declined: Declined) -> None:
+def _check_absent(bucket: BucketApi, key: str, refusal: Declined) -> None:
     """Raise UnavailableError if that is not what the server says."""
-    if declined.status != ABSENT:
+    if refusal.status != ABSENT:
         where = bucket.place.locator(key)
-        raise UnavailableError(f"{where}: the server refuses with {declined}; look at the object") from declined
+        raise UnavailableError(f"{where}: the server refuses with {refusal}; look at the object") from refusal
 
 
 def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
@@ -135,15 +135,15 @@ def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = N
     """
     try:
         return ask(bucket, f"reading {key}", lambda: bucket.get(key, tag, MAX_DOCUMENT_BYTES), attempts)
-    except Declined as declined:
-        if declined.status == UNCHANGED:
+    except Declined as refusal:
+        if refusal.status == UNCHANGED:
             return None, tag
-        if declined.status == TOO_LARGE:
+        if refusal.status == TOO_LARGE:
             where = bucket.place.locator(key)
             raise IntegrityError(
                 f"{where} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-            ) from declined
-        _check_absent(bucket, key, declined)
+            ) from refusal
+        _check_absent(bucket, key, refusal)
         return None, ""
 
 
@@ -167,11 +167,11 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
                     sink.write(buffer[:count])
                     sha.update(buffer[:count])
             return sha.hexdigest()
-        except Declined as declined:
-            if not written_bytes or declined.status == ABSENT:
+        except Declined as refusal:
+            if not written_bytes or refusal.status == ABSENT:
                 raise
             # Another object by now (412), or a server without ranges (416): from the beginning.
-            problem: Declined | Failed = declined
+            problem: Declined | Failed = refusal
             sink.seek(sink_offset)
             sink.truncate()
             sha, tag = hashlib.sha256(), ""

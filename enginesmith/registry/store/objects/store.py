@@ -86,8 +86,8 @@ def write(bucket: BucketApi, key: str, data: bytes, expected: str | None) -> boo
         try:
             bucket.put(key, data, expected, token)
             return True
-        except Declined as declined:
-            if declined.status != CONFLICT:  # this write was not done because of a concurrent one
+        except Declined as refusal:
+            if refusal.status != CONFLICT:  # this write was not done because of a concurrent one
                 return is_unsure and _was_done(bucket, key, token)
             if pause is None:
                 return False
@@ -134,8 +134,8 @@ def _honours_condition(bucket: BucketApi, marker: bytes, expected: str | None) -
         try:
             bucket.put(MARKER, marker, expected, "")
             return False
-        except Declined as declined:
-            if declined.status != CONFLICT or pause is None:
+        except Declined as refusal:
+            if refusal.status != CONFLICT or pause is None:
                 return True
         except Failed as failure:
             if failure.unknown:
@@ -280,14 +280,14 @@ class ObjectStore:
         def fill(into: memoryview) -> None:
             try:
                 blob_range.fill(into)
-            except Declined as declined:
-                if declined.status == ABSENT:
-                    raise self._lost_error(digest) from declined
+            except Declined as refusal:
+                if refusal.status == ABSENT:
+                    raise self._lost_error(digest) from refusal
                 raise IntegrityError(
                     f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
                     "then build "
                     "again"
-                ) from declined
+                ) from refusal
 
         with closing(Range(self.bucket, blob_key(digest), offset, size)) as blob_range:
             yield fill
@@ -297,8 +297,8 @@ class ObjectStore:
         try:
             sink = HashingSink()
             return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
-        except Declined as declined:
-            raise self._lost_error(digest) from declined
+        except Declined as refusal:
+            raise self._lost_error(digest) from refusal
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -353,8 +353,8 @@ class ObjectStore:
         """See `Store.now`: what the server's answer about the marker is dated."""
         try:
             return ask(self.bucket, "asking for the time", self.bucket.now)
-        except Declined as declined:
-            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from declined
+        except Declined as refusal:
+            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
@@ -391,8 +391,8 @@ class ObjectStore:
             sink.truncate()
             try:
                 actual_digest = stream_blob(self.bucket, blob_key(digest), sink, max_bytes)
-            except Declined as declined:
-                raise self._lost_error(digest) from declined
+            except Declined as refusal:
+                raise self._lost_error(digest) from refusal
             if actual_digest == digest:
                 return actual_digest
         raise IntegrityError(
