@@ -103,9 +103,9 @@ class Claim:
             return replace(new_state, sweeper=replace(state.sweeper, expires=now + SWEEPING, generation=generation))
 
         with self._lock:
-            begun, now = parsing.steady_s(), self.store.now()
+            begun_s, now = parsing.steady_s(), self.store.now()
             self.state = update_state(self.store, make)
-            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun
+            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun_s
 
 
 def without_sweeper(state: MarkState) -> MarkState:
@@ -118,7 +118,7 @@ def without_sweeper(state: MarkState) -> MarkState:
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
-    begun, now = parsing.steady_s(), store.now()
+    begun_s, now = parsing.steady_s(), store.now()
     own_sweeper = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
     def change(state: MarkState) -> MarkState:
@@ -130,7 +130,7 @@ def hold_claim(store: Store) -> Iterator[Claim]:
             )
         return replace(without_sweeper(state), sweeper=own_sweeper)
 
-    claim = Claim(store, own_sweeper, update_state(store, change), begun)
+    claim = Claim(store, own_sweeper, update_state(store, change), begun_s)
     try:
         with leases.keep_renewing(claim.renew, RENEW_S):
             yield claim

@@ -148,10 +148,10 @@ def make_index(store: Store) -> None:
 def refresh_index(store: Store, models: Iterable[str]) -> None:
     """Write the entries of models anew, where there is an index. Called after a model was changed, while the lease
     that names it is still there."""
-    by_shard: dict[str, list[str]] = {}
+    shards: dict[str, list[str]] = {}
     for model in sorted(set(models)):
-        by_shard.setdefault(_shard_of(model), []).append(model)
-    for _ in side_by_side(lambda shard: _refresh(store, index_key(shard), by_shard[shard]), list(by_shard)):
+        shards.setdefault(_shard_of(model), []).append(model)
+    for _ in side_by_side(lambda shard: _refresh(store, index_key(shard), shards[shard]), list(shards)):
         pass
 
 

@@ -232,12 +232,12 @@ def find_same(
         return None
     if not all(map(store.has, existing_manifest.blobs())):
         return None
-    ours = {report.unit: _comparable_report(report.to_json()) for report in reports}
+    own_reports = {report.unit: _comparable_report(report.to_json()) for report in reports}
     try:
         for entry in existing_manifest.engines:
             if entry.usable:
                 report = parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES)
-                if _comparable_report(report) != ours[entry.unit]:
+                if _comparable_report(report) != own_reports[entry.unit]:
                     return None
     except IntegrityError:  # a damaged report proves nothing
         return None

@@ -158,9 +158,9 @@ def _mentions(error: Exception, *words: str) -> bool:
 
 def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
     """What an error response of the server means, and the remedy."""
-    at = f" at {place.url}"
+    place_text = f" at {place.url}"
     if code in _ELSEWHERE:
-        return f"there is no container {place.container!r}{at} ({code}); create it, or check its name"
+        return f"there is no container {place.container!r}{place_text} ({code}); create it, or check its name"
     if status == 401 or code in ("AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"):
         return (
             f"the credentials are not accepted ({code or status}); check AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, "
@@ -177,19 +177,19 @@ def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
 
 def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
     """Why there was no response, and the remedy."""
-    at, kind = f" at {place.url}", type(error).__name__
+    place_text, kind = f" at {place.url}", type(error).__name__
     if isinstance(error, az.ClientAuthenticationError):
         return (
             f"no usable credentials ({kind}); give this machine or its Kubernetes service account an identity, run "
             "`az login`, or set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"
         )
     if _mentions(error, "SSL"):
-        return f"no TLS connection{at}; set REQUESTS_CA_BUNDLE to its certificate authority"
+        return f"no TLS connection{place_text}; set REQUESTS_CA_BUNDLE to its certificate authority"
     if _mentions(error, "ProxyError"):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if _mentions(error, "non-TLS"):
-        return f"a token is not sent over plain http{at}; give an https endpoint, or set AZURE_STORAGE_KEY"
-    return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"
+        return f"a token is not sent over plain http{place_text}; give an https endpoint, or set AZURE_STORAGE_KEY"
+    return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
 
 
 # The requests of a container of Azure Blob Storage (`objects.api.BucketApi` documents them).
