@@ -50,7 +50,7 @@ class Collected:
 
     def size_bytes(self, *states: str) -> int:
         """Total size in bytes of the blobs in these states."""
-        return sum(item.size_bytes for item in self.items if item.state in states)
+        return sum(garbage_item.size_bytes for garbage_item in self.items if garbage_item.state in states)
 
 
 def collect(
@@ -80,25 +80,25 @@ def collect(
     return _summarize(store, garbage, grace, claim.state, sweep.shards, sweep.gone)
 
 
-def _clean_up(sweep: Sweep, found: Garbage) -> None:
+def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
     """Delete what only garbage needed, and what writers that died left behind: records, series of latencies of models
     without a version, leases that are over, build locks, unfinished uploads. Snapshots of the models that such leases
     name, and what the index of models has wrong, are written anew."""
     store = sweep.store
-    sweep.delete_dead_records(found)
-    there = {listed.model for listed in found.listed}
+    sweep.delete_dead_records(garbage)
+    listed_models = {listing.model for listing in garbage.listed}
     for model in models_with_series(store):
-        if model not in there and not versions(store, model):
+        if model not in listed_models and not versions(store, model):
             for key in list(store.list(f"{SERIES}{model}/")):
                 store.remove(key)
                 sweep.gone[key] = "series"
     now = store.now()
-    over = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
-    remaining_models = [listed.without(sweep.gone) for listed in found.listed]
-    changed = [model for lease in over for model in lease.changes]
-    refresh_models(store, changed)
-    heal_index(store, remaining_models, changed)
-    for lease in over:
+    ended_leases = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
+    remaining_models = [listing.without(sweep.gone) for listing in garbage.listed]
+    changed_models = [model for lease in ended_leases for model in lease.changes]
+    refresh_models(store, changed_models)
+    heal_index(store, remaining_models, changed_models)
+    for lease in ended_leases:
         store.remove(lease_key(lease.id))
     build_history.remove_stale_locks(store)
     store.sweep()
@@ -106,40 +106,40 @@ def _clean_up(sweep: Sweep, found: Garbage) -> None:
 
 def _summarize(
     store: Store,
-    found: Garbage,
+    garbage: Garbage,
     grace: timedelta,
-    known: MarkState,
+    mark_state: MarkState,
     shards: Mapping[str, MarkShard],
-    gone: Mapping[str, str] | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> Collected:
-    """The result of a collection, which also deletes the old runs if it acted. gone: name -> kind of what was deleted;
+    """The result of a collection, which also deletes the old runs if it acted. kinds: name -> kind of what was deleted;
     None if it did not act.
 
     Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
     """
-    acted, gone, now = gone is not None, gone or {}, store.now()
+    acted, kinds, now = kinds is not None, kinds or {}, store.now()
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
     active_leases = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
-    oldest = min((lease.seen for lease in active_leases), default=None)
-    dues: dict[datetime, datetime] = {}
+    oldest_generation = min((lease.seen for lease in active_leases), default=None)
+    due_times: dict[datetime, datetime] = {}
 
     def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
         tombstone = marks.get(name)
-        if name in gone:
+        if name in kinds:
             return GarbageItem(kind, name, why, size, "deleted")
-        if tombstone is None or not known.counts(tombstone):
+        if tombstone is None or not mark_state.counts(tombstone):
             return GarbageItem(kind, name, why, size, "new")
-        due = dues.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
-        blocked = oldest is not None and tombstone.generation > oldest
-        return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
+        due = due_times.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
+        is_blocked = oldest_generation is not None and tombstone.generation > oldest_generation
+        return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if is_blocked else "due", due)
 
-    items = [item(*row) for row in found.rows()]
-    records = (key for key, kind in gone.items() if kind == "record")
+    items = [item(*row) for row in garbage.rows()]
+    records = (key for key, kind in kinds.items() if kind == "record")
     items += [GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in records]
-    series = (key for key, kind in gone.items() if kind == "series")
+    series = (key for key, kind in kinds.items() if kind == "series")
     items += [GarbageItem("series", key, "its model has no version left", 0, "deleted") for key in series]
-    old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
-    items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
-    keep_reasons = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
+    old_runs, run_state = (prune(store), "deleted") if acted else (surplus(store), "due")
+    items += [GarbageItem("run", run, "newer runs are kept", 0, run_state) for run in old_runs]
+    keep_reasons = {f"{model}@{version}": why for (model, version), why in garbage.reasons.items()}
     writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in active_leases)
     return Collected(tuple(items), keep_reasons, writers, acted)

@@ -77,8 +77,8 @@ class LatencySeries:
         """The series with another reference. Its level is the median of the newest points of that version, else of all:
         the reference that is lost cannot be run against it."""
         relative_points = [point for point in self.points if point.relative is not None]
-        own = [point for point in relative_points if point.version == version] or relative_points
-        levels = [point.relative for point in own[-LEVEL_POINTS:] if point.relative is not None]
+        level_points = [point for point in relative_points if point.version == version] or relative_points
+        levels = [point.relative for point in level_points[-LEVEL_POINTS:] if point.relative is not None]
         return replace(self, reference=version, base=median(levels) if levels else 1.0)
 
 
@@ -116,8 +116,8 @@ def merge_series(source: Store, dest: Store, model: str) -> int:
 def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:
     """The document with these points too, each once, in the order of time, the newest MOST_POINTS of all."""
     points_by_key = {(point.at, point.engine, point.median_s): point for point in (*series.points, *points)}
-    ordered = [point for _, point in sorted(points_by_key.items(), key=lambda item: item[0])]
-    return canonical_json(encode(replace(series, points=tuple(ordered[-MOST_POINTS:]))))
+    ordered_points = [point for _, point in sorted(points_by_key.items(), key=lambda keyed_point: keyed_point[0])]
+    return canonical_json(encode(replace(series, points=tuple(ordered_points[-MOST_POINTS:]))))
 
 
 def read_series(store: Store, series: LatencySeries) -> LatencySeries:

@@ -88,7 +88,7 @@ class MarkShard(Complete):
             )
         if names.isdisjoint(self.waiting):
             return self
-        return replace(self, waiting={name: item for name, item in self.waiting.items() if name not in names})
+        return replace(self, waiting={name: mark for name, mark in self.waiting.items() if name not in names})
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def by_shard(names: Iterable[str]) -> dict[str, frozenset[str]]:
     shard_names: dict[str, set[str]] = {}
     for name in names:
         shard_names.setdefault(shard_of(name), set()).add(name)
-    return {shard: frozenset(here) for shard, here in sorted(shard_names.items())}
+    return {shard: frozenset(members) for shard, members in sorted(shard_names.items())}
 
 
 def read_state(store: Store) -> MarkState:
@@ -152,8 +152,8 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
 
     def make(data: bytes | None) -> bytes | None:
         state = _parse_state(data)
-        after = change(state)
-        return None if after == state else canonical_json(encode(after))
+        new_state = change(state)
+        return None if new_state == state else canonical_json(encode(new_state))
 
     return _parse_state(base.change(store, MARK_STATE, make))
 
@@ -170,8 +170,8 @@ def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkSha
 
     def make(data: bytes | None) -> bytes | None:
         shard_marks = _parse_shard(key, data)
-        after = change(shard_marks)
-        return None if after == shard_marks else canonical_json(encode(after))
+        new_marks = change(shard_marks)
+        return None if new_marks == shard_marks else canonical_json(encode(new_marks))
 
     return _parse_shard(key, base.change(store, key, make))
 
@@ -182,10 +182,10 @@ def unmark(store: Store, names: Iterable[str]) -> None:
     Raises ConflictError when one of the names is going.
     """
     shard_names = by_shard(names)
-    marked = read_state(store).shards if shard_names else ()
-    shard_names = {shard: here for shard, here in shard_names.items() if shard in marked}
+    marked_shards = read_state(store).shards if shard_names else ()
+    shard_names = {shard: members for shard, members in shard_names.items() if shard in marked_shards}
     for _ in side_by_side(
-        lambda shard: update_shard(store, shard, lambda known: known.without(shard_names[shard])), list(shard_names)
+        lambda shard: update_shard(store, shard, lambda marks: marks.without(shard_names[shard])), list(shard_names)
     ):
         pass
 
@@ -197,11 +197,11 @@ def _parse_state(data: bytes | None) -> MarkState:
 def _parse_shard(key: str, data: bytes | None) -> MarkShard:
     if data is None:
         return MarkShard()
-    found, same = _parse(key, data, SHARD_MAX_BYTES, MarkShard), dict[Tombstone, Tombstone]()
+    shard_marks, unique_marks = _parse(key, data, SHARD_MAX_BYTES, MarkShard), dict[Tombstone, Tombstone]()
     # One object for all names that a collection marked: a registry may have millions of them.
     return MarkShard(
-        {name: same.setdefault(mark, mark) for name, mark in found.waiting.items()},
-        {name: same.setdefault(mark, mark) for name, mark in found.going.items()},
+        {name: unique_marks.setdefault(mark, mark) for name, mark in shard_marks.waiting.items()},
+        {name: unique_marks.setdefault(mark, mark) for name, mark in shard_marks.going.items()},
     )
 
 
@@ -334,8 +334,8 @@ def hold_lease(
         with suppress(EnginesmithError):
             finish()
             error = sys.exception()
-            refused = isinstance(error, ConflictError) and not error.nothing_written
-            if not (changes and (refused or isinstance(error, UnavailableError))):
+            is_refused = isinstance(error, ConflictError) and not error.nothing_written
+            if not (changes and (is_refused or isinstance(error, UnavailableError))):
                 store.remove(lease_key(lease.id))
 
 
@@ -368,8 +368,8 @@ def secure_version(guard: Guard, manifest: Manifest) -> None:
     model, version = manifest.model, manifest.version
     keys = list(guard.store.list(version_prefix(model, version)))
     documents = (data for _, data in side_by_side(guard.store.read, [key for key in keys if key.endswith(".json")]))
-    named = (digest for data in (*documents, "\n".join(keys).encode()) if data for digest in digests_in(data))
-    guard.secure([version_name(model, version), *named])
+    digests = (digest for data in (*documents, "\n".join(keys).encode()) if data for digest in digests_in(data))
+    guard.secure([version_name(model, version), *digests])
     data = guard.store.read(manifest_key(model, version))
     if data is None or parse(data, model=model, version=version).digest != manifest.digest:
         raise IntegrityError(f"{model}@{version} was deleted or replaced while it was looked at; run again")

@@ -113,7 +113,7 @@ class EngineEntry:
     @property
     def is_stripped(self) -> bool:
         """Whether the engine's file has no weights, so that the ONNX model is needed too."""
-        return any(isinstance(item, Weights) for item in self.requires)
+        return any(isinstance(requirement, Weights) for requirement in self.requires)
 
     @property
     def cpu(self) -> str | None:
@@ -128,16 +128,16 @@ class EngineEntry:
     def check_fields(self) -> None:
         """Raise Malformed for a usable engine without a file, a report or a processor requirement, and for a profile
         with sizes of what is no input, or of another number of axes."""
-        missing = [name for name in ("digest", "size_bytes", "suffix", "report") if getattr(self, name) is None]
-        if self.usable and missing:
-            raise Malformed(f"{self.unit} is {self.status} and has no {missing[0]}")
-        if self.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in self.requires):
+        missing_fields = [name for name in ("digest", "size_bytes", "suffix", "report") if getattr(self, name) is None]
+        if self.usable and missing_fields:
+            raise Malformed(f"{self.unit} is {self.status} and has no {missing_fields[0]}")
+        if self.usable and not any(isinstance(requirement, Gpu | Cpu | Unknown) for requirement in self.requires):
             raise Malformed(f"{self.unit} is {self.status} and does not say which processor it requires")
         axes = {spec.name: len(spec.shape) for spec in self.inputs}
         for profile in self.profiles:
             sizes = [(name, shape) for name, *shapes in profile.inputs for shape in shapes]
-            if wrong := [name for name, shape in (*sizes, *profile.multiples) if axes.get(name) != len(shape)]:
-                raise Malformed(f"{self.unit} has a profile with other axes of {wrong[0][:80]!r} than its input")
+            if wrong_inputs := [name for name, shape in (*sizes, *profile.multiples) if axes.get(name) != len(shape)]:
+                raise Malformed(f"{self.unit} has a profile with other axes of {wrong_inputs[0][:80]!r} than its input")
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,9 @@ class Manifest:
         """SHA-256 of the manifest's other fields as canonical JSON."""
         return digest_of(encode(self))
 
-    def with_blake3(self, known: Mapping[str, str | None]) -> "Manifest":
-        """A copy with the BLAKE3 of blobs added. known: SHA-256 -> BLAKE3; None values are left out."""
-        blake3_digests = {digest: blake3 for digest, blake3 in known.items() if blake3}
+    def with_blake3(self, blake3_by_sha256: Mapping[str, str | None]) -> "Manifest":
+        """A copy with the BLAKE3 of blobs added. blake3_by_sha256: SHA-256 -> BLAKE3; None values are left out."""
+        blake3_digests = {digest: blake3 for digest, blake3 in blake3_by_sha256.items() if blake3}
         return replace(self, blake3={**self.blake3, **blake3_digests})
 
     def blobs(self) -> dict[str, str]:
@@ -233,10 +233,10 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     where += f" ({place})" if place else ""
     try:
         manifest = _read(data)
-        names = [graph.name for graph in manifest.graphs]
-        names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise Malformed(f"two of its graphs and functions are called {twice!r}")
+        part_names = [graph.name for graph in manifest.graphs]
+        part_names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
+        if duplicate := next((name for name in part_names if part_names.count(name) > 1), None):
+            raise Malformed(f"two of its graphs and functions are called {duplicate!r}")
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
@@ -248,11 +248,11 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
 
 def _read(data: bytes) -> Manifest:
     document = parse_json(data, MAX_BYTES)
-    stated = document.pop("digest", None)
+    claim = document.pop("digest", None)
     manifest = decode(document, Manifest, "")
-    if stated != (actual := digest_of(document)):
-        raise Malformed(f"its digest is {actual}, and it says {stated!r:.80}: it was edited by hand or damaged")
-    vars(manifest)["digest"] = actual  # of the document, as `digest` would work it out
+    if claim != (digest := digest_of(document)):
+        raise Malformed(f"its digest is {digest}, and it says {claim!r:.80}: it was edited by hand or damaged")
+    vars(manifest)["digest"] = digest  # of the document, as `digest` would work it out
     return manifest
 
 
@@ -316,7 +316,7 @@ class _EnsembleEngine:
 
 def function_sources(functions: Iterable[EnsembleFunction]) -> dict[str, str]:
     """The files of functions between graphs, as sources of a manifest."""
-    files = ((item.name, file, digest) for item in functions for file, digest in item.files.items())
+    files = ((function.name, file, digest) for function in functions for file, digest in function.files.items())
     return {f"{FUNCTION} {name} {file}": digest for name, file, digest in files}
 
 
@@ -331,8 +331,8 @@ def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
 
 def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
     """The document of an ensemble's engine. engines: of its graphs, by name."""
-    named = {graph: NamedEngine(entry.unit, str(entry.digest)) for graph, entry in engines.items()}
-    return canonical_json(encode(_EnsembleEngine(named)))
+    named_engines = {graph: NamedEngine(entry.unit, str(entry.digest)) for graph, entry in engines.items()}
+    return canonical_json(encode(_EnsembleEngine(named_engines)))
 
 
 def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
@@ -362,13 +362,13 @@ def pinned_engines(
     store: Documents, manifest: Manifest, entry: EngineEntry
 ) -> Iterator[tuple[PinnedGraph, Manifest, EngineEntry]]:
     """Each graph of an ensemble's engine with its version and engine. Raises IntegrityError for what is not there."""
-    named = read_engines(store, str(entry.digest))
+    named_engines = read_engines(store, str(entry.digest))
     for graph in manifest.graphs:
-        pinned = load_pinned(store, graph)
-        engine_digest = named.get(graph.name)
-        engines = {NamedEngine(item.unit, item.digest): item for item in pinned.engines if item.digest}
+        pinned_manifest = load_pinned(store, graph)
+        engine_digest = named_engines.get(graph.name)
+        engines = {NamedEngine(e.unit, e.digest): e for e in pinned_manifest.engines if e.digest}
         if engine_digest is None or engine_digest not in engines:
             raise IntegrityError(
                 f"graph {graph.name!r}: {graph.reference} lacks {engine_digest}; build the ensemble again"
             )
-        yield graph, pinned, engines[engine_digest]
+        yield graph, pinned_manifest, engines[engine_digest]

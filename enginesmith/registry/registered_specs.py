@@ -28,8 +28,8 @@ from enginesmith.registry.store.layout import MODELS, model_prefix, pin_key, reg
 def list_pinned(store: Store, model: str) -> list[str]:
     """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""
     prefix = model_prefix("pins", model)
-    names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
-    return sorted(filter(is_name, names), key=version_order)
+    pinned_names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
+    return sorted(filter(is_name, pinned_names), key=version_order)
 
 
 def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> bool:
@@ -122,18 +122,18 @@ def addresses(store: Store) -> list[str]:
 
     One that cannot be read gets an address without a digest: it fails when it is used, and the others do not.
     """
-    return [getattr(item, "address", f"registered:{item}") for item in _newest(store)]
+    return [getattr(registration, "address", f"registered:{registration}") for registration in _newest(store)]
 
 
 def newest_registrations(store: Store) -> Iterator[Registration]:
     """The newest registration of each model that has one which can be read, sorted by name."""
-    return (item for item in _newest(store) if isinstance(item, Registration))
+    return (registration for registration in _newest(store) if isinstance(registration, Registration))
 
 
 def _newest(store: Store) -> Iterator[Registration | str]:
     """The newest registration of each model that has one; the model's name for one that cannot be read."""
-    names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    for model in sorted(name for name in names if is_name(name)):
+    model_names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
+    for model in sorted(name for name in model_names if is_name(name)):
         try:
             yield from registrations(store, model)[-1:]
         except IntegrityError:
@@ -143,15 +143,15 @@ def _newest(store: Store) -> Iterator[Registration | str]:
 def find(store: Store, model: str, digest: str | None = None) -> Registration:
     """A model's registration by its bundle's digest, or the newest. Raises UnknownNameError."""
     entries = registrations(store, model)
-    matches = [item for item in entries if digest in (None, item.bundle.digest)]
-    if not matches:
+    matching_entries = [registration for registration in entries if digest in (None, registration.bundle.digest)]
+    if not matching_entries:
         what = f"{model}@{digest}" if digest else model
-        digest_list = ", ".join(item.bundle.digest[:12] for item in entries) or "nothing"
+        digest_list = ", ".join(registration.bundle.digest[:12] for registration in entries) or "nothing"
         raise UnknownNameError(
             f"{what} is not registered in {store.uri}, which has {digest_list} of {model} (the last {KEPT} are kept); "
             "`enginesmith prefect register SPEC` registers it"
         )
-    return matches[-1]
+    return matching_entries[-1]
 
 
 def parse(data: bytes | None, model: str) -> list[Registration]:
@@ -159,8 +159,8 @@ def parse(data: bytes | None, model: str) -> list[Registration]:
 
     try:
         entries = parse_as(data, MAX_BYTES, _Document).registered if data is not None else ()
-        if wrong := [item.bundle.model for item in entries if item.bundle.model != model]:
-            raise Malformed(f"a bundle is of {wrong[0]}; it was edited")
+        if other_models := [entry.bundle.model for entry in entries if entry.bundle.model != model]:
+            raise Malformed(f"a bundle is of {other_models[0]}; it was edited")
         return list(entries)
     except Malformed as error:
         raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error

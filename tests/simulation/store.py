@@ -125,17 +125,17 @@ class SimulatedStore:
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
-    def read_blob(self, digest: str, most: int = 1 << 30) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = 1 << 30) -> bytes:
         key = blob_key(digest)
         data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
         if data is None or digest_of_bytes(data) != digest:
             raise IntegrityError(f"blob {digest} is missing, or holds other bytes")
         return data
 
-    def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
+    def open_range(self, digest: str, offset: int, size: int) -> AbstractContextManager[Fill]:
         @contextmanager
         def opened() -> Iterator[Fill]:
-            stream = io.BytesIO(self.read_blob(digest)[start : start + size])
+            stream = io.BytesIO(self.read_blob(digest)[offset : offset + size])
 
             def fill(view: memoryview) -> None:
                 if stream.readinto(view) != len(view):

@@ -88,8 +88,8 @@ class Expectation:
         """The remaining time as text: '~40 s left (predicted from 3 builds of this unit)'; '' if it is unknown."""
         if self.seconds is None:
             return ""
-        rest = self.seconds - elapsed_s
-        text = f"~{math.ceil(rest)} s left" if rest > 0 else f"{-rest:.0f} s over the prediction"
+        rest_s = self.seconds - elapsed_s
+        text = f"~{math.ceil(rest_s)} s left" if rest_s > 0 else f"{-rest_s:.0f} s over the prediction"
         return f"{text} (predicted from {self.basis})"
 
 
@@ -123,14 +123,14 @@ class History:
     def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
         size = max(1, self._store.size(request.model) + shard_bytes)
         past_builds = [past for past in self._of(history_key(request.backend)) if past.graph_bytes > 0]
-        alike = [past for past in past_builds if past.target == request.target.name] or past_builds
-        alike = [past for past in alike if past.precision == request.precision] or alike
-        alike.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
+        peers = [past for past in past_builds if past.target == request.target.name] or past_builds
+        peers = [past for past in peers if past.precision == request.precision] or peers
+        peers.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
         scaled_builds = [
-            (past, min(max(size / past.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH)) for past in alike[:NEIGHBOURS]
+            (past, min(max(size / past.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH)) for past in peers[:NEIGHBOURS]
         ]
-        words = f"{pluralize(len(scaled_builds), 'build')} of {request.backend}, scaled by the size of the graph"
-        return _expectation(scaled_builds, words) if scaled_builds else None
+        basis = f"{pluralize(len(scaled_builds), 'build')} of {request.backend}, scaled by the size of the graph"
+        return _expectation(scaled_builds, basis) if scaled_builds else None
 
     def _of(self, key: str) -> tuple[Past, ...]:
         if key not in self._read:
@@ -144,10 +144,10 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
     Raises UnavailableError, and ConflictError when a document keeps changing.
     """
 
-    def add(key: str, new: Sequence[Past], most: int) -> None:
+    def add(key: str, new: Sequence[Past], cap: int) -> None:
         # Sets: where the response to a write was lost, the write is repeated, and must add nothing twice.
         change(
-            store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, most))))
+            store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, cap))))
         )
 
     for backend, pasts in builds.items():
@@ -156,13 +156,13 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
         add(history_key(backend), pasts, MOST_OF_BACKEND)
 
 
-def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
+def _newest(pasts: set[Past], cap: int) -> tuple[Past, ...]:
     """The newest of each unit and of all, oldest first."""
     newest_builds: list[Past] = []
     unit_counts: dict[tuple[str, str, str], int] = {}
     for past in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
         unit_counts[past.unit] = unit_counts.get(past.unit, 0) + 1
-        if unit_counts[past.unit] <= MOST_OF_UNIT and len(newest_builds) < most:
+        if unit_counts[past.unit] <= MOST_OF_UNIT and len(newest_builds) < cap:
             newest_builds.append(past)
     return tuple(newest_builds[::-1])
 
@@ -175,12 +175,12 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
         return ()
 
 
-def _expectation(found: Sequence[tuple[Past, float]], basis: str) -> Expectation:
+def _expectation(scaled_builds: Sequence[tuple[Past, float]], basis: str) -> Expectation:
     """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
     own share does not shrink with the model, and too small a reservation gets a build killed."""
-    seconds = [past.seconds * ratio for past, ratio in found if past.outcome == "built"]
-    peak = max(past.peak_mib * max(1.0, ratio) for past, ratio in found)
-    return Expectation(statistics.median(seconds) if seconds else None, round(peak, 1), len(found), basis)
+    seconds = [past.seconds * ratio for past, ratio in scaled_builds if past.outcome == "built"]
+    peak_mib = max(past.peak_mib * max(1.0, ratio) for past, ratio in scaled_builds)
+    return Expectation(statistics.median(seconds) if seconds else None, round(peak_mib, 1), len(scaled_builds), basis)
 
 
 @dataclass(frozen=True)
@@ -228,11 +228,11 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
         tallies = {tally.labels: tally for tally in totals.builds}
         for backend, pasts in builds.items():
             for past in pasts:
-                new = BuildTally(past.outcome, past.target, backend)
-                if new.labels in tallies or len(tallies) < MOST_LINES:
-                    tallies[new.labels] = tallies.get(new.labels, new).with_build(past.seconds)
-        lines = tuple(tally for _, tally in sorted(tallies.items()))
-        return canonical_json(encode(Totals(lines, totals.hits + hits, totals.misses + misses)))
+                new_tally = BuildTally(past.outcome, past.target, backend)
+                if new_tally.labels in tallies or len(tallies) < MOST_LINES:
+                    tallies[new_tally.labels] = tallies.get(new_tally.labels, new_tally).with_build(past.seconds)
+        ordered_tallies = tuple(tally for _, tally in sorted(tallies.items()))
+        return canonical_json(encode(Totals(ordered_tallies, totals.hits + hits, totals.misses + misses)))
 
     change(store, TOTALS, add)
 
@@ -243,8 +243,8 @@ def read_totals(data: bytes | None) -> Totals:
         totals = parse_as(data, MAX_BYTES, Totals) if data else Totals()
     except IntegrityError:
         return Totals()
-    whole = all(len(tally.buckets) == len(BUCKETS_S) for tally in totals.builds)
-    return totals if whole and totals.buckets_s == BUCKETS_S else Totals()
+    has_all_buckets = all(len(tally.buckets) == len(BUCKETS_S) for tally in totals.builds)
+    return totals if has_all_buckets and totals.buckets_s == BUCKETS_S else Totals()
 
 
 # Build locks: of several runs that build the same thing, on any machines, one builds and the others wait.
@@ -317,30 +317,30 @@ def is_held(store: Store, name: str) -> bool:
 def remove_stale_locks(store: Store) -> None:
     """Delete build locks that were not renewed for a day by the store's clock, or cannot be read; garbage collection
     calls this."""
-    renewed = dict(store.stamps(BUILD_LOCKS))
-    stale = store.now() - STALE_AFTER if renewed else None
-    for key, at in renewed.items():
-        if _read(store.read(key)) is None or (stale and at < stale):
+    renewal_times = dict(store.stamps(BUILD_LOCKS))
+    oldest_valid = store.now() - STALE_AFTER if renewal_times else None
+    for key, renewed_at in renewal_times.items():
+        if _read(store.read(key)) is None or (oldest_valid and renewed_at < oldest_valid):
             store.remove(key)
 
 
-def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object]) -> LockHolder:
-    key, last_bytes, since, reported = build_lock_key(name), b"", time.monotonic(), ""
+def _take(store: Store, name: str, own_lock: LockHolder, say: Callable[[str], object]) -> LockHolder:
+    key, last_bytes, changed_at_s, reported_holder = build_lock_key(name), b"", time.monotonic(), ""
     while True:
         data = store.read(key)
         holder = _read(data)
-        if holder is not None and _same(holder, mine):
-            return mine
+        if holder is not None and _same(holder, own_lock):
+            return own_lock
         if data != last_bytes:
-            last_bytes, since = data or b"", time.monotonic()
-        if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
-            mine = replace(mine, since=precise_now())
+            last_bytes, changed_at_s = data or b"", time.monotonic()
+        if holder is None or holder.gone or time.monotonic() - changed_at_s > DEAD_AFTER_S:
+            own_lock = replace(own_lock, since=precise_now())
             with suppress(UndecidedError):  # the next read shows who wrote
-                if store.replace(key, canonical_json(encode(mine)), data):
-                    return mine
+                if store.replace(key, canonical_json(encode(own_lock)), data):
+                    return own_lock
             continue
-        if reported != (reported := str(holder)):
-            say(reported)
+        if reported_holder != (reported_holder := str(holder)):
+            say(reported_holder)
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 
@@ -354,13 +354,13 @@ class _Beat:
 
     def __call__(self) -> None:
         """Write the lock with its next beat, unless another holder has taken it."""
-        after = replace(self.mine, beat=self.mine.beat + 1)
+        renewed_lock = replace(self.mine, beat=self.mine.beat + 1)
         key = build_lock_key(self.name)
         data = self.store.read(key)
         holder = _read(data)
         is_mine = holder is not None and _same(holder, self.mine)
-        if is_mine and self.store.replace(key, canonical_json(encode(after)), data):
-            self.mine = after
+        if is_mine and self.store.replace(key, canonical_json(encode(renewed_lock)), data):
+            self.mine = renewed_lock
 
 
 def _same(one: LockHolder, other: LockHolder) -> bool:

@@ -87,8 +87,8 @@ def recall_from(
         return None
     expected_sizes = sizes(dict(record.value)) if sizes else {}
     stored_sizes = ((digest, records.stored_size(digest)) for digest in record.blobs)
-    sound = all(size is not None and size == expected_sizes.get(digest, size) for digest, size in stored_sizes)
-    return dict(record.value) if sound else None
+    is_sound = all(size is not None and size == expected_sizes.get(digest, size) for digest, size in stored_sizes)
+    return dict(record.value) if is_sound else None
 
 
 def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blobs: Sequence[str] = ()) -> None:
@@ -96,9 +96,9 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
 
     Raises ValueError for NaN in the value, InputError for a bad kind, key or digest.
     """
-    where = record_key(kind, key)
+    document_key = record_key(kind, key)
     data = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
-    change(store, where, lambda _: data)
+    change(store, document_key, lambda _: data)
 
 
 def read_record(data: bytes | None) -> Record | None:
@@ -158,31 +158,31 @@ class RecordCopies:
         self._listing, self._stored = listing, StoredRecords(listing.store)
         self._key = digest_of({"model": model})
         record = self._stored.read_record(KIND, self._key)
-        copies = record.value.get("records") if record else None
-        self._copies: Mapping[str, object] = copies if isinstance(copies, dict) else {}
+        copied_records = record.value.get("records") if record else None
+        self._copies: Mapping[str, object] = copied_records if isinstance(copied_records, dict) else {}
         self._read: dict[str, Record] = {}
 
     def read_record(self, kind: str, key: str) -> Record | None:
         """See `RecordSource.read_record`."""
         if kind.startswith(_CHANGING):
             return self._stored.read_record(kind, key)
-        where = record_key(kind, key)
-        copied = where in self._copies and self._listing.size(where) is not None
-        record = as_record(self._copies[where]) if copied else None
+        document_key = record_key(kind, key)
+        is_copied = document_key in self._copies and self._listing.size(document_key) is not None
+        record = as_record(self._copies[document_key]) if is_copied else None
         if record := record or self._stored.read_record(kind, key):
-            self._read[where] = record
+            self._read[document_key] = record
         return record
 
     def stored_size(self, digest: str) -> int | None:
         """See `RecordSource.stored_size`."""
-        listed = self._listing.size(blob_key(digest))
-        return self._stored.stored_size(digest) if listed is None else listed
+        listed_size = self._listing.size(blob_key(digest))
+        return self._stored.stored_size(digest) if listed_size is None else listed_size
 
     def save(self) -> None:
         """Write the copies of what was read, unless they held all of it."""
         if self._read.keys() <= self._copies.keys():
             return
-        copies = {where: {"blobs": list(record.blobs), "value": record.value} for where, record in self._read.items()}
+        copies = {key: {"blobs": list(record.blobs), "value": record.value} for key, record in self._read.items()}
         if len(canonical_json(copies)) <= MOST_BYTES:
             remember(self._listing.store, KIND, self._key, {"records": copies})
 
@@ -274,11 +274,11 @@ class RunState:
     @property
     def units(self) -> tuple[RunItem, ...]:
         """The units of the plan, without the steps."""
-        return tuple(item for item in self.items if item.is_unit)
+        return tuple(run_item for run_item in self.items if run_item.is_unit)
 
     def item(self, name: str) -> RunItem | None:
         """The unit or step of this name; None if there is none."""
-        return next((item for item in self.items if item.name == name), None)
+        return next((run_item for run_item in self.items if run_item.name == name), None)
 
     def to_bytes(self) -> bytes:
         """The document as it is stored. Items leave out empty fields, since a run may have thousands of items."""
@@ -292,7 +292,7 @@ def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
     first."""
     if len(items) <= MOST_ITEMS:
         return tuple(items)
-    return tuple(sorted(items, key=lambda item: item.state in OVER and item.state != "failed")[:MOST_ITEMS])
+    return tuple(sorted(items, key=lambda run_item: run_item.state in OVER and run_item.state != "failed")[:MOST_ITEMS])
 
 
 def new_id(model: str) -> str:
@@ -312,8 +312,8 @@ def model_of(run: str) -> str:
 
 def run_ids(store: Store) -> list[str]:
     """The names of all runs, newest first. Lists keys, and reads no document."""
-    names = (name.removesuffix(".json") for name in store.children(RUNS) if name.endswith(".json"))
-    return sorted((run for run in names if model_of(run)), reverse=True)
+    document_names = (name.removesuffix(".json") for name in store.children(RUNS) if name.endswith(".json"))
+    return sorted((run for run in document_names if model_of(run)), reverse=True)
 
 
 def read_run(store: Store, run: str) -> RunState | None:
@@ -362,24 +362,24 @@ def find_ages(store: Store) -> dict[str, timedelta]:
     """Run -> how long ago its document was written, by the store's clock: that of its machine may be wrong."""
     write_stamps = dict(store.stamps(RUNS))
     now = store.now()
-    return {key.removeprefix(RUNS).removesuffix(".json"): now - at for key, at in write_stamps.items()}
+    return {key.removeprefix(RUNS).removesuffix(".json"): now - written_at for key, written_at in write_stamps.items()}
 
 
 def surplus(store: Store) -> list[str]:
     """The names of runs beyond the number that is kept, oldest first. Lists keys, and reads no document."""
     model_counts: dict[str, int] = {}
-    gone = []
+    surplus_runs = []
     for number, run in enumerate(run_ids(store)):
         model_counts[model_of(run)] = model_counts.get(model_of(run), 0) + 1
         if model_counts[model_of(run)] > MOST_OF_MODEL or number >= MOST:
-            gone.append(run)
-    return gone[::-1]
+            surplus_runs.append(run)
+    return surplus_runs[::-1]
 
 
 def prune(store: Store) -> list[str]:
     """Delete surplus runs that cannot still be running, and return their names. The next `enginesmith registry gc`
     deletes their logs."""
-    gone: list[str] = []
+    pruned_runs: list[str] = []
     runs = surplus(store)
     ages = find_ages(store) if runs else {}
     for run in runs:
@@ -389,5 +389,5 @@ def prune(store: Store) -> list[str]:
                     continue
         for key in (run_live_key(run), run_key(run)):
             store.remove(key)
-        gone.append(run)
-    return gone
+        pruned_runs.append(run)
+    return pruned_runs

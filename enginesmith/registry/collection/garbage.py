@@ -63,7 +63,7 @@ class Claim:
 
     def renew(self) -> None:
         """Renew the claim. Raises ConflictError when another collection took it."""
-        self._write(lambda known: known)
+        self._write(lambda state: state)
 
     def check(self) -> None:
         """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
@@ -73,64 +73,64 @@ class Claim:
     def begin_generation(self, shards: Iterable[str]) -> int:
         """Take a generation for new marks in these shards, and return it. Called before the first is written."""
 
-        def change(known: MarkState) -> MarkState:
-            return replace(known, latest=known.latest + 1, shards=tuple(sorted({*known.shards, *shards})))
+        def change(state: MarkState) -> MarkState:
+            return replace(state, latest=state.latest + 1, shards=tuple(sorted({*state.shards, *shards})))
 
         self._write(change, own_generation=True)
         return self.sweeper.generation
 
     def publish_generation(self) -> None:
         """Have the marks of this generation count. Called when all of them are written."""
-        self._write(lambda known: replace(known, generation=self.sweeper.generation))
+        self._write(lambda state: replace(state, generation=self.sweeper.generation))
 
     def release(self, empty: Iterable[str]) -> None:
         """Give the claim back. empty: shards that hold no mark any more."""
 
-        def change(known: MarkState) -> MarkState:
-            if known.sweeper is None or known.sweeper.id != self.sweeper.id:
-                return known
-            shards = tuple(shard for shard in known.shards if shard not in set(empty))
-            return replace(without_sweeper(known), shards=shards)
+        def change(state: MarkState) -> MarkState:
+            if state.sweeper is None or state.sweeper.id != self.sweeper.id:
+                return state
+            shards = tuple(shard for shard in state.shards if shard not in set(empty))
+            return replace(without_sweeper(state), shards=shards)
 
         update_state(self.store, change)
 
     def _write(self, change: Callable[[MarkState], MarkState], *, own_generation: bool = False) -> None:
-        def make(known: MarkState) -> MarkState:
-            if known.sweeper is None or known.sweeper.id != self.sweeper.id:
+        def make(state: MarkState) -> MarkState:
+            if state.sweeper is None or state.sweeper.id != self.sweeper.id:
                 raise ConflictError("another collection counted this one as dead and took over; run it again")
-            after = change(known)
-            generation = after.latest if own_generation else known.sweeper.generation
-            return replace(after, sweeper=replace(known.sweeper, expires=now + SWEEPING, generation=generation))
+            new_state = change(state)
+            generation = new_state.latest if own_generation else state.sweeper.generation
+            return replace(new_state, sweeper=replace(state.sweeper, expires=now + SWEEPING, generation=generation))
 
         with self._lock:
-            begun, now = parsing.steady_s(), self.store.now()
+            begun_s, now = parsing.steady_s(), self.store.now()
             self.state = update_state(self.store, make)
-            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun
+            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun_s
 
 
 def without_sweeper(state: MarkState) -> MarkState:
     """The state when a collection ended or died; a generation that it did not publish is abandoned."""
     generation = state.sweeper.generation if state.sweeper else 0
-    lost = (generation,) if generation > state.generation else ()
-    return replace(state, sweeper=None, abandoned=(*state.abandoned, *lost))
+    abandoned = (generation,) if generation > state.generation else ()
+    return replace(state, sweeper=None, abandoned=(*state.abandoned, *abandoned))
 
 
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
-    begun, now = parsing.steady_s(), store.now()
-    me = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
+    begun_s, now = parsing.steady_s(), store.now()
+    own_sweeper = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
-    def change(known: MarkState) -> MarkState:
-        other = known.sweeper
-        if other is not None and other.id != me.id and now < other.expires:
+    def change(state: MarkState) -> MarkState:
+        rival = state.sweeper
+        if rival is not None and rival.id != own_sweeper.id and now < rival.expires:
             raise ConflictError(
-                f"another collection ({other.by}) is at work, until {stamp(other.expires)} at the latest if it "
+                f"another collection ({rival.by}) is at work, until {stamp(rival.expires)} at the latest if it "
                 "died; run again when it is done"
             )
-        return replace(without_sweeper(known), sweeper=me)
+        return replace(without_sweeper(state), sweeper=own_sweeper)
 
-    claim = Claim(store, me, update_state(store, change), begun)
+    claim = Claim(store, own_sweeper, update_state(store, change), begun_s)
     try:
         with leases.keep_renewing(claim.renew, RENEW_S):
             yield claim
@@ -145,7 +145,7 @@ def hold_claim(store: Store) -> Iterator[Claim]:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What a registry can delete. kept: versions that stay -> reasons.  versions: to be deleted.  remains: versions'
+    """What a registry can delete. reasons: versions that stay -> reasons.  versions: to be deleted.  remains: versions'
     folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes).
 
     named: digest -> names of the versions to be deleted whose documents name it.  records: key of a record -> those of
@@ -153,7 +153,7 @@ class Garbage:
     a version.
     """
 
-    kept: dict[Version, tuple[str, ...]]
+    reasons: dict[Version, tuple[str, ...]]
     versions: tuple[Version, ...]
     remains: tuple[Version, ...]
     blobs: dict[str, tuple[str, int]]
@@ -181,43 +181,51 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
 
     Raises IntegrityError for a channel or a kept manifest that cannot be read.
     """
-    stored = stored_blobs(store)
+    sizes = stored_blobs(store)
     contents = inventory(store)
-    references = find_references(store, contents, stored, rules)
-    there = set(contents.versions)
-    versions = tuple(version for version in contents.folders if version in there and version not in references.kept)
-    remains = tuple(version for version in contents.folders if version not in there)
+    references = find_references(store, contents, sizes, rules)
+    existing_versions = set(contents.versions)
+    versions = tuple(
+        version for version in contents.folders if version in existing_versions and version not in references.reasons
+    )
+    remains = tuple(version for version in contents.folders if version not in existing_versions)
     orphans = references.orphans
-    why, records = _read_records(store, stored, orphans)
-    named: dict[str, tuple[str, ...]] = {}
-    only = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
-    documents = ((key, only[version]) for version in versions for key in contents.folders[version])
-    folders = {key: name for key, name in documents if key.endswith(".json")}
-    for key, data in side_by_side(store.read, list(folders)):
+    why, records = _read_records(store, sizes, orphans)
+    users: dict[str, tuple[str, ...]] = {}
+    labels = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
+    documents = ((key, labels[version]) for version in versions for key in contents.folders[version])
+    document_labels = {key: name for key, name in documents if key.endswith(".json")}
+    for key, data in side_by_side(store.read, list(document_labels)):
         for digest in orphans.intersection(digests_in(data or b"")):
-            before = named.setdefault(digest, folders[key])
-            if folders[key][0] not in before:
-                named[digest] = (*before, *folders[key])
-    goes = {names: f"of {names[-1]}, which goes" for names in set(named.values())}
-    why |= {digest: goes[names] for digest, names in named.items()}
-    blobs = {digest: (why.get(digest, "nothing refers to it"), stored[digest]) for digest in sorted(orphans)}
+            users_before = users.setdefault(digest, document_labels[key])
+            if document_labels[key][0] not in users_before:
+                users[digest] = (*users_before, *document_labels[key])
+    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(users.values())}
+    why |= {digest: delete_reasons[labels] for digest, labels in users.items()}
+    blobs = {digest: (why.get(digest, "nothing refers to it"), sizes[digest]) for digest in sorted(orphans)}
     return Garbage(
-        references.kept, versions, remains, blobs, named, records, _list_models(contents.versions, references.channels)
+        references.reasons,
+        versions,
+        remains,
+        blobs,
+        users,
+        records,
+        _list_models(contents.versions, references.channels),
     )
 
 
 def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -> tuple[ListedModel, ...]:
-    by_model: dict[str, list[str]] = {}
+    versions_by_model: dict[str, list[str]] = {}
     for model, version in versions:
-        by_model.setdefault(model, []).append(version)
+        versions_by_model.setdefault(model, []).append(version)
     return tuple(
         ListedModel(model, tuple(sorted(model_versions, key=version_order)), channels.get(model, {}))
-        for model, model_versions in by_model.items()
+        for model, model_versions in versions_by_model.items()
     )
 
 
 def _read_records(
-    store: Store, stored: dict[str, int], orphans: set[str]
+    store: Store, stored_sizes: dict[str, int], orphans: set[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
     """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
     why: dict[str, str] = {}
@@ -228,10 +236,10 @@ def _read_records(
         record = read_record(data)
         if record is None:
             record_blobs[key] = None
-        elif going := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
-            record_blobs[key] = tuple(going)
+        elif losses := [digest for digest in record.blobs if digest in orphans or digest not in stored_sizes]:
+            record_blobs[key] = tuple(losses)
             kind = key.removeprefix(RECORDS).partition("/")[0]
-            why |= dict.fromkeys(going, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
+            why |= dict.fromkeys(losses, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
     return why, record_blobs
 
 
@@ -269,61 +277,61 @@ class Sweep:
         """Sweep once, and return what was found to be garbage."""
         state = self.claim.state
         self.shards = read_shards(self.store, state.shards)
-        before = {
+        marks = {
             name: mark
             for shard in self.shards.values()
             for name, mark in (*shard.waiting.items(), *shard.going.items())
             if state.counts(mark)
         }
         now = self.store.now()
-        oldest = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
+        horizon = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
         sweep_garbage = find_garbage(self.store, self.rules)
         self._mark(sweep_garbage)
-        garbage, latest = set(sweep_garbage.names), self.store.now() - self.grace
-        due = {
+        garbage_names, deadline = set(sweep_garbage.names), self.store.now() - self.grace
+        due_marks = {
             name: mark
-            for name, mark in before.items()
-            if name in garbage and mark.since <= latest and (oldest is None or mark.generation <= oldest)
+            for name, mark in marks.items()
+            if name in garbage_names and mark.since <= deadline and (horizon is None or mark.generation <= horizon)
         }
-        self._delete_due({name: mark for name, mark in due.items() if "@" in name})
+        self._delete_due({name: mark for name, mark in due_marks.items() if "@" in name})
         # While a version exists, so do its blobs: a version that cannot go keeps what it names.
-        blobs = {name: mark for name, mark in due.items() if "@" not in name}
+        blobs = {name: mark for name, mark in due_marks.items() if "@" not in name}
         self._delete_due(
             {name: mark for name, mark in blobs.items() if self.gone.keys() >= set(sweep_garbage.named.get(name, ()))}
         )
         return sweep_garbage
 
-    def _mark(self, found: Garbage) -> None:
+    def _mark(self, found_garbage: Garbage) -> None:
         """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
-        garbage, state = by_shard(found.names), self.claim.state
-        fresh = any(
+        garbage, state = by_shard(found_garbage.names), self.claim.state
+        has_new = any(
             here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
         )
         # Only collections add marks: a shard that had those of its garbage alone has no others by now.
-        wrong = [
+        wrong_shards = [
             shard
             for shard in sorted({*self.shards, *garbage})
             if not _marks_exactly(self.shards.get(shard), garbage.get(shard), state.counts)
         ]
-        generation = self.claim.begin_generation(garbage) if fresh else None
+        generation = self.claim.begin_generation(garbage) if has_new else None
 
         def mark(shard: str) -> MarkShard:
-            here = garbage.get(shard, frozenset())
+            names = garbage.get(shard, frozenset())
 
-            def change(known: MarkShard) -> MarkShard:
-                current_marks = {name: item for name, item in _counted(known, state.counts).items() if name in here}
-                new = sorted(here - current_marks.keys())[: max(0, MOST_IN_SHARD - len(current_marks))]
-                if generation is None or not new:
+            def change(marks: MarkShard) -> MarkShard:
+                current_marks = {name: mark for name, mark in _counted(marks, state.counts).items() if name in names}
+                new_names = sorted(names - current_marks.keys())[: max(0, MOST_IN_SHARD - len(current_marks))]
+                if generation is None or not new_names:
                     return MarkShard(current_marks)
                 # Dated when it is written: a channel may have led to the name since the references were read.
-                return MarkShard(current_marks | dict.fromkeys(new, Tombstone(self.store.now(), generation)))
+                return MarkShard(current_marks | dict.fromkeys(new_names, Tombstone(self.store.now(), generation)))
 
             self.claim.check()
             return update_shard(self.store, shard, change)
 
-        for shard, marks in side_by_side(mark, wrong):
+        for shard, marks in side_by_side(mark, wrong_shards):
             self.shards[shard] = marks
-        if fresh:
+        if has_new:
             self.claim.publish_generation()
 
     def _delete_due(self, due: Mapping[str, Tombstone]) -> None:
@@ -338,11 +346,11 @@ class Sweep:
 
     def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
         deletable_names: list[str] = []
-        for shard, marks in self._change(batch, lambda known, names: _take(known, names)):
+        for shard, marks in self._change(batch, lambda marks, tombstones: _take(marks, tombstones)):
             deletable_names += (name for name in batch[shard] if name in marks.going)
         for name, _ in side_by_side(self._delete, deletable_names):
             self.gone[name] = "version" if "@" in name else "blob"
-        for _ in self._change(batch, lambda known, _: replace(known, going={})):
+        for _ in self._change(batch, lambda marks, _: replace(marks, going={})):
             pass
 
     def _change(
@@ -352,7 +360,7 @@ class Sweep:
     ) -> Iterable[tuple[str, MarkShard]]:
         def work(shard: str) -> MarkShard:
             self.claim.check()
-            return update_shard(self.store, shard, lambda known: change(known, batch[shard]))
+            return update_shard(self.store, shard, lambda marks: change(marks, batch[shard]))
 
         for shard, marks in side_by_side(work, list(batch)):
             self.shards[shard] = marks
@@ -370,15 +378,15 @@ class Sweep:
         for key in list(self.store.list(version_prefix(model, version))):
             self.store.remove(key)
 
-    def delete_dead_records(self, found: Garbage) -> None:
+    def delete_dead_records(self, garbage: Garbage) -> None:
         """Delete the records that count for nothing, since a blob of theirs is gone or they cannot be read."""
         suspects = [
             key
-            for key, blobs in found.records.items()
-            if blobs is None or any(digest in self.gone or digest not in found.blobs for digest in blobs)
+            for key, blobs in garbage.records.items()
+            if blobs is None or any(digest in self.gone or digest not in garbage.blobs for digest in blobs)
         ]
-        for key, dead in side_by_side(self._delete_if_dead, suspects):
-            if dead:
+        for key, is_deleted in side_by_side(self._delete_if_dead, suspects):
+            if is_deleted:
                 self.gone[key] = "record"
 
     def _delete_if_dead(self, key: str) -> bool:
@@ -393,25 +401,25 @@ class Sweep:
         return True
 
 
-def _counted(known: MarkShard, counts: Callable[[Tombstone], bool]) -> dict[str, Tombstone]:
-    return {name: item for name, item in (*known.waiting.items(), *known.going.items()) if counts(item)}
+def _counted(marks: MarkShard, counts: Callable[[Tombstone], bool]) -> dict[str, Tombstone]:
+    return {name: mark for name, mark in (*marks.waiting.items(), *marks.going.items()) if counts(mark)}
 
 
 def _marks_exactly(
-    known: MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[Tombstone], bool]
+    marks: MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[Tombstone], bool]
 ) -> bool:
     """Whether a shard has a waiting mark that counts of each of these names, and nothing else."""
-    waiting = known.waiting if known else {}
+    waiting_marks = marks.waiting if marks else {}
     return (
-        waiting.keys() == (garbage or frozenset())
-        and not (known and known.going)
-        and all(map(counts, waiting.values()))
+        waiting_marks.keys() == (garbage or frozenset())
+        and not (marks and marks.going)
+        and all(map(counts, waiting_marks.values()))
     )
 
 
-def _take(known: MarkShard, names: Mapping[str, Tombstone]) -> MarkShard:
-    """The marks with those of `names` going that are still what they were."""
-    going = {name: mark for name, mark in names.items() if known.waiting.get(name) == mark}
+def _take(marks: MarkShard, tombstones: Mapping[str, Tombstone]) -> MarkShard:
+    """The marks with those of `tombstones` going that are still what they were."""
+    going = {name: mark for name, mark in tombstones.items() if marks.waiting.get(name) == mark}
     return MarkShard(
-        {name: mark for name, mark in known.waiting.items() if name not in going}, {**known.going, **going}
+        {name: mark for name, mark in marks.waiting.items() if name not in going}, {**marks.going, **going}
     )

@@ -59,9 +59,9 @@ def stored_blobs(store: Store) -> dict[str, int]:
     """Digest of each blob -> its size in bytes; 0 of what is a link out of the registry."""
     key_sizes: Iterator[tuple[str, int | None]]
     key_sizes = ((key, None) for key in store.list(BLOBS)) if store.near else _sizes_below(store, BLOBS)
-    named = ((key.rpartition("/")[2], key, size) for key, size in key_sizes)
-    stored = {digest: size for digest, key, size in named if is_digest(digest) and key == blob_key(digest)}
-    return {digest: size if size is not None else store.stored_size(digest) or 0 for digest, size in stored.items()}
+    rows = ((key.rpartition("/")[2], key, size) for key, size in key_sizes)
+    sizes = {digest: size for digest, key, size in rows if is_digest(digest) and key == blob_key(digest)}
+    return {digest: size if size is not None else store.stored_size(digest) or 0 for digest, size in sizes.items()}
 
 
 def keys_below(store: Store, prefix: str) -> list[str]:
@@ -70,16 +70,16 @@ def keys_below(store: Store, prefix: str) -> list[str]:
 
 
 def _sizes_below(store: Store, prefix: str) -> Iterator[tuple[str, int]]:
-    first = list(islice(store.sizes(prefix), _PAGE))
-    if len(first) < _PAGE:
-        yield from first
+    page = list(islice(store.sizes(prefix), _PAGE))
+    if len(page) < _PAGE:
+        yield from page
         return
-    names = list(store.children(prefix))
-    folders = [f"{prefix}{name}" for name in names if name.endswith("/")]
+    children = list(store.children(prefix))
+    folders = [f"{prefix}{name}" for name in children if name.endswith("/")]
     for _, folder_sizes in side_by_side(lambda folder: list(store.sizes(folder)), folders):
         yield from folder_sizes
-    if beside := {f"{prefix}{name}" for name in names if not name.endswith("/")}:  # no listing of a folder has them
-        yield from (item for item in store.sizes(prefix) if item[0] in beside)
+    if keys := {f"{prefix}{name}" for name in children if not name.endswith("/")}:  # no listing of a folder has them
+        yield from (row for row in store.sizes(prefix) if row[0] in keys)
 
 
 # What garbage collection keeps: versions by rule, channel and pin, and blobs by reference; each document is read once.
@@ -100,54 +100,54 @@ class Rules:
 
 @dataclass(frozen=True)
 class References:
-    """What a registry needs. kept: version that stays -> reasons, in words.  orphans: the stored blobs that no document
-    names.  channels: model -> channel -> the version that it points to.
+    """What a registry needs. reasons: version that stays -> reasons, in words.  orphans: the stored blobs that no
+    document names.  channels: model -> channel -> the version that it points to.
     """
 
-    kept: dict[Version, tuple[str, ...]]
+    reasons: dict[Version, tuple[str, ...]]
     orphans: set[str]
     channels: dict[str, dict[str, str]]
 
 
-def find_references(store: Store, known: RegistryInventory, stored: Iterable[str], rules: Rules) -> References:
+def find_references(store: Store, contents: RegistryInventory, digests: Iterable[str], rules: Rules) -> References:
     """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
-    runs (logs) and timing documents. stored: digests of the blobs.
+    runs (logs) and timing documents. digests: digests of the blobs.
 
     Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
     anything, and InputError for a channel of a newer format.
     """
-    orphans = set(stored)
-    marking = _Marking(store, known, orphans.difference_update)
+    orphans = set(digests)
+    marking = _Marking(store, contents, orphans.difference_update)
     marking.keep_newest(rules.versions)
     marking.read_others(rules.moves)
     marking.read_kept()
-    for _ in marking.read(known.outside):
+    for _ in marking.read(contents.outside):
         pass
-    there = set(known.versions)
-    keep_reasons = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in there}
+    versions = set(contents.versions)
+    keep_reasons = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in versions}
     return References(keep_reasons, orphans, marking.channels)
 
 
-def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
+def find_named_digests(store: Store, contents: RegistryInventory) -> set[str]:
     """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
-    named: set[str] = set()
-    marking = _Marking(store, known, named.update)
-    keys = [key for version in known.versions for key in known.folders[version]]
-    for _ in marking.read([*keys, *known.others, *known.outside]):
+    digests: set[str] = set()
+    marking = _Marking(store, contents, digests.update)
+    keys = [key for version in contents.versions for key in contents.folders[version]]
+    for _ in marking.read([*keys, *contents.others, *contents.outside]):
         pass
-    return named
+    return digests
 
 
 def find_served_versions(history: ChannelHistory, moves: int) -> set[str]:
     """The versions that a channel points to, that its last `moves` moves led to, and that rollbacks would lead to."""
-    recent = [move.version for move in history.moves[-(moves + 1) :]]
-    return {*recent, *[move.version for move in history.active_promotions()[-(moves + 1) :]]}
+    recent_versions = [move.version for move in history.moves[-(moves + 1) :]]
+    return {*recent_versions, *[move.version for move in history.active_promotions()[-(moves + 1) :]]}
 
 
 @dataclass
 class _Marking:
     store: Store
-    known: RegistryInventory
+    contents: RegistryInventory
     note: Callable[[Iterable[str]], None]  # is given the digests that documents name; a set of them would be large
     reasons: dict[Version, list[str]] = field(default_factory=dict)
     channels: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -156,10 +156,10 @@ class _Marking:
         self.reasons.setdefault(version, []).append(why)
 
     def keep_newest(self, count: int) -> None:
-        by_model: dict[str, list[str]] = {}
-        for model, version in self.known.versions:
-            by_model.setdefault(model, []).append(version)
-        for model, model_versions in by_model.items():
+        versions_by_model: dict[str, list[str]] = {}
+        for model, version in self.contents.versions:
+            versions_by_model.setdefault(model, []).append(version)
+        for model, model_versions in versions_by_model.items():
             for version in _newest(model_versions, count):
                 self.keep((model, version), "among the newest")
 
@@ -176,19 +176,22 @@ class _Marking:
                 yield key, data
 
     def read_others(self, moves: int) -> None:
-        for key in self.known.others:
+        for key in self.contents.others:
             match key.removeprefix(MODELS).split("/"):
                 case [model, "pins", name] if name.endswith(".json"):
                     self.keep((model, name.removesuffix(".json")), "pinned")
-        past = {key for key in self.known.others if key.removeprefix(MODELS).split("/")[1:2] == ["histories"]}
+        history_keys = {
+            key for key in self.contents.others if key.removeprefix(MODELS).split("/")[1:2] == ["histories"]
+        }
         states: dict[str, Channel] = {}
-        for key, data in self.read(key for key in self.known.others if key not in past):
+        for key, data in self.read(key for key in self.contents.others if key not in history_keys):
             match key.removeprefix(MODELS).removesuffix(".json").split("/"):
                 case [model, "channels", name] if state := parse_channel(data, model, name, place_of(self.store, key)):
                     states[channel_history_key(model, name)] = state
         # After the states: a history holds what came before any state that was read earlier.
         histories = {
-            key: parse_history(data, place_of(self.store, key)) for key, data in self.read(sorted({*past, *states}))
+            key: parse_history(data, place_of(self.store, key))
+            for key, data in self.read(sorted({*history_keys, *states}))
         }
         for key, state in states.items():
             self._keep_served(state, with_state(self.store, histories.get(key, ChannelHistory()), state), moves)
@@ -203,11 +206,11 @@ class _Marking:
 
     def read_kept(self) -> None:
         """Read the documents of the versions that are kept, and of those that kept ensembles pin."""
-        there, done = set(self.known.versions), set[Version]()
-        while new := sorted((self.reasons.keys() & there) - done):
-            done.update(new)
-            manifests = {manifest_key(*version): version for version in new}
-            for key, data in self.read(key for version in new for key in self.known.folders[version]):
+        versions, read_versions = set(self.contents.versions), set[Version]()
+        while new_versions := sorted((self.reasons.keys() & versions) - read_versions):
+            read_versions.update(new_versions)
+            manifests = {manifest_key(*version): version for version in new_versions}
+            for key, data in self.read(key for version in new_versions for key in self.contents.folders[version]):
                 if key in manifests:
                     self._read_graphs(key, data, *manifests[key])
 
@@ -224,5 +227,5 @@ def _newest(versions: list[str], count: int) -> set[str]:
     """The `count` newest versions by name, and the highest number: the next version's number is derived from it, so
     that no number is used twice."""
     sorted_versions = sorted(versions, key=version_order)
-    numbers = sorted((version for version in versions if version.isdecimal()), key=int)
-    return {*sorted_versions[max(0, len(sorted_versions) - count) :], *numbers[-1:]}
+    numbered_versions = sorted((version for version in versions if version.isdecimal()), key=int)
+    return {*sorted_versions[max(0, len(sorted_versions) - count) :], *numbered_versions[-1:]}

@@ -90,19 +90,19 @@ def read_attachment(data: bytes) -> Attachment:
 
 def attachments(store: Documents, manifest: Manifest) -> list[tuple[Attachment, bytes]]:
     """The attachments of a version with their documents, newest first. Raises IntegrityError for a damaged one."""
-    found = _read_all(store, manifest)
-    return sorted(found, key=lambda item: (item[0].created_at, item[0].digest), reverse=True)
+    attached_documents = _read_all(store, manifest)
+    return sorted(attached_documents, key=lambda attached: (attached[0].created_at, attached[0].digest), reverse=True)
 
 
 def _read_all(store: Documents, manifest: Manifest) -> Iterator[tuple[Attachment, bytes]]:
     for key in store.list(evidence_prefix("attachments", manifest.model, manifest.version)):
         data = store.read(key) or b""
         try:
-            found = read_attachment(data)
-            if found.key() != key or found.manifest != manifest.digest:
+            attachment = read_attachment(data)
+            if attachment.key() != key or attachment.manifest != manifest.digest:
                 raise Malformed("it is not the document its name says: it was edited by hand, moved or damaged")
         except Malformed as error:
             raise IntegrityError(
                 f"{key} of {store.uri}: {error}; delete it, and attach its file again (`enginesmith registry attach`)"
             ) from error
-        yield found, data
+        yield attachment, data

@@ -55,9 +55,9 @@ class JudgedEntry(EngineEntry):
         """
         if kind in (None, self.cpu) or self.cpu is None or (kind not in self.on and not self.usable):
             return self
-        tried = ", ".join(f"{status} on {other}" for other, (status, _) in sorted(self.on.items()))
-        unknown = f"never run on {kind}, this kind of CPU" + (f" ({tried})" if tried else "")
-        status, reason = self.on.get(kind, ("unproven", unknown))
+        tried_kinds = ", ".join(f"{status} on {other_kind}" for other_kind, (status, _) in sorted(self.on.items()))
+        unknown_reason = f"never run on {kind}, this kind of CPU" + (f" ({tried_kinds})" if tried_kinds else "")
+        status, reason = self.on.get(kind, ("unproven", unknown_reason))
         return replace(self, status=status, reason=reason)
 
 
@@ -74,8 +74,8 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     where = f"{manifest.model}@{manifest.version}"
     if entry is None:
         raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
-    approved = report.verdict in DECIDED and approve(report) is not None
-    if not approved and report.verdict != "failed":
+    is_approved = report.verdict in DECIDED and approve(report) is not None
+    if not is_approved and report.verdict != "failed":
         raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
     data = canonical_json(report.to_json())
     _read(data, engine, digest_of_bytes(data))
@@ -96,10 +96,10 @@ def judge_entries(
     for attestation in attestations(store, manifest):
         if counts is None or counts(attestation):
             engine_attestations.setdefault(attestation.engine, []).append(attestation)
-    judged = (_judge(entry, engine_attestations.get(entry.digest or "", [])) for entry in manifest.engines)
+    judged_entries = (_judge(entry, engine_attestations.get(entry.digest or "", [])) for entry in manifest.engines)
     if not manifest.graphs:
-        return tuple(judged)
-    return tuple(_judge_whole(store, manifest, entry, counts) if entry.usable else entry for entry in judged)
+        return tuple(judged_entries)
+    return tuple(_judge_whole(store, manifest, entry, counts) if entry.usable else entry for entry in judged_entries)
 
 
 def _judge_whole(
@@ -108,25 +108,25 @@ def _judge_whole(
     """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
     engines: dict[str, JudgedEntry] = {}
     try:
-        for graph, pinned, engine in pinned_engines(store, manifest, entry):
-            judged = judge_entries(store, pinned, counts)
-            engines[graph.name] = next(item for item in judged if item.unit == engine.unit)
+        for graph, pinned_manifest, engine in pinned_engines(store, manifest, entry):
+            entries = judge_entries(store, pinned_manifest, counts)
+            engines[graph.name] = next(candidate for candidate in entries if candidate.unit == engine.unit)
     except IntegrityError as error:
         return replace(entry, status="failed", reason=str(error), on={})
     status, reason = _worst((entry.status, entry.reason), engines)
-    on = {
+    on_kinds = {
         kind: _worst(judgement, {name: engine.on_cpu(kind) for name, engine in engines.items()})
         for kind, judgement in entry.on.items()
     }
-    return replace(entry, status=status, reason=reason, on=on)
+    return replace(entry, status=status, reason=reason, on=on_kinds)
 
 
-def _worst(found: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
+def _worst(judgement: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
     """Status and reason, those of an engine where that is worse. engines: by graph."""
     for name, engine in engines.items():
-        if STATUSES.index(engine.status) > STATUSES.index(found[0]):
-            found = engine.status, f"graph {name!r}: {engine.reason}"
-    return found
+        if STATUSES.index(engine.status) > STATUSES.index(judgement[0]):
+            judgement = engine.status, f"graph {name!r}: {engine.reason}"
+    return judgement
 
 
 def attestations(store: Documents, manifest: Manifest) -> Iterator[Attestation]:
@@ -146,37 +146,35 @@ def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tupl
             raise IntegrityError(f"{key} of {store.uri}: {error}") from error
 
 
-def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
+def _judge(entry: EngineEntry, evidence: list[Attestation]) -> JudgedEntry:
     """The engine with the status by the attestations on the kind of CPU it was built for; a GPU engine by all."""
     judged = JudgedEntry(**vars(entry))
     if entry.cpu is None or entry.digest is None:
-        status, reason = _combine(entry, found)
+        status, reason = _combine(entry, evidence)
         return replace(judged, status=status, reason=reason)
-    kinds = sorted({entry.cpu, *(item.cpu for item in found if item.cpu)})
-    statuses = {
-        kind: _combine(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds
-    }
-    status, reason = statuses[entry.cpu]
+    kinds = sorted({entry.cpu, *(a.cpu for a in evidence if a.cpu)})
+    judgements = {kind: _combine(entry, [a for a in evidence if a.cpu == kind], kind == entry.cpu) for kind in kinds}
+    status, reason = judgements[entry.cpu]
     return replace(
         judged,
         status=status,
         reason=reason,
-        on={kind: found for kind, found in statuses.items() if found[0] in DECIDED},
+        on={kind: judgement for kind, judgement in judgements.items() if judgement[0] in DECIDED},
     )
 
 
-def _combine(entry: EngineEntry, found: list[Attestation], published: bool = True) -> tuple[Status, str]:
+def _combine(entry: EngineEntry, evidence: list[Attestation], published: bool = True) -> tuple[Status, str]:
     """Status and reason by attestations: of each machine the newest counts, and one failure outweighs all passes.
 
     published: whether the manifest's status counts, too.
     """
-    newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
-    failed = [item for item in newest.values() if item.verdict == "failed"]
-    if not newest or (published and not entry.usable):
+    newest_by_host = {a.host: a for a in sorted(evidence, key=lambda a: a.created_at)}
+    failures = [a for a in newest_by_host.values() if a.verdict == "failed"]
+    if not newest_by_host or (published and not entry.usable):
         return entry.status, entry.reason
-    if failed:
-        return "failed", f"failed when validated later: {failed[-1].reason}"
-    latest = max(newest.values(), key=lambda item: item.created_at)
+    if failures:
+        return "failed", f"failed when validated later: {failures[-1].reason}"
+    latest = max(newest_by_host.values(), key=lambda a: a.created_at)
     return latest.verdict, f"{latest.verdict} by attestation {latest.report[:12]} of {latest.created_at}"
 
 

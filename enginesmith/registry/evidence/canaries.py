@@ -52,7 +52,7 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
     entry = matches[0]
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
-        note = next((item for item in entry.notes if item.startswith(NO_LAYERS)), "")
+        note = next((entry_note for entry_note in entry.notes if entry_note.startswith(NO_LAYERS)), "")
         why = note.partition(": ")[2] or f"{entry.backend} tells none"
         raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {why}")
     document = parse_json(store.read_blob(digest), MAX_BYTES)
@@ -66,18 +66,18 @@ def layer_row(layer: object) -> tuple[str, ...]:
     if not isinstance(layer, dict):
         return _short(layer), "", "", "", ""
     tactic = layer.get("TacticName") or layer.get("TacticValue") or ""
-    ends = (_tensors(layer.get("Inputs")), _tensors(layer.get("Outputs")))
-    return (_short(layer.get("Name", "")), _short(layer.get("LayerType", "")), _short(tactic), *ends)
+    tensor_texts = (_tensors(layer.get("Inputs")), _tensors(layer.get("Outputs")))
+    return (_short(layer.get("Name", "")), _short(layer.get("LayerType", "")), _short(tactic), *tensor_texts)
 
 
-def _tensors(items: object) -> str:
+def _tensors(tensors: object) -> str:
     """'float16 [1,64,56,56]' for each tensor, from its format and dimensions."""
     texts = []
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict):
-            form, dims = item.get("Format/Datatype") or item.get("Format") or "", item.get("Dimensions")
-            item = f"{form} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
-        texts.append(str(item))
+    for tensor in tensors if isinstance(tensors, list) else ():
+        if isinstance(tensor, dict):
+            data_format, dims = tensor.get("Format/Datatype") or tensor.get("Format") or "", tensor.get("Dimensions")
+            tensor = f"{data_format} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
+        texts.append(str(tensor))
     return _short(", ".join(texts))
 
 
@@ -136,31 +136,31 @@ class _StoredVerdict(Excerpt):
     format: Annotated[int, Format(FORMAT)]
 
 
-def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> None:
+def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> None:
     """Store a verdict beside its version; nothing changes if it is there already.
 
     Raises IntegrityError if its report is not stored, InputError for an engine that the version does not have or that
     does not run on the target, and for a verdict with malformed fields.
     """
-    entry = next((entry for entry in manifest.engines if entry.digest == found.engine), None)
+    entry = next((entry for entry in manifest.engines if entry.digest == verdict.engine), None)
     if entry is None:
         raise InputError(
-            f"the canary ran engine {found.engine}, which {manifest.model}@{manifest.version} does not have"
+            f"the canary ran engine {verdict.engine}, which {manifest.model}@{manifest.version} does not have"
         )
-    data = canonical_json({"format": FORMAT, **encode(found)})
+    data = canonical_json({"format": FORMAT, **encode(verdict)})
     try:
         _read(data)
     except Malformed as error:
         raise InputError(f"the canary's report does not say what was compared, and where: {error}") from None
-    if found.target != UNKNOWN:
+    if verdict.target != UNKNOWN:
         # Whether the engine may have run there, by what it was built for.
-        capability = parse_targets(found.target)[0].compute_capability if found.target.startswith("sm_") else None
+        capability = parse_targets(verdict.target)[0].compute_capability if verdict.target.startswith("sm_") else None
         processor = hardware_of(entry.requires)
         if processor is None or judge(processor, Machine(capability)).state == "unmet":
-            raise InputError(f"the canary's report is not in order: {entry.unit} does not run on {found.target}")
-    if not store.has(found.report):
-        raise IntegrityError(f"canary report {found.report} is not in {store.uri}; run the canary again")
-    key = canary_key(manifest.model, manifest.version, found.target, found.report)
+            raise InputError(f"the canary's report is not in order: {entry.unit} does not run on {verdict.target}")
+    if not store.has(verdict.report):
+        raise IntegrityError(f"canary report {verdict.report} is not in {store.uri}; run the canary again")
+    key = canary_key(manifest.model, manifest.version, verdict.target, verdict.report)
     store.create(key, data)
 
 
@@ -169,13 +169,13 @@ def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
     verdicts = []
     for key in store.list(evidence_prefix("canaries", manifest.model, manifest.version)):
         try:
-            found = _read(store.read(key) or b"")
-            if canary_key(manifest.model, manifest.version, found.target, found.report) != key:
+            verdict = _read(store.read(key) or b"")
+            if canary_key(manifest.model, manifest.version, verdict.target, verdict.report) != key:
                 raise Malformed("it is not the verdict its name says: it was edited by hand or moved")
         except Malformed as error:
             raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and run the canary again") from error
-        verdicts.append(found)
-    return sorted(verdicts, key=lambda found: (found.target, found.created_at))
+        verdicts.append(verdict)
+    return sorted(verdicts, key=lambda verdict: (verdict.target, verdict.created_at))
 
 
 def _read(data: bytes) -> CanaryVerdict:
@@ -184,14 +184,14 @@ def _read(data: bytes) -> CanaryVerdict:
     return decode(document, CanaryVerdict, "")
 
 
-def verdict_on(target: str, baseline: str, found: Iterable[CanaryVerdict]) -> CanaryVerdict | None:
+def verdict_on(target: str, baseline: str, verdicts: Iterable[CanaryVerdict]) -> CanaryVerdict | None:
     """The combined verdict of a target against a baseline (digest of its manifest): a FAIL if any run failed, else a
     PASS if one passed, else the newest; None without a run. target: as in `covers`."""
-    covering_verdicts = [item for item in found if item.baseline == baseline and covers(item.target, target)]
-    ranked = sorted(
-        covering_verdicts, key=lambda item: (("INSUFFICIENT", "PASS", "FAIL").index(item.verdict), item.created_at)
+    covering_verdicts = [v for v in verdicts if v.baseline == baseline and covers(v.target, target)]
+    ranked_verdicts = sorted(
+        covering_verdicts, key=lambda v: (("INSUFFICIENT", "PASS", "FAIL").index(v.verdict), v.created_at)
     )
-    return ranked[-1] if ranked else None
+    return ranked_verdicts[-1] if ranked_verdicts else None
 
 
 def covers(ran_on: str, target: str) -> bool:
@@ -204,12 +204,12 @@ def canary_target(target: Target) -> str:
     return target.name if target.is_cpu else target.sm
 
 
-def targets_named(names: Iterable[str]) -> tuple[str, ...]:
+def targets_named(target_names: Iterable[str]) -> tuple[str, ...]:
     """Canary targets from names: a product gives its generation, a family each of its generations. Sorted.
 
     Raises UnknownNameError for an unknown name.
     """
-    return tuple(sorted({canary_target(item) for name in names for item in parse_targets(name)}))
+    return tuple(sorted({canary_target(target) for name in target_names for target in parse_targets(name)}))
 
 
 def list_served(entries: Sequence[EngineEntry], proven_only: bool) -> list[EngineEntry]:

@@ -68,21 +68,21 @@ def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyRep
 
     Raises IntegrityError for a damaged report.
     """
-    found: dict[str, list[LatencyReport]] = {}
-    newest = newest_of_each(latency_reports(store, manifest))
-    for report in sorted(newest, key=lambda item: item.created_at, reverse=True):
-        found.setdefault(report.engine, []).append(report)
-    return found
+    engine_reports: dict[str, list[LatencyReport]] = {}
+    newest_reports = newest_of_each(latency_reports(store, manifest))
+    for report in sorted(newest_reports, key=lambda report: report.created_at, reverse=True):
+        engine_reports.setdefault(report.engine, []).append(report)
+    return engine_reports
 
 
 def newest_of_each(reports: Iterable[LatencyReport]) -> list[LatencyReport]:
     """Of each engine and kind of machine the report that counts, as in `latencies`."""
-    newest: dict[tuple[str, MachineKind], LatencyReport] = {}
+    newest_reports: dict[tuple[str, MachineKind], LatencyReport] = {}
     for report in reports:
         key = (report.engine, report.machine)
-        if key not in newest or _rank(newest[key]) <= _rank(report):
-            newest[key] = report
-    return list(newest.values())
+        if key not in newest_reports or _rank(newest_reports[key]) <= _rank(report):
+            newest_reports[key] = report
+    return list(newest_reports.values())
 
 
 def _rank(report: LatencyReport) -> tuple[bool, str]:
@@ -112,15 +112,15 @@ def measured_speeds(
     The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
     Reads every latency report of the version. Raises IntegrityError for a damaged one.
     """
-    wanted = {entry.digest for entry in engines}
-    alike = measured_latencies(store, manifest, machine)
-    return speeds_of({digest: report for digest, report in alike.items() if digest in wanted})
+    engine_digests = {entry.digest for entry in engines}
+    machine_reports = measured_latencies(store, manifest, machine)
+    return speeds_of({digest: report for digest, report in machine_reports.items() if digest in engine_digests})
 
 
-def speeds_of(newest: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
+def speeds_of(reports: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
     """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
-    timed = timed_alike(newest.values())
-    speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
+    timed = timed_alike(reports.values())
+    speeds = {digest: _speed(report, timed) for digest, report in reports.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
 
 
@@ -134,8 +134,8 @@ def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -
 
 def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
     """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
-    alike = {digest: [item for item in each if _is_alike(item.machine, machine)] for digest, each in reports.items()}
-    return {digest: found[0] for digest, found in alike.items() if found}
+    fitting_reports = {digest: [r for r in each if _is_alike(r.machine, machine)] for digest, each in reports.items()}
+    return {digest: fits[0] for digest, fits in fitting_reports.items() if fits}
 
 
 def _is_alike(kind: MachineKind, machine: Machine) -> bool:
@@ -149,13 +149,13 @@ def _is_alike(kind: MachineKind, machine: Machine) -> bool:
 def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
     """The speed by one report; None where a bucket lacks a time of this kind, or there are none."""
     times = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
-    known = [value for value in times.values() if value]
-    if not known or len(known) != len(times):
+    medians = [value for value in times.values() if value]
+    if not medians or len(medians) != len(times):
         return None
     intervals = [bucket.interval(timed) for bucket in report.buckets]
-    ends = [item for item in intervals if item]
-    interval = (sum(low for low, _ in ends), sum(high for _, high in ends)) if len(ends) == len(intervals) else None
-    return MeasuredSpeed(sum(known), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
+    spans = [span for span in intervals if span]
+    interval = (sum(low for low, _ in spans), sum(high for _, high in spans)) if len(spans) == len(intervals) else None
+    return MeasuredSpeed(sum(medians), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
 
 
 def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:

@@ -134,26 +134,26 @@ def read_reports(store: Store, rollout: Rollout) -> Heard:
     A node that is asked no longer, as fewer shall report by now, has left its last report there.
     """
     prefix = serving_prefix(rollout.model, rollout.channel, rollout.id)
-    stamps = dict(store.stamps(prefix))
-    named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(stamps))
-    keys = [key for key, node in named if is_digest(node) and reports(node, rollout.reporters_ppm)]
+    write_times = dict(store.stamps(prefix))
+    node_keys = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(write_times))
+    keys = [key for key, node in node_keys if is_digest(node) and reports(node, rollout.reporters_ppm)]
     documents = _each(store, store.read, keys[:MOST_REPORTERS])
-    node_reports, damaged = list[NodeReport](), 0
+    node_reports, damaged_count = list[NodeReport](), 0
     for key, data in zip(keys, documents, strict=False):
         try:
             if data is not None:
-                node_reports.append(replace(parse_report(data), at=format_time(stamps[key])))
+                node_reports.append(replace(parse_report(data), at=format_time(write_times[key])))
         except IntegrityError:
-            damaged += 1
-    return Heard(len(keys), tuple(node_reports), damaged)
+            damaged_count += 1
+    return Heard(len(keys), tuple(node_reports), damaged_count)
 
 
 def clear_reports(store: Store, running: Rollout) -> int:
     """Delete the reports of a channel's rollouts but the one that runs, at most 10 * MOST_REPORTERS, and return how
     many."""
     model, channel = running.model, running.channel
-    stays = serving_prefix(model, channel, running.id)
-    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(stays))
+    running_prefix = serving_prefix(model, channel, running.id)
+    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(running_prefix))
     return len(_each(store, store.remove, list(islice(keys, 10 * MOST_REPORTERS))))
 
 

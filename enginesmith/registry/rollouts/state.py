@@ -74,8 +74,8 @@ class Slice:
 
     def covers(self, other: "Slice") -> bool:
         """Whether every node of `other` is in this one."""
-        same = (self.region, self.label) in ((other.region, other.label), (None, None))
-        return same and self.share_ppm >= other.share_ppm
+        has_same_nodes = (self.region, self.label) in ((other.region, other.label), (None, None))
+        return has_same_nodes and self.share_ppm >= other.share_ppm
 
     def __str__(self) -> str:
         share = f"{self.share_ppm / 10_000:g}%"
@@ -93,10 +93,10 @@ def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
     # A node's place in a rollout, as a whole number below 2^64.
     place = int.from_bytes(sha256(f"{rollout}\n{node.name}".encode()).digest()[:8], "big")
     return any(
-        is_below(place, item.share_ppm)
-        and item.region in (None, node.region)
-        and (item.label is None or item.label in node.labels)
-        for item in reach
+        is_below(place, part.share_ppm)
+        and part.region in (None, node.region)
+        and (part.label is None or part.label in node.labels)
+        for part in reach
     )
 
 
@@ -106,11 +106,11 @@ def reports(node: str, reporters_ppm: int) -> bool:
     return is_below(int(node[:16], 16), reporters_ppm)
 
 
-def add_slice(reach: Sequence[Slice], item: Slice) -> tuple[Slice, ...]:
+def add_slice(reach: Sequence[Slice], new_slice: Slice) -> tuple[Slice, ...]:
     """The slices with one more; what that covers is left out, and it is itself where one covers it."""
-    if any(part.covers(item) for part in reach):
+    if any(part.covers(new_slice) for part in reach):
         return tuple(reach)
-    return (*(part for part in reach if not item.covers(part)), item)
+    return (*(part for part in reach if not new_slice.covers(part)), new_slice)
 
 
 def parse_share(text: str, what: str) -> int:
@@ -144,11 +144,11 @@ def check_waves(waves: Sequence[Slice]) -> None:
     if len(waves) > MOST_WAVES:
         raise InputError(f"{len(waves)} waves; the most are {MOST_WAVES}")
     reach: tuple[Slice, ...] = ()
-    for item in waves:
-        grown = add_slice(reach, item)
-        if grown == reach:
-            raise InputError(f"wave {item} reaches nobody that the waves before it have not reached; leave it out")
-        reach = grown
+    for wave in waves:
+        grown_reach = add_slice(reach, wave)
+        if grown_reach == reach:
+            raise InputError(f"wave {wave} reaches nobody that the waves before it have not reached; leave it out")
+        reach = grown_reach
 
 
 # A rollout of a version to a channel, as a value: its plan, how far it is, what was decided.
@@ -285,7 +285,7 @@ class Rollout:
     @property
     def is_open(self) -> bool:
         """Whether all of the open wave is reached."""
-        return any(item.covers(self.aim) for item in self.reach)
+        return any(part.covers(self.aim) for part in self.reach)
 
     @property
     def soaking(self) -> str | None:
@@ -300,8 +300,8 @@ class Rollout:
     def decide(self, at: datetime, what: str, by: str, why: str, **changes: object) -> "Rollout":
         """The rollout with a decision in its history, and other fields changed. The first decisions are kept."""
         decision = Decision(format_time(at), what, self.wave + 1, by[:MOST_BY], why[:MOST_WHY])
-        first, rest = self.history[:FIRST_DECISIONS], self.history[FIRST_DECISIONS:]
-        decisions = (*first, *rest[-(MOST_DECISIONS - FIRST_DECISIONS - 1) :], decision)
+        first_decisions, later_decisions = self.history[:FIRST_DECISIONS], self.history[FIRST_DECISIONS:]
+        decisions = (*first_decisions, *later_decisions[-(MOST_DECISIONS - FIRST_DECISIONS - 1) :], decision)
         return replace(self, history=decisions, **changes)  # type: ignore[arg-type]
 
     def serves(self, node: ServingNode) -> bool:
@@ -310,25 +310,27 @@ class Rollout:
 
     def summarize(self) -> EarlierRollout:
         """What the channel's history has of it."""
-        first, last = self.history[0], self.history[-1]
-        return EarlierRollout(self.id, self.version, self.state, first.at, last.at, last.by, last.why)
+        first_decision, last_decision = self.history[0], self.history[-1]
+        return EarlierRollout(
+            self.id, self.version, self.state, first_decision.at, last_decision.at, last_decision.by, last_decision.why
+        )
 
 
 def open_wave(rollout: Rollout, wave: int, at: datetime) -> Rollout:
     """The rollout with its wave of this index opened: at once, or by its first step."""
-    before = replace(rollout, wave=wave, opened=format_time(at), since=None)
+    begun_wave = replace(rollout, wave=wave, opened=format_time(at), since=None)
     if rollout.plan.step_ppm is None:
-        return replace(before, reach=add_slice(rollout.reach, before.aim))
-    return raise_reach(before)
+        return replace(begun_wave, reach=add_slice(rollout.reach, begun_wave.aim))
+    return raise_reach(begun_wave)
 
 
 def raise_reach(rollout: Rollout) -> Rollout:
     """The rollout with one more step of its open wave reached."""
     target = rollout.aim
-    like = [item for item in rollout.reach if (item.region, item.label) == (target.region, target.label)]
-    share = max((item.share_ppm for item in like), default=0) + (rollout.plan.step_ppm or WHOLE)
-    item = target if share >= target.share_ppm else replace(target, share_ppm=share)
-    return replace(rollout, reach=add_slice(rollout.reach, item), since=None)
+    like_slices = [part for part in rollout.reach if (part.region, part.label) == (target.region, target.label)]
+    share = max((part.share_ppm for part in like_slices), default=0) + (rollout.plan.step_ppm or WHOLE)
+    next_slice = target if share >= target.share_ppm else replace(target, share_ppm=share)
+    return replace(rollout, reach=add_slice(rollout.reach, next_slice), since=None)
 
 
 def count_time(rollout: Rollout, now: datetime) -> Rollout:

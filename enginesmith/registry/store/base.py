@@ -111,7 +111,7 @@ class Documents(Protocol):
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
 
     def read(self, key: str) -> bytes | None:
@@ -169,14 +169,14 @@ class Store(Protocol):
     def fetch(self, digest: str, dest: Path) -> None:
         """Copy a blob to `dest`, verified and atomically. Raises IntegrityError for a missing or corrupt blob."""
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """A blob's bytes, verified, `most` at most: no more are held in memory, whatever size the server states.
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """A blob's bytes, verified, `max_bytes` at most: no more are held in memory, whatever size the server states.
 
         Raises IntegrityError for a missing, corrupt or larger blob.
         """
 
-    def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
-        """Open `size` bytes of a blob from offset `start`: gives a function that fills a view with the next bytes.
+    def open_range(self, digest: str, offset: int, size: int) -> AbstractContextManager[Fill]:
+        """Open `size` bytes of a blob from `offset`: gives a function that fills a view with the next bytes.
 
         The bytes are not verified. Several threads may each open a range. Raises IntegrityError, here or while filling,
         when the blob is missing or too short.
@@ -363,14 +363,14 @@ def change(
     """
     for attempt in range(_ATTEMPTS):
         time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 20))  # noqa: S311 - no secret
-        before = store.read(key)
-        after = make(before)
-        if after is None or after == before:
-            return before
+        old_bytes = store.read(key)
+        new_bytes = make(old_bytes)
+        if new_bytes is None or new_bytes == old_bytes:
+            return old_bytes
         try:
-            if store.replace(key, after, before):
-                return after
+            if store.replace(key, new_bytes, old_bytes):
+                return new_bytes
         except UndecidedError:
-            if contains(found := store.read(key), after):
-                return found
+            if contains(stored_bytes := store.read(key), new_bytes):
+                return stored_bytes
     raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")

@@ -61,26 +61,26 @@ class VerificationCache:
 
     def is_verified(self, blob: BlobDigest, path: Path) -> bool:
         """Whether a file holds the blob: by its record or its SHA-256's, else by digesting it. Raises OSError."""
-        before = _facts(path)
-        if before in self._read(blob.name) or before in self._read(blob.sha256_only.name):
+        facts_before = _facts(path)
+        if facts_before in self._read(blob.name) or facts_before in self._read(blob.sha256_only.name):
             return True
         if not blob.matches(path):
             return False
-        if _facts(path)[:4] == before[:4]:
+        if _facts(path)[:4] == facts_before[:4]:
             self.add(blob, path)
         return True
 
     def add(self, blob: BlobDigest, path: Path) -> None:
         """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
-        changed = path.stat().st_ctime_ns
-        time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed / 1e9))))
+        changed_ns = path.stat().st_ctime_ns
+        time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed_ns / 1e9))))
         file_facts = _facts(path)
-        others = [facts for facts in self._read(blob.name) if facts[:2] != file_facts[:2]]
+        other_facts = [facts for facts in self._read(blob.name) if facts[:2] != file_facts[:2]]
         with suppress(OSError):
             make_folder(self.folder)
-            fresh = self.folder / f".{secrets.token_hex(8)}"
-            fresh.write_text(json.dumps([file_facts, *others][:_KEPT]))
-            fresh.replace(self.folder / blob.name)
+            new_file = self.folder / f".{secrets.token_hex(8)}"
+            new_file.write_text(json.dumps([file_facts, *other_facts][:_KEPT]))
+            new_file.replace(self.folder / blob.name)
 
     def forget(self, blob: BlobDigest) -> None:
         """Delete the records of a blob's files."""
@@ -104,7 +104,7 @@ class VerificationCache:
         with suppress(OSError, ValueError, RecursionError):
             document = json.loads((self.folder / name).read_bytes() or b"[]")
             if isinstance(document, list):
-                return [item for item in document if isinstance(item, list) and len(item) == 5]
+                return [facts for facts in document if isinstance(facts, list) and len(facts) == 5]
         return []
 
 
@@ -247,8 +247,8 @@ class BlobCache:
         cache_entries: list[tuple[float, int, Path]] = []
         for entry in os.scandir(self.folder / "blobs"):
             with suppress(FileNotFoundError):
-                facts, used = entry.stat(), self.verifications.last_used(entry.name)
-                cache_entries.append((facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)))
+                facts, used_at = entry.stat(), self.verifications.last_used(entry.name)
+                cache_entries.append((facts.st_mtime if used_at is None else used_at, facts.st_size, Path(entry.path)))
         excess = sum(size for _, size, _ in cache_entries) - self.limit_bytes
         for _, size, path in sorted(cache_entries):
             if excess <= 0:

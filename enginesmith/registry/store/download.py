@@ -50,17 +50,17 @@ ProgressListener = Callable[[int], object]
 
 @dataclass(frozen=True)
 class BlobPart:
-    """A part of a blob: `size` bytes from offset `start`."""
+    """A part of a blob: `size` bytes from `offset`."""
 
     number: int
-    start: int
+    offset: int
     size: int
 
 
 def parts_of(size_bytes: int, part_bytes: int = PART_BYTES) -> list[BlobPart]:
     """The parts of a blob of `size_bytes`, in order; none for an empty one."""
-    starts = range(0, size_bytes, part_bytes)
-    return [BlobPart(number, start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts)]
+    offsets = range(0, size_bytes, part_bytes)
+    return [BlobPart(number, offset, min(part_bytes, size_bytes - offset)) for number, offset in enumerate(offsets)]
 
 
 def journal_of(path: Path) -> Path:
@@ -86,19 +86,19 @@ def download(
     a time writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
     """
     parts = parts_of(size_bytes, part)
-    about: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
-    with _open_journal(journal_of(path), about) as (done, journal):
+    facts: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
+    with _open_journal(journal_of(path), facts) as (done_numbers, journal):
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, size_bytes)
-            missing = [item for item in parts if item.number not in done]
-            hasher, there = blob.hasher(), 0
-            with _Arrivals(fd, missing, source, journal, beside) as arrivals:
-                for item in parts:
-                    for block in arrivals.wait_for(item) if item in arrivals else _blocks(fd, item):
+            missing_parts = [piece for piece in parts if piece.number not in done_numbers]
+            hasher, done_bytes = blob.hasher(), 0
+            with _Arrivals(fd, missing_parts, source, journal, beside) as arrivals:
+                for piece in parts:
+                    for block in arrivals.wait_for(piece) if piece in arrivals else _blocks(fd, piece):
                         hasher.update(block)
-                    there += item.size
-                    listener(there)
+                    done_bytes += piece.size
+                    listener(done_bytes)
             return hasher.hexdigest()
         finally:
             os.close(fd)
@@ -106,28 +106,28 @@ def download(
 
 def _blocks(fd: int, part: BlobPart) -> Iterator[bytes]:
     """The bytes of a part in the file, in blocks."""
-    end = part.start + part.size
-    for start in range(part.start, end, _BLOCK_BYTES):
-        yield os.pread(fd, min(_BLOCK_BYTES, end - start), start)
+    end = part.offset + part.size
+    for offset in range(part.offset, end, _BLOCK_BYTES):
+        yield os.pread(fd, min(_BLOCK_BYTES, end - offset), offset)
 
 
 @contextmanager
-def _open_journal(path: Path, about: dict[str, object]) -> Iterator[tuple[set[int], int]]:
-    """Open the journal of the blob that `about` describes; gives the numbers of complete parts, and a descriptor to
+def _open_journal(path: Path, facts: dict[str, object]) -> Iterator[tuple[set[int], int]]:
+    """Open the journal of the blob that `facts` describes; gives the numbers of complete parts, and a descriptor to
     append to.
 
-    The first line is `about` as JSON, each further line a number; an incomplete last line counts for nothing. It is not
+    The first line is `facts` as JSON, each further line a number; an incomplete last line counts for nothing. It is not
     synced: the final digest finds what a power failure did to it.
     """
-    head, done = json.dumps(about, sort_keys=True), set[int]()
+    header_line, done_numbers = json.dumps(facts, sort_keys=True), set[int]()
     with suppress(FileNotFoundError):
-        first, *lines = path.read_text(errors="replace").split("\n")
-        if first == head:
-            done = {int(line) for line in lines[:-1] if line.isdecimal() and len(line) < 20}
+        first_line, *lines = path.read_text(errors="replace").split("\n")
+        if first_line == header_line:
+            done_numbers = {int(line) for line in lines[:-1] if line.isdecimal() and len(line) < 20}
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     try:
-        os.write(fd, "\n".join([head, *map(str, sorted(done)), ""]).encode())
-        yield done, fd
+        os.write(fd, "\n".join([header_line, *map(str, sorted(done_numbers)), ""]).encode())
+        yield done_numbers, fd
     finally:
         os.close(fd)
 
@@ -140,22 +140,22 @@ class _Arrivals:
     the same bytes at the same offset.
     """
 
-    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: int, beside: int = 1) -> None:
-        self._missing = {part.number for part in missing}
-        self._part_bytes = max((part.size for part in missing), default=0)
-        self._todo = deque(missing)
+    def __init__(self, fd: int, parts: list[BlobPart], source: RangeOpener, journal: int, beside: int = 1) -> None:
+        self._missing = {part.number for part in parts}
+        self._part_bytes = max((part.size for part in parts), default=0)
+        self._todo = deque(parts)
         self._source = source
         self._fd, self._marks = os.dup(fd), os.dup(journal)
         self._changed = threading.Condition()
         # Number of each part that has arrived -> its bytes, or None where there was no room for them.
         self._came: dict[int, memoryview | None] = {}
-        self._room = min(max(1, KEPT_PARTS // beside), len(missing))
+        self._room = min(max(1, KEPT_PARTS // beside), len(parts))
         # Of shorter requests the pace is known sooner, where each download begins with few connections.
         self._span = max(1, SPAN_PARTS // beside)
         self._spare: list[memoryview] = []
         self._error: BaseException | None = None
         self._stop = False
-        count = min(max(1, CONNECTIONS // beside), len(missing))
+        count = min(max(1, CONNECTIONS // beside), len(parts))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
         self._pace = ConnectionScaler(time.monotonic(), max(1, MOST_CONNECTIONS // beside))
 
@@ -196,7 +196,7 @@ class _Arrivals:
             block = memoryview(bytearray(min(_BLOCK_BYTES, self._part_bytes)))
             while span := self._next_span():
                 size = sum(part.size for part in span)
-                with self._source(span[0].start, size) as fill:
+                with self._source(span[0].offset, size) as fill:
                     for part in span:
                         if self._stop:
                             return
@@ -213,9 +213,9 @@ class _Arrivals:
         with self._changed:
             if self._stop:
                 return []
-            share = -(-len(self._todo) // (2 * len(self._threads)))
+            span_limit = -(-len(self._todo) // (2 * len(self._threads)))
             span: list[BlobPart] = []
-            while self._todo and len(span) < min(self._span, share):
+            while self._todo and len(span) < min(self._span, span_limit):
                 if span and self._todo[0].number != span[-1].number + 1:
                     break
                 span.append(self._todo.popleft())
@@ -223,11 +223,11 @@ class _Arrivals:
 
     def _bring(self, part: BlobPart, fill: Fill, block: memoryview) -> None:
         part_buffer = self._memory()
-        for at in range(0, part.size, len(block)):
-            size = min(len(block), part.size - at)
-            view = block[:size] if part_buffer is None else part_buffer[at : at + size]
+        for part_offset in range(0, part.size, len(block)):
+            size = min(len(block), part.size - part_offset)
+            view = block[:size] if part_buffer is None else part_buffer[part_offset : part_offset + size]
             fill(view)
-            _write(self._fd, view, part.start + at)
+            _write(self._fd, view, part.offset + part_offset)
         os.write(self._marks, b"%d\n" % part.number)
         with self._changed:
             self._came[part.number] = part_buffer
@@ -257,20 +257,20 @@ class _Arrivals:
                 self._threads.append(thread)
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
+def _write(fd: int, data: memoryview, offset: int) -> None:
     byte_count = 0
     while byte_count < len(data):
-        byte_count += os.pwrite(fd, data[byte_count:], at + byte_count)
+        byte_count += os.pwrite(fd, data[byte_count:], offset + byte_count)
 
 
 class ConnectionScaler:
     """Decides how many connections to add from the rate of finished requests. began: time in seconds of any clock.
 
-    most: connections in all.
+    max_connections: in all.
     """
 
-    def __init__(self, began: float, most: int = MOST_CONNECTIONS) -> None:
-        self._most = most
+    def __init__(self, began: float, max_connections: int = MOST_CONNECTIONS) -> None:
+        self._most = max_connections
         self._since, self._bytes, self._requests = began, 0, 0
         self._best = 0.0
 
@@ -283,7 +283,7 @@ class ConnectionScaler:
         if self._requests < connections:
             return 0
         rate = self._bytes / max(now - self._since, 1e-9)
-        pays = rate >= _GAIN * self._best
+        is_faster = rate >= _GAIN * self._best
         self._since, self._bytes, self._requests, self._best = now, 0, 0, max(rate, self._best)
-        slow = rate < connections * SLOW_BYTES_S
-        return min(connections, self._most - connections) if pays and slow else 0
+        is_slow = rate < connections * SLOW_BYTES_S
+        return min(connections, self._most - connections) if is_faster and is_slow else 0

@@ -136,18 +136,18 @@ class FileStore:
                 self._check(digest, copy_hashed(source, file.stream))
                 file.commit(dest)
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         blob = self.path(digest)
         with reachable(f"reading {blob}"), blob.open("rb") as stream:
-            data = stream.read(min(os.fstat(stream.fileno()).st_size, most) + 1)
-        if len(data) > most:
-            raise IntegrityError(f"{blob} is over {most} bytes, which no blob of its kind is")
+            data = stream.read(min(os.fstat(stream.fileno()).st_size, max_bytes) + 1)
+        if len(data) > max_bytes:
+            raise IntegrityError(f"{blob} is over {max_bytes} bytes, which no blob of its kind is")
         self._check(digest, digest_of_bytes(data))
         return data
 
     @contextmanager
-    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
         """See `Store.open_range`."""
         blob = self.path(digest)
 
@@ -161,7 +161,7 @@ class FileStore:
         with reachable(f"reading {blob}"):
             stream = blob.open("rb")
         with stream:
-            stream.seek(start)
+            stream.seek(offset)
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
@@ -269,13 +269,13 @@ class FileStore:
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
         folder = self.root / check_key(prefix.removesuffix("/"))
         with reachable(f"listing {folder}"):
-            for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
-                below = Path(place).relative_to(self.root).as_posix()
-                for name in names:
+            for folder_path, _, file_names in os.walk(folder, onerror=_raise_unless_absent):
+                folder_key = Path(folder_path).relative_to(self.root).as_posix()
+                for name in file_names:
                     with suppress(FileNotFoundError):  # deleted meanwhile
-                        facts = os.lstat(f"{place}/{name}")
+                        facts = os.lstat(f"{folder_path}/{name}")
                         if stat.S_ISREG(facts.st_mode):
-                            yield f"{below}/{name}", facts
+                            yield f"{folder_key}/{name}", facts
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`."""
@@ -304,10 +304,10 @@ class FileStore:
     def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
-    def _check(self, digest: str, found: str) -> None:
-        if found != digest:
+    def _check(self, digest: str, actual_digest: str) -> None:
+        if actual_digest != digest:
             raise IntegrityError(
-                f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+                f"blob {digest} of {self.uri} holds other bytes (their digest is {actual_digest}); "
                 "run `enginesmith registry fsck --repair`, then build again"
             )
 

@@ -273,15 +273,15 @@ def timing_key(product: str, driver: str, version: str) -> str:
     return check_key(f"{TIMING}{'/'.join(parts)}.json")
 
 
-def refuse_other(names: Collection[str], where: str, remedy: str) -> NoReturn:
+def refuse_other(children: Collection[str], where: str, remedy: str) -> NoReturn:
     """Raise InputError for a place without a marker that holds other things; for a registry that has lost its marker,
-    say how it gets it back. names: what lies there.  remedy: for a place that is no registry."""
-    if {"blobs", "models"} & set(names):
+    say how it gets it back. children: what lies there.  remedy: for a place that is no registry."""
+    if {"blobs", "models"} & set(children):
         raise InputError(
             f"{where} looks like a registry that has lost its marker; if it is one, write "
             f"{MARKER_CONTENT.decode()} into {where}/{MARKER}"
         )
-    raise InputError(f"{where} holds {min(names)!r} and is no registry (no {MARKER}); {remedy}")
+    raise InputError(f"{where} holds {min(children)!r} and is no registry (no {MARKER}); {remedy}")
 
 
 @dataclass(frozen=True)

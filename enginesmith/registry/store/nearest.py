@@ -77,7 +77,7 @@ class NearestStore:
 
     def list_rests(self) -> Iterator["NearestStore"]:
         """The list without its first place, without its first two, and so on."""
-        return (NearestStore(self._places[start:], self._say) for start in range(1, len(self._places)))
+        return (NearestStore(self._places[index:], self._say) for index in range(1, len(self._places)))
 
     @property
     def uri(self) -> str:
@@ -170,35 +170,35 @@ class NearestStore:
         """See `Store.fetch`."""
         self._first(lambda place: place.store.fetch(digest, dest))
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        return self._first(lambda place: place.store.read_blob(digest, most))
+        return self._first(lambda place: place.store.read_blob(digest, max_bytes))
 
     @contextmanager
-    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`. The next place goes on where one broke off."""
-        at, candidates = start, self._order()
-        with ExitStack() as opened:
-            current: Fill | None = None
+        position, candidates = offset, self._order()
+        with ExitStack() as stack:
+            current_fill: Fill | None = None
 
             def fill(into: memoryview) -> None:
-                nonlocal at, current
+                nonlocal position, current_fill
                 while True:
                     try:
-                        if current is None:
-                            current = opened.enter_context(
-                                candidates[0].store.open_range(digest, at, start + size - at)
+                        if current_fill is None:
+                            current_fill = stack.enter_context(
+                                candidates[0].store.open_range(digest, position, offset + size - position)
                             )
-                        current(into)
+                        current_fill(into)
                     except EnginesmithError as error:
-                        current = None
-                        opened.close()
+                        current_fill = None
+                        stack.close()
                         self._note(candidates.pop(0), error)
                         if not candidates:
                             raise
                     else:
                         self._note(candidates[0], None)
-                        at += len(into)
+                        position += len(into)
                         return
 
             yield fill
@@ -256,12 +256,12 @@ class NearestStore:
 
     def _note(self, place: _Place, error: EnginesmithError | None) -> None:
         """Note whether a place is out of reach, and say so when that is new."""
-        before = place.until
+        away_until = place.until
         if isinstance(error, UnavailableError):
             place.until = time.monotonic() + AWAY_S
-            if before is None:
-                others = " and ".join(other.uri for other in self._places if other is not place)
-                self._say(f"{place.uri} does not answer; reading {others}, and retrying after {AWAY_S:.0f} s: {error}")
-        elif before is not None:
+            if away_until is None:
+                uris = " and ".join(other.uri for other in self._places if other is not place)
+                self._say(f"{place.uri} does not answer; reading {uris}, and retrying after {AWAY_S:.0f} s: {error}")
+        elif away_until is not None:
             place.until = None
             self._say(f"{place.uri} answers again")

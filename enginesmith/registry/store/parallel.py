@@ -27,11 +27,11 @@ def side_by_side(
     size = min(_MOST_IN_PART, max(1, len(items) // (4 * at_once)))
     with ThreadPoolExecutor(min(at_once, len(items))) as pool:
         running: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
-        for start in range(0, len(items), size):
-            part = items[start : start + size]
+        for first_index in range(0, len(items), size):
+            part = items[first_index : first_index + size]
             running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
             if len(running) > 2 * at_once:
-                part, done = running.popleft()
-                yield from zip(part, done.result(), strict=True)
-        for part, done in running:
-            yield from zip(part, done.result(), strict=True)
+                part, future = running.popleft()
+                yield from zip(part, future.result(), strict=True)
+        for part, future in running:
+            yield from zip(part, future.result(), strict=True)

@@ -199,16 +199,16 @@ def _plain(data: bytes) -> object:
 def _refuse_duplicates(root: "yaml.Node | None") -> None:
     import yaml
 
-    pending = [root]
-    while pending:
-        node = pending.pop()
+    pending_nodes = [root]
+    while pending_nodes:
+        node = pending_nodes.pop()
         if isinstance(node, yaml.SequenceNode):
-            pending += node.value
+            pending_nodes += node.value
         elif isinstance(node, yaml.MappingNode):
-            names = [str(key.value) for key, _ in node.value]
-            if len(set(names)) < len(names):
+            key_names = [str(key.value) for key, _ in node.value]
+            if len(set(key_names)) < len(key_names):
                 raise Malformed(f"gives a key twice near line {node.start_mark.line + 1}; keep one")
-            pending += [value for _, value in node.value]
+            pending_nodes += [value for _, value in node.value]
 
 
 def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:
@@ -300,9 +300,9 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
     _check_version(manifest, rule, policy)
     if not rule.required:
         return Vouched(())
-    valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
-    if len(valid) < rule.needed:
-        raise UntrustedError(_too_few(store, manifest, rule, valid, refused, policy))
+    valid_signers, refusals = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    if len(valid_signers) < rule.needed:
+        raise UntrustedError(_too_few(store, manifest, rule, valid_signers, refusals, policy))
 
     def counts(attestation: Attestation) -> bool:
         key = attestation_key(manifest.model, manifest.version, attestation.engine, attestation.report)
@@ -314,10 +314,10 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
         return len(_find_signers(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
 
     def attachment_signers(document: bytes) -> tuple[str, ...]:
-        found = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
-        return tuple(signer.name for signer in found) if len(found) >= rule.needed else ()
+        signers = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
+        return tuple(signer.name for signer in signers) if len(signers) >= rule.needed else ()
 
-    return Vouched(tuple(signer.name for signer in valid), counts, attachment_signers)
+    return Vouched(tuple(signer.name for signer in valid_signers), counts, attachment_signers)
 
 
 def signers_of(
@@ -325,8 +325,8 @@ def signers_of(
 ) -> tuple[tuple[Signer, ...], dict[str, str]]:
     """Those of `signers` with a valid signature of a version's manifest, and of the others signer -> reason."""
     rule = Rule("*", tuple(signers))
-    valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
-    return tuple(valid), refused
+    valid_signers, refusals = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    return tuple(valid_signers), refusals
 
 
 def signatures(
@@ -369,19 +369,19 @@ def _find_signers(
 ) -> tuple[list[Signer], dict[str, str]]:
     """The rule's signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
     document = digest_of_bytes(content)
-    valid: list[Signer] = []
-    refused: dict[str, str] = {}
+    valid_signers: list[Signer] = []
+    refusals: dict[str, str] = {}
     for signer in rule.signers:
         reasons = []
         for bundle in _candidates(store, manifest, document, signer):
             refusal_reason = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
             if refusal_reason is None:
-                valid.append(signer)
+                valid_signers.append(signer)
                 break
             reasons.append(refusal_reason)
         else:
-            refused[str(signer)] = reasons[0] if reasons else "has not signed"
-    return valid, refused
+            refusals[str(signer)] = reasons[0] if reasons else "has not signed"
+    return valid_signers, refusals
 
 
 def _candidates(
@@ -411,16 +411,16 @@ def _check_version(manifest: Manifest, rule: Rule, policy: TrustPolicy) -> None:
 
 
 def _too_few(
-    store: Documents, manifest: Manifest, rule: Rule, valid: list[Signer], refused: dict[str, str], policy: TrustPolicy
+    store: Documents, manifest: Manifest, rule: Rule, valid: list[Signer], refusals: dict[str, str], policy: TrustPolicy
 ) -> str:
     document = digest_of_bytes(manifest.to_bytes())
     try:
-        ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document), 8))
-        names = [key_id[:12] for key_id in ids if is_digest(key_id)]
+        key_ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document), 8))
+        key_names = [key_id[:12] for key_id in key_ids if is_digest(key_id)]
     except EnginesmithError:  # the refusal matters more than what else is wrong there
-        names = []
-    signer_list = ", ".join(names) or "none"
-    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+        key_names = []
+    signer_list = ", ".join(key_names) or "none"
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
         f"for {rule.models!r}, so it is not loaded. Signatures found: {signer_list}. Allowed: {why}. "

@@ -253,14 +253,14 @@ def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes
     _, library, hashes = import_model_signing()
     config = library.Config().set_hashing_config(hashes)
     with tempfile.TemporaryDirectory(prefix="enginesmith-verify-") as folder:
-        place, stored = Path(folder) / "document", Path(folder) / "signature.json"
+        place, signature_path = Path(folder) / "document", Path(folder) / "signature.json"
         place.mkdir()
         (place / file).write_bytes(content)
-        stored.write_bytes(bundle.data)
+        signature_path.write_bytes(bundle.data)
         # Three libraries read untrusted bytes here, each with errors of its own; each error means that it is not valid.
         try:
             _use(config, signer, Path(folder))
-            config.verify(place, stored)
+            config.verify(place, signature_path)
         except UnavailableError:
             raise
         except Exception as error:
@@ -288,11 +288,11 @@ def identities(der: bytes) -> tuple[str, ...]:
 
     try:
         certificate = x509.load_der_x509_certificate(der)
-        names = [str(item.value) for item in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        subject_names = [str(a.value) for a in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
-        return tuple(names)
+        return tuple(subject_names)
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         return ()
     kinds = (x509.DNSName, x509.RFC822Name, x509.UniformResourceIdentifier)
-    return (*names, *(str(item.value) for item in extension.value if isinstance(item, kinds)))
+    return (*subject_names, *(str(name.value) for name in extension.value if isinstance(name, kinds)))

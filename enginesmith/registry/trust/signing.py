@@ -92,17 +92,17 @@ def sign(
     make = _maker(signer)
     name = f"{manifest.model}@{manifest.version}"
     documents = [("manifest", MANIFEST_FILE, data)]
-    for item, content in attestation_documents(store, manifest):
-        documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
+    for attestation, content in attestation_documents(store, manifest):
+        documents.append((f"attestation {attestation.report[:12]} ({attestation.verdict})", ATTESTATION_FILE, content))
     files = [(file, content) for file, content in attachments(store, manifest) if file.digest in attached]
     documents += [(f"attachment {file.name} ({file.kind})", ATTACHMENT_FILE, content) for file, content in files]
-    if missing := [digest for digest in attached if digest not in {file.digest for file, _ in files}]:
+    if missing_digests := [digest for digest in attached if digest not in {file.digest for file, _ in files}]:
         raise InputError(
-            f"{name} has no attachment {missing[0]}; attach the file first (`enginesmith registry attach`)"
+            f"{name} has no attachment {missing_digests[0]}; attach the file first (`enginesmith registry attach`)"
         )
-    public = _public_key(signer)
+    public_key = _public_key(signer)
     return tuple(
-        _put(store, manifest, what, (file, content), make(name, file, content), public)
+        _put(store, manifest, what, (file, content), make(name, file, content), public_key)
         for what, file, content in documents
     )
 
@@ -113,7 +113,7 @@ def check_signer(signer: SigningKey | Keyless) -> None:
 
 
 def _put(
-    store: Store, manifest: Manifest, what: str, document: tuple[str, bytes], signature: bytes, public: bytes | None
+    store: Store, manifest: Manifest, what: str, document: tuple[str, bytes], signature: bytes, public_key: bytes | None
 ) -> Signed:
     """Write a signature of a document (file name, content) unless as good a one is there."""
     bundle = read_bundle(signature)
@@ -122,29 +122,29 @@ def _put(
     key = signature_key(manifest.model, manifest.version, bundle.digest, bundle.key_id)
 
     def make(before: bytes | None) -> bytes | None:
-        return None if before is not None and _as_good(before, bundle, document, public) else signature
+        return None if before is not None and _as_good(before, bundle, document, public_key) else signature
 
     return Signed(what, bundle.key_id, key, new=change(store, key, make) == signature)
 
 
-def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes], public: bytes | None) -> bool:
+def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes], public_key: bytes | None) -> bool:
     """Whether a stored signature is this key's, valid for the document, and has the certificates of the fresh one.
 
-    Certificates are not part of what is signed, so the key alone decides. A keyless signature (public: None) has a key
-    of its own, which is another each time.
+    Certificates are not part of what is signed, so the key alone decides. A keyless signature (public_key: None) has a
+    key of its own, which is another each time.
     """
     try:
         bundle = read_bundle(before)
     except IntegrityError:
         return False
     field = "verificationMaterial"
-    stored = json.loads(before)
-    if public is None or stored[field] != json.loads(fresh.data)[field]:
+    stored_document = json.loads(before)
+    if public_key is None or stored_document[field] != json.loads(fresh.data)[field]:
         return False
     # The bundle as if its key had signed without a certificate.
-    data = json.dumps({**stored, field: {"publicKey": {"hint": fresh.key_id}}}).encode()
-    by_key = replace(bundle, key_id=fresh.key_id, certificate=None, data=data)
-    return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
+    data = json.dumps({**stored_document, field: {"publicKey": {"hint": fresh.key_id}}}).encode()
+    bare_bundle = replace(bundle, key_id=fresh.key_id, certificate=None, data=data)
+    return objection(bare_bundle, KeySigner("this key", public_key, fresh.key_id), *document) is None
 
 
 def _public_key(signer: SigningKey | Keyless) -> bytes | None:
@@ -154,8 +154,8 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
     from cryptography.hazmat.primitives import serialization
 
     password = None if signer.certificate else _password()  # as model-signing has it
-    public = serialization.load_pem_private_key(signer.private_key.read_bytes(), password).public_key()
-    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    public_key = serialization.load_pem_private_key(signer.private_key.read_bytes(), password).public_key()
+    return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
@@ -174,9 +174,9 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
             place = Path(folder) / name
             place.mkdir()
             (place / file).write_bytes(content)
-            out = Path(folder) / "signature.json"
-            _explain(name, lambda: config.sign(place, out))
-            return out.read_bytes()
+            signature_path = Path(folder) / "signature.json"
+            _explain(name, lambda: config.sign(place, signature_path))
+            return signature_path.read_bytes()
 
     return make
 
@@ -215,8 +215,8 @@ def _explain(what: str, work: Callable[[], object]) -> None:
     except InputError:
         raise
     except Exception as error:
-        said = (str(error) or type(error).__name__).splitlines()[0][:300]
+        text = (str(error) or type(error).__name__).splitlines()[0][:300]
         raise InputError(
-            f"signing with {what}: {said}; the key must be a private EC key in PEM (`openssl ecparam -name prime256v1 "
+            f"signing with {what}: {text}; the key must be a private EC key in PEM (`openssl ecparam -name prime256v1 "
             f"-genkey -noout`), its password in {PASSWORD}; see docs/concepts/security.md"
         ) from error

@@ -97,76 +97,76 @@ class Findings:
 # Reads every byte of blobs again, and compares digests.
 
 
-def check_blobs(found: Findings, digests: list[str]) -> None:
+def check_blobs(findings: Findings, digests: list[str]) -> None:
     """Add what is wrong with these blobs: missing, of other bytes, or of another BLAKE3 than manifests claim."""
     for digest in digests:
-        affects = tuple(found.needed.get(digest, ()))
-        if not found.store.has(digest):
-            found.add(MISSING.kind, digest, MISSING.detail, affects)
+        affects = tuple(findings.needed.get(digest, ()))
+        if not findings.store.has(digest):
+            findings.add(MISSING.kind, digest, MISSING.detail, affects)
             continue
-        found.progress(digest)
-        found.blobs += 1
-        found.size_bytes += found.store.size(digest)
-        actual = found.store.rehash(digest)
-        if actual.digest != digest:
-            found.add("corrupt", digest, f"its bytes have digest {actual.digest}", affects)
-        elif actual.blake3 is not None:
+        findings.progress(digest)
+        findings.blobs += 1
+        findings.size_bytes += findings.store.size(digest)
+        actual_digests = findings.store.rehash(digest)
+        if actual_digests.digest != digest:
+            findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", affects)
+        elif actual_digests.blake3 is not None:
             # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
-            for reference, claimed in found.blake3.get(digest, {}).items():
-                if claimed != actual.blake3:
-                    detail = f"says {claimed} of blob {digest}, whose BLAKE3 is {actual.blake3}"
-                    found.add("blake3", reference, detail, affects)
-    if found.blake3 and new_blake3_hasher() is None:
-        found.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
+            for reference, claimed_blake3 in findings.blake3.get(digest, {}).items():
+                if claimed_blake3 != actual_digests.blake3:
+                    detail = f"says {claimed_blake3} of blob {digest}, whose BLAKE3 is {actual_digests.blake3}"
+                    findings.add("blake3", reference, detail, affects)
+    if findings.blake3 and new_blake3_hasher() is None:
+        findings.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
 
 # Finds what nothing refers to or what was left behind: records, blobs, documents, leases, series.
 
 
-def check_litter(found: Findings, stored: list[str]) -> None:
+def check_litter(findings: Findings, blobs: list[str]) -> None:
     """Add records that count for nothing, blobs that nothing refers to, and files of writers that died."""
-    contents = inventory(found.store)
+    contents = inventory(findings.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
-    remembered = find_named_digests(found.store, contents)
-    for key in found.store.list(RECORDS):
-        record = read_record(found.store.read(key))
-        if record is None or not all(map(found.store.has, record.blobs)):
-            found.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
+    kept_digests = find_named_digests(findings.store, contents)
+    for key in findings.store.list(RECORDS):
+        record = read_record(findings.store.read(key))
+        if record is None or not all(map(findings.store.has, record.blobs)):
+            findings.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
         else:
-            remembered.update(record.blobs)
-    for digest in () if found.unread else stored:  # what a manifest that cannot be read refers to is not known
-        if digest not in found.needed and digest not in remembered and not is_snapshot(found.store, digest):
-            found.add("orphaned", digest, f"{found.store.size(digest)} bytes that nothing refers to")
-    for path in found.store.strays():
-        found.add("stray", path, "left behind by a writer that died; the next build cleans it")
+            kept_digests.update(record.blobs)
+    for digest in () if findings.unread else blobs:  # what a manifest that cannot be read refers to is not known
+        if digest not in findings.needed and digest not in kept_digests and not is_snapshot(findings.store, digest):
+            findings.add("orphaned", digest, f"{findings.store.size(digest)} bytes that nothing refers to")
+    for path in findings.store.strays():
+        findings.add("stray", path, "left behind by a writer that died; the next build cleans it")
 
 
-def check_documents(found: Findings) -> None:
+def check_documents(findings: Findings) -> None:
     """Documents that refer to nothing: remains of versions, pins and channels."""
-    contents = inventory(found.store)
-    there = set(contents.versions)
-    models = {model for model, _ in there}
+    contents = inventory(findings.store)
+    versions = set(contents.versions)
+    models = {model for model, _ in versions}
     for (model, version), keys in contents.folders.items():
-        if (model, version) not in there:
+        if (model, version) not in versions:
             for key in keys:
-                found.add(
+                findings.add(
                     "unreferenced", key, f"{model}@{version} has no manifest; `enginesmith registry gc` deletes it"
                 )
     for key in contents.others:
         match key.removeprefix(MODELS).split("/"):
-            case [model, "pins", name] if (model, name.removesuffix(".json")) not in there:
-                found.add("unreferenced", key, "a pin of a version that is not there")
+            case [model, "pins", name] if (model, name.removesuffix(".json")) not in versions:
+                findings.add("unreferenced", key, "a pin of a version that is not there")
             case [model, "channels", _] if model not in models:
-                found.add("dangling", key, f"{model} has no version")
+                findings.add("dangling", key, f"{model} has no version")
             case [_, "versions", *_]:
-                found.add("unreferenced", key, "no model or version can have that name; delete it by hand")
-    _check_policies(found, contents.others)
+                findings.add("unreferenced", key, "no model or version can have that name; delete it by hand")
+    _check_policies(findings, contents.others)
 
 
-def _check_policies(found: Findings, others: tuple[str, ...]) -> None:
+def _check_policies(findings: Findings, others: tuple[str, ...]) -> None:
     """Policies that cannot be read. others: keys of documents of models, policies among them."""
     model: str | None
-    for key in (*others, *found.store.list("policies/")):
+    for key in (*others, *findings.store.list("policies/")):
         match key.split("/"):
             case ["policies", name]:
                 model = None
@@ -175,35 +175,35 @@ def _check_policies(found: Findings, others: tuple[str, ...]) -> None:
             case _:
                 continue
         try:
-            policies.read(found.store, model, name.removesuffix(".json"))
+            policies.read(findings.store, model, name.removesuffix(".json"))
         except EnginesmithError as error:
-            found.add("edited", key, str(error))
+            findings.add("edited", key, str(error))
 
 
-def check_leases(found: Findings) -> None:
+def check_leases(findings: Findings) -> None:
     """Leases and garbage marks that cannot be read, and leases of writers that died."""
     try:
-        read_shards(found.store, read_state(found.store).shards)
-        now = found.store.now()
-        over = [lease for lease in leases.list_leases(found.store) if not lease.is_held(now)]
+        read_shards(findings.store, read_state(findings.store).shards)
+        now = findings.store.now()
+        ended_leases = [lease for lease in leases.list_leases(findings.store) if not lease.is_held(now)]
     except IntegrityError as error:
-        found.add("edited", LEASES, str(error))
+        findings.add("edited", LEASES, str(error))
         return
-    for lease in over:
-        found.add(
+    for lease in ended_leases:
+        findings.add(
             "stray",
             lease_key(lease.id),
             f"lease of a writer that died: {lease.what}; `enginesmith registry gc` deletes it",
         )
 
 
-def check_series(found: Findings) -> None:
+def check_series(findings: Findings) -> None:
     """Series of latencies that cannot be read, or are not what their keys say."""
-    for key in found.store.list(SERIES):
+    for key in findings.store.list(SERIES):
         try:
-            parse_series(found.store.read(key) or b"", key)
+            parse_series(findings.store.read(key) or b"", key)
         except IntegrityError as error:
-            found.add("forgotten", key, str(error))
+            findings.add("forgotten", key, str(error))
 
 
 # Mends what a verification found: corrupt blobs are moved away, snapshots are written anew.
@@ -224,45 +224,45 @@ def repair(store: Store, verification: Verification) -> Repairs:
 
     Raises InputError for a channel of a newer format.
     """
-    corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
-    for digest in corrupt:
+    corrupt_digests = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
+    for digest in corrupt_digests:
         store.discard(digest)
-    channels = {item.what for item in verification.problems if item.kind == "stale" and ":" in item.what}
+    channels = {problem.what for problem in verification.problems if problem.kind == "stale" and ":" in problem.what}
     for problem in verification.problems:
         if problem.kind in ("missing", "corrupt", "size"):
-            named = (affected.rpartition(" ") for affected in problem.affects)
-            channels |= {where for where, _, what in named if what == SNAPSHOT}
+            affected_parts = (affected.rpartition(" ") for affected in problem.affects)
+            channels |= {where for where, _, what in affected_parts if what == SNAPSHOT}
     for where in sorted(channels):
         model, _, channel = where.partition(":")
         with hold_lease(store, f"refreshing {where}") as guard:
             channel_writes.refresh_channel(guard, model, channel)
     for model, channel in channel_writes.running_rollouts(store):
         channel_writes.clear_marks(store, model, channel)
-    return Repairs(corrupt, tuple(sorted(channels)))
+    return Repairs(corrupt_digests, tuple(sorted(channels)))
 
 
 # Checks what is served: versions and channels; and notes which blobs they need.
 
 
-def check_model(found: Findings, model: str) -> None:
+def check_model(findings: Findings, model: str) -> None:
     """Check the versions and channels of a model."""
-    for version in lookup.versions(found.store, model):
+    for version in lookup.versions(findings.store, model):
         try:
-            take_version(found, lookup.load(found.store, model, version))
+            take_version(findings, lookup.load(findings.store, model, version))
         except Misplaced as error:
-            found.add("misplaced", f"{model}@{version}", str(error))
+            findings.add("misplaced", f"{model}@{version}", str(error))
         except IntegrityError as error:
-            found.add("edited", f"{model}@{version}", str(error))
-            found.unread = True
-    for name in lookup.channel_names(found.store, model):
-        _check_channel(found, model, name)
+            findings.add("edited", f"{model}@{version}", str(error))
+            findings.unread = True
+    for name in lookup.channel_names(findings.store, model):
+        _check_channel(findings, model, name)
 
 
-def _check_channel(found: Findings, model: str, name: str) -> None:
+def _check_channel(findings: Findings, model: str, name: str) -> None:
     """A channel that leads nowhere, by the channel itself or by its rollout; whose history is damaged; whose snapshots
     have other documents than the versions. Its snapshots, and the canary reports that its moves refer to, are needed.
     """
-    where, store = f"{model}:{name}", found.store
+    where, store = f"{model}:{name}", findings.store
     try:
         lookup.locate(store, Reference(model, channel=name))
         channel = read_channel(store, model, name)
@@ -272,69 +272,71 @@ def _check_channel(found: Findings, model: str, name: str) -> None:
             lookup.load_served(store, replace(channel, move=Move(rollout.version, rollout.manifest, "")))
         moves = read_history(store, channel).moves
         if fault := channel_writes.find_fault(store, channel):
-            found.add("stale", where, fault)
+            findings.add("stale", where, fault)
     except EnginesmithError as error:
-        found.add("dangling", where, str(error))
+        findings.add("dangling", where, str(error))
         return
     for digest in channel.snapshots.values():
-        found.needed.setdefault(digest, []).append(f"{where} {SNAPSHOT}")
+        findings.needed.setdefault(digest, []).append(f"{where} {SNAPSHOT}")
     for move in moves:
         for digest in move.canary:
-            found.needed.setdefault(digest, []).append(f"{where} canary report of the move to {move.version}")
+            findings.needed.setdefault(digest, []).append(f"{where} canary report of the move to {move.version}")
 
 
-def take_registered(found: Findings) -> None:
+def take_registered(findings: Findings) -> None:
     """Add the files of registered specs, which are needed to build them."""
-    for name in found.store.children(MODELS):
+    for name in findings.store.children(MODELS):
         model = name.removesuffix("/")
         try:
-            items = registrations(found.store, model) if is_name(model) else []
+            entries = registrations(findings.store, model) if is_name(model) else []
         except IntegrityError as error:
-            found.add("edited", registered_key(model), str(error))
+            findings.add("edited", registered_key(model), str(error))
             continue
-        for item in items:
-            for file, digest in item.bundle.files.items():
-                found.needed.setdefault(digest, []).append(f"{model}, registered {item.at}: {file}")
+        for registration in entries:
+            for file, digest in registration.bundle.files.items():
+                findings.needed.setdefault(digest, []).append(f"{model}, registered {registration.at}: {file}")
 
 
-def take_version(found: Findings, manifest: Manifest) -> None:
+def take_version(findings: Findings, manifest: Manifest) -> None:
     """Check the documents of a version, and note the blobs that it needs."""
     reference = f"{manifest.model}@{manifest.version}"
-    found.manifests.append(manifest)
+    findings.manifests.append(manifest)
     for digest, what in manifest.blobs().items():
-        found.needed.setdefault(digest, []).append(f"{reference} {what}")
-        if claimed := manifest.blake3.get(digest):
-            found.blake3.setdefault(digest, {})[reference] = claimed
-    attached = _take_attachments(found, manifest)
+        findings.needed.setdefault(digest, []).append(f"{reference} {what}")
+        if claimed_blake3 := manifest.blake3.get(digest):
+            findings.blake3.setdefault(digest, {})[reference] = claimed_blake3
+    attachment_sizes = _take_attachments(findings, manifest)
     try:
-        list(attestations(found.store, manifest))
-        list(latency_reports(found.store, manifest))
-        for verdict in canaries(found.store, manifest):
-            found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
+        list(attestations(findings.store, manifest))
+        list(latency_reports(findings.store, manifest))
+        for verdict in canaries(findings.store, manifest):
+            findings.needed.setdefault(verdict.report, []).append(
+                f"{reference} report of its canary on {verdict.target}"
+            )
     except IntegrityError as error:
-        found.add("edited", reference, str(error))
+        findings.add("edited", reference, str(error))
     for graph in manifest.graphs:
         try:
-            load_pinned(found.store, graph)
+            load_pinned(findings.store, graph)
         except IntegrityError as error:
-            found.add("dangling", reference, str(error))
+            findings.add("dangling", reference, str(error))
     # Signatures that cannot be read or are about something else; whose they are only a trust policy can say.
-    for key, detail in find_misplaced(found.store, manifest):
-        found.add("signature", key, detail, (reference,))
-    for digest, loss in find_lost(found.store, attached | engine_sizes(manifest)).items():
+    for key, detail in find_misplaced(findings.store, manifest):
+        findings.add("signature", key, detail, (reference,))
+    for digest, loss in find_lost(findings.store, attachment_sizes | engine_sizes(manifest)).items():
         if loss.kind == "size":  # what is missing is found with the other blobs
-            found.add("size", digest, loss.detail, (found.needed[digest][-1],))
+            findings.add("size", digest, loss.detail, (findings.needed[digest][-1],))
 
 
-def _take_attachments(found: Findings, manifest: Manifest) -> dict[str, int | None]:
+def _take_attachments(findings: Findings, manifest: Manifest) -> dict[str, int | None]:
     """Check the documents of a version's attachments, and note their blobs: digest -> size in bytes."""
     reference, sizes = f"{manifest.model}@{manifest.version}", dict[str, int | None]()
     try:
-        for attached, _ in attachments(found.store, manifest):
-            found.needed.setdefault(attached.digest, []).append(f"{reference} attachment {attached.name}")
-            sizes[attached.digest] = attached.size_bytes
+        for attachment, _ in attachments(findings.store, manifest):
+            findings.needed.setdefault(attachment.digest, []).append(f"{reference} attachment {attachment.name}")
+            sizes[attachment.digest] = attachment.size_bytes
     except IntegrityError as error:
-        found.add("edited", reference, str(error))
+        findings.add("edited", reference, str(error))
     return sizes
 
 
@@ -356,16 +358,16 @@ def verify(
     for model in lookup.models(store):
         check_model(findings, model)
     take_registered(findings)
-    stored = []
+    stored_digests = []
     for key in store.list(BLOBS):
         digest = key.rpartition("/")[2]
         if is_digest(digest) and key == blob_key(digest):
-            stored.append(digest)
+            stored_digests.append(digest)
         else:
             findings.add("stray", key, "not the name of a blob")
-    stored.sort()
-    check_blobs(findings, sorted({*stored, *findings.needed}))
-    check_litter(findings, stored)
+    stored_digests.sort()
+    check_blobs(findings, sorted({*stored_digests, *findings.needed}))
+    check_litter(findings, stored_digests)
     check_documents(findings)
     check_leases(findings)
     check_series(findings)

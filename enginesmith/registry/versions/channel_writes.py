@@ -48,19 +48,19 @@ def with_snapshots(guard: Guard, channel: Channel) -> Channel:
 
     Raises ConflictError when the lease is over, as the state is written next.
     """
-    found: dict[str, str] = {}
+    snapshots: dict[str, str] = {}
     for manifest, version in channel.served.items():
         try:
             data = _pack(guard.store, channel.model, version, manifest)
         except IntegrityError:
-            found |= {manifest: channel.snapshots[manifest]} if manifest in channel.snapshots else {}
+            snapshots |= {manifest: channel.snapshots[manifest]} if manifest in channel.snapshots else {}
             continue
         if data is not None:
-            found[manifest] = digest_of_bytes(data)
-            guard.secure([found[manifest]])
+            snapshots[manifest] = digest_of_bytes(data)
+            guard.secure([snapshots[manifest]])
             guard.store.put_bytes(data)
     guard.check()
-    return replace(channel, snapshots=found)
+    return replace(channel, snapshots=snapshots)
 
 
 def refresh_channel(guard: Guard, model: str, channel: str) -> None:
@@ -120,13 +120,13 @@ def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
     keys = [key for key in store.list(prefix) if is_needed(key.removeprefix(prefix))]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         documents = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
-    whole = Snapshot(manifest.model, manifest.version, documents)
-    list(attestations(SnapshotDocuments(whole), manifest))
+    full_snapshot = Snapshot(manifest.model, manifest.version, documents)
+    list(attestations(SnapshotDocuments(full_snapshot), manifest))
     # Latency reports that newer ones outdate are left out.
-    documents = dict(whole.documents)
+    documents = dict(full_snapshot.documents)
     folder = evidence_prefix("latency", manifest.model, manifest.version)
     keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
-    reports = list(latency_reports(SnapshotDocuments(whole), manifest))
+    reports = list(latency_reports(SnapshotDocuments(full_snapshot), manifest))
     newest_ids = {id(report) for report in newest_of_each(reports)}
     for key, report in zip(keys, reports, strict=True):
         if id(report) not in newest_ids:
@@ -154,8 +154,8 @@ def pack_snapshot(snapshot: Snapshot) -> bytes | None:
 
 def read_rollout(store: Documents, model: str, channel: str) -> Rollout | None:
     """The rollout of a channel, which may be finished; None where there never was one. Raises as `read_channel`."""
-    found = read_channel(store, model, channel)
-    return found.rollout if found else None
+    state = read_channel(store, model, channel)
+    return state.rollout if state else None
 
 
 def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channel | None], Rollout]) -> Rollout:
@@ -170,37 +170,37 @@ def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channe
         store.create(running_rollout_key(model, channel, rollout.id), canonical_json({"rollout": rollout.id}))
         return with_snapshots(guard, replace(state, rollout=rollout))
 
-    found = change_channel(store, model, channel, begin)
-    if found is None or found.rollout is None:
+    new_state = change_channel(store, model, channel, begin)
+    if new_state is None or new_state.rollout is None:
         raise ConflictError(f"channel {model}:{channel} was deleted at the same time; start again")
     refresh_channel(guard, model, channel)  # see `channels._move`
-    return found.rollout
+    return new_state.rollout
 
 
-def change_rollout(store: Store, before: Rollout, after: Rollout) -> Channel:
+def change_rollout(store: Store, old_rollout: Rollout, new_rollout: Rollout) -> Channel:
     """Replace a rollout in its channel's state, and return the new state. One write, which is what nodes read.
 
     Raises ConflictError, with what the other writer did, where one was faster.
     """
 
     def make(state: Channel | None) -> Channel | None:
-        if state is None or state.rollout != before:
-            raise ConflictError(_describe_change(before, state))
-        changed = replace(state, rollout=after)
-        return replace(changed, snapshots={k: v for k, v in state.snapshots.items() if k in changed.served})
+        if state is None or state.rollout != old_rollout:
+            raise ConflictError(_describe_change(old_rollout, state))
+        changed_state = replace(state, rollout=new_rollout)
+        return replace(changed_state, snapshots={k: v for k, v in state.snapshots.items() if k in changed_state.served})
 
-    found = change_channel(store, before.model, before.channel, make)
-    if found is None:
-        raise ConflictError(_describe_change(before, None))
-    return found
+    new_state = change_channel(store, old_rollout.model, old_rollout.channel, make)
+    if new_state is None:
+        raise ConflictError(_describe_change(old_rollout, None))
+    return new_state
 
 
-def _describe_change(before: Rollout, state: Channel | None) -> str:
-    last = state.rollout.history[-1] if state and state.rollout else None
-    change = f"{last.what} by {last.by or '?'}" if last else "deleted"
+def _describe_change(rollout: Rollout, state: Channel | None) -> str:
+    last_decision = state.rollout.history[-1] if state and state.rollout else None
+    change = f"{last_decision.what} by {last_decision.by or '?'}" if last_decision else "deleted"
     return (
-        f"the rollout of {before.where} was changed at the same time ({change}); look at `enginesmith rollout status "
-        f"{before.where}`, and decide again"
+        f"the rollout of {rollout.where} was changed at the same time ({change}); look at `enginesmith rollout status "
+        f"{rollout.where}`, and decide again"
     )
 
 
@@ -224,17 +224,17 @@ def clear_marks(store: Store, model: str, name: str) -> None:
 
 def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
     """Whether a channel's rollout of this id runs; where not, it will not begin any more."""
-    runs = False
+    is_running = False
 
     def fence(state: Channel | None) -> Channel | None:
-        nonlocal runs
-        last = state.rollout if state else None
-        runs = last is not None and last.id == rollout and not last.is_finished
-        begun = state is None or (last is not None and last.id == rollout)
-        return None if state is None or begun else replace(state, revision=state.revision + 1)
+        nonlocal is_running
+        rollout_now = state.rollout if state else None
+        is_running = rollout_now is not None and rollout_now.id == rollout and not rollout_now.is_finished
+        has_begun = state is None or (rollout_now is not None and rollout_now.id == rollout)
+        return None if state is None or has_begun else replace(state, revision=state.revision + 1)
 
     change_channel(store, model, name, fence)
-    return runs
+    return is_running
 
 
 def _marks(store: Documents, prefix: str) -> Iterator[tuple[str, str, str]]:

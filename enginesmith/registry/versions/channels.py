@@ -65,12 +65,12 @@ def promote(
         raise InputError(refusal)
     with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
         secure_version(guard, manifest)
-        if lost := find_lost_of(store, manifest):
+        if losses := find_lost_of(store, manifest):
             reference = f"{manifest.model}@{manifest.version}"
-            lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in lost.items()]
+            lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in losses.items()]
             remedy = f"restore it, or build again; `enginesmith registry fsck {reference}` says more"
             raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
-        guard.secure(item.report for item in canaries)
+        guard.secure(canary.report for canary in canaries)
         return point(
             guard,
             manifest,
@@ -108,9 +108,9 @@ def point(
     Raises as `promote` does.
     """
     store = guard.store
-    if lost := [item.report for item in canaries if not store.has(item.report)]:
-        raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
-    reports = tuple(item.report for item in canaries)
+    if lost_reports := [canary.report for canary in canaries if not store.has(canary.report)]:
+        raise IntegrityError(f"canary report {lost_reports[0]} is not in {store.uri}; promote again with --canary")
+    reports = tuple(canary.report for canary in canaries)
     move = Move(
         manifest.version,
         manifest.digest,
@@ -135,7 +135,7 @@ def point(
         if (
             channel
             and not from_other_registry
-            and any(channel.manifest not in (manifest.digest, item.baseline) for item in canaries)
+            and any(channel.manifest not in (manifest.digest, canary.baseline) for canary in canaries)
         ):
             raise ConflictError(
                 f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
@@ -215,13 +215,13 @@ def _loss(
     name: str,
     proven_only: bool,
     counts: Callable[[Attestation], bool] | None,
-    accepted: AcceptedLosses,
+    accepted_losses: AcceptedLosses,
 ) -> str | None:
     """`loss_refusal` of what the channel serves at this moment."""
-    if accepted is None:
+    if accepted_losses is None:
         return None
     channel = read_channel(store, manifest.model, name)
-    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted, manifest, channel)
+    return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted_losses, manifest, channel)
 
 
 def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
@@ -243,12 +243,12 @@ def _move(
     model: str,
     name: str,
     next_move: Callable[[Channel | None], Move | None],
-    ended: Rollout | None = None,
+    ended_rollout: Rollout | None = None,
 ) -> Channel:
     """Make the move that `next_move` returns for a channel's state (None: none), and return the new state.
 
-    `next_move` is called again after a lost race, so that no move is lost. ended: the channel's rollout as it is then;
-    None: one that runs is aborted.
+    `next_move` is called again after a lost race, so that no move is lost. ended_rollout: the channel's rollout as it
+    is then; None: one that runs is aborted.
     """
 
     def make(channel: Channel | None) -> Channel | None:
@@ -257,9 +257,9 @@ def _move(
             return None
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
-        rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
-        before = channel or Channel(model, name, moves, move)
-        return with_snapshots(guard, replace(before, moves=moves + 1, move=move, rollout=rollout))
+        rollout = ended_rollout or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
+        channel_before = channel or Channel(model, name, moves, move)
+        return with_snapshots(guard, replace(channel_before, moves=moves + 1, move=move, rollout=rollout))
 
     new_channel = change_channel(guard.store, model, name, make)
     if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel

@@ -64,9 +64,9 @@ class ListedModel:
     versions: tuple[str, ...]
     channels: Mapping[str, str]
 
-    def without(self, gone: Container[str]) -> "ListedModel":
-        """With the versions that are not among `gone`, which are names such as 'model@version'."""
-        return replace(self, versions=tuple(one for one in self.versions if version_name(self.model, one) not in gone))
+    def without(self, deletions: Container[str]) -> "ListedModel":
+        """With the versions that are not among `deletions`, which are names such as 'model@version'."""
+        return replace(self, versions=tuple(v for v in self.versions if version_name(self.model, v) not in deletions))
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,13 @@ class IndexShard:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
-        models = {
-            name: _IndexEntry(" ".join(item.versions), item.channels) for name, item in (self.models or {}).items()
-        }
+        models = {name: _IndexEntry(" ".join(m.versions), m.channels) for name, m in (self.models or {}).items()}
         return canonical_json(encode(_IndexDocument(self.serial, self.complete, models)))
 
-    def updated(self, found: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
+    def updated(self, changes: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
         """With other entries: None for a model that has no version any more."""
-        models = {**(self.models or {}), **found}
-        entries = {name: item for name, item in models.items() if item is not None}
+        models = {**(self.models or {}), **changes}
+        entries = {name: entry for name, entry in models.items() if entry is not None}
         return IndexShard(self.serial + 1, self.complete or complete, entries)
 
 
@@ -110,8 +108,8 @@ class _IndexDocument:
 def list_all(store: Store) -> list[ListedModel]:
     """Every model that has a version, by name. Reads the index where there is one; otherwise looks at every model, and
     makes the index of many, where this user may write."""
-    if (indexed := read_index(store)) is not None:
-        return indexed
+    if (index_models := read_index(store)) is not None:
+        return index_models
     models = look_at(store, catalogue(store))
     if len(models) >= WORTH_AN_INDEX:
         with suppress(EnginesmithError):  # a registry that may only be read, or others write: the next list looks again
@@ -123,14 +121,14 @@ def read_index(store: Store) -> list[ListedModel] | None:
     """Every model by the index, by name; None without a complete one. Raises UnavailableError."""
     if store.read(index_key(SHARDS[0])) is None:
         return None
-    changing = {model for lease in list_leases(store) for model in lease.changes}
+    changing_models = {model for lease in list_leases(store) for model in lease.changes}
     models_by_name: dict[str, ListedModel] = {}
     for _, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
         shard = _parse(data)
         if shard is None or not shard.complete:
             return None
         models_by_name |= shard.models or {}
-    models_by_name |= {item.model: item for item in _look(store, sorted(changing))}
+    models_by_name |= {entry.model: entry for entry in _look(store, sorted(changing_models))}
     return [models_by_name[name] for name in sorted(models_by_name) if models_by_name[name].versions]
 
 
@@ -138,31 +136,31 @@ def make_index(store: Store) -> None:
     """Write the index anew from what the registry holds. Raises EnginesmithError while others write it."""
     for shard in SHARDS:  # from now on writers keep it
         base.change(store, index_key(shard), lambda data: None if data else IndexShard().to_bytes())
-    before = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
-    models_by_name = {item.model: item for item in look_at(store, catalogue(store))}
-    for key, data in before.items():
+    documents = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
+    models_by_name = {entry.model: entry for entry in look_at(store, catalogue(store))}
+    for key, data in documents.items():
         index_shard = _parse(data) or IndexShard()
-        here = {name: item for name, item in models_by_name.items() if index_key(_shard_of(name)) == key}
-        gone: dict[str, ListedModel | None] = dict.fromkeys((index_shard.models or {}).keys() - here.keys())
-        store.replace(key, index_shard.updated({**gone, **here}, complete=True).to_bytes(), data)
+        models = {name: entry for name, entry in models_by_name.items() if index_key(_shard_of(name)) == key}
+        gone: dict[str, ListedModel | None] = dict.fromkeys((index_shard.models or {}).keys() - models.keys())
+        store.replace(key, index_shard.updated({**gone, **models}, complete=True).to_bytes(), data)
 
 
 def refresh_index(store: Store, models: Iterable[str]) -> None:
     """Write the entries of models anew, where there is an index. Called after a model was changed, while the lease
     that names it is still there."""
-    by_shard: dict[str, list[str]] = {}
+    shards: dict[str, list[str]] = {}
     for model in sorted(set(models)):
-        by_shard.setdefault(_shard_of(model), []).append(model)
-    for _ in side_by_side(lambda shard: _refresh(store, index_key(shard), by_shard[shard]), list(by_shard)):
+        shards.setdefault(_shard_of(model), []).append(model)
+    for _ in side_by_side(lambda shard: _refresh(store, index_key(shard), shards[shard]), list(shards)):
         pass
 
 
-def heal_index(store: Store, found: Sequence[ListedModel], over: Iterable[str] = ()) -> list[str]:
-    """Write anew the entries that differ from what a collection found, and those of `over`, models of leases that are
-    over; their names. Documents that cannot be read are deleted, so that a list makes them again."""
+def heal_index(store: Store, listed_models: Sequence[ListedModel], changed_models: Iterable[str] = ()) -> list[str]:
+    """Write anew the entries that differ from what a collection found, and those of `changed_models`, of leases
+    that are over; their names. Documents that cannot be read are deleted, so that a list makes them again."""
     if store.read(index_key(SHARDS[0])) is None:
         return []  # there is no index
-    wrong, truth = set(over), {item.model: item for item in found if item.versions}
+    wrong_models, entries = set(changed_models), {m.model: m for m in listed_models if m.versions}
     for key, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
         if data is None:
             continue
@@ -170,10 +168,10 @@ def heal_index(store: Store, found: Sequence[ListedModel], over: Iterable[str] =
             store.remove(key)
             continue
         models = shard.models or {}
-        here = {name for name in truth if index_key(_shard_of(name)) == key} if shard.complete else models.keys()
-        wrong |= {name for name in {*here, *models} if models.get(name) != truth.get(name)}
-    refresh_index(store, wrong)
-    return sorted(wrong)
+        names = {name for name in entries if index_key(_shard_of(name)) == key} if shard.complete else models.keys()
+        wrong_models |= {name for name in {*names, *models} if models.get(name) != entries.get(name)}
+    refresh_index(store, wrong_models)
+    return sorted(wrong_models)
 
 
 def hold_change(
@@ -181,25 +179,25 @@ def hold_change(
 ) -> AbstractContextManager[Guard]:
     """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
     when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
-    names = tuple(sorted(set(models)))
-    return hold_lease(store, what, lasts, names, lambda: refresh_index(store, names))
+    model_names = tuple(sorted(set(models)))
+    return hold_lease(store, what, lasts, model_names, lambda: refresh_index(store, model_names))
 
 
 def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
     """Models with the versions that their channels point to. Reads the channels, side by side."""
-    names = [(listed.model, name) for listed in models for name in listed.channels]
-    pointing: dict[str, dict[str, str]] = {}
-    for (model, name), version in side_by_side(lambda each: _read_pointer(store, *each), names):
+    channel_pairs = [(entry.model, name) for entry in models for name in entry.channels]
+    pointers: dict[str, dict[str, str]] = {}
+    for (model, name), version in side_by_side(lambda each: _read_pointer(store, *each), channel_pairs):
         if version is not None:
-            pointing.setdefault(model, {})[name] = version
-    return [ListedModel(item.model, tuple(item.versions), pointing.get(item.model, {})) for item in models]
+            pointers.setdefault(model, {})[name] = version
+    return [ListedModel(entry.model, tuple(entry.versions), pointers.get(entry.model, {})) for entry in models]
 
 
 def _look(store: Store, models: Sequence[str]) -> list[ListedModel]:
     """The entries of models, without versions where they have none."""
     listings = []
-    for model, listed in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
-        listings += listed or [Listed(model, (), ())]
+    for model, model_listings in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
+        listings += model_listings or [Listed(model, (), ())]
     return look_at(store, listings)
 
 
@@ -207,7 +205,7 @@ def _refresh(store: Store, key: str, models: list[str]) -> None:
     def make(data: bytes | None) -> bytes | None:
         if data is None:
             return None  # there is no index
-        entries = {item.model: item if item.versions else None for item in _look(store, models)}
+        entries = {entry.model: entry if entry.versions else None for entry in _look(store, models)}
         # One that cannot be read is replaced too, so that who makes the index anew sees that it changed meanwhile.
         return (_parse(data) or IndexShard()).updated(entries).to_bytes()
 
@@ -233,8 +231,8 @@ def _parse(data: bytes | None) -> IndexShard | None:
     except Malformed:
         return None
     models = {
-        name: ListedModel(name, tuple(item.versions.split(" ")), item.channels)
-        for name, item in document.models.items()
+        name: ListedModel(name, tuple(entry.versions.split(" ")), entry.channels)
+        for name, entry in document.models.items()
     }
     return IndexShard(document.serial, document.complete, models)
 
@@ -302,7 +300,7 @@ def list_models(store: Store, *, limit: int | None = None, after: str | None = N
     limit: the largest number of models.  after: only models after this name, for paging.
     """
     models = list_all(store) if limit is None else read_index(store) or look_at(store, lookup.page(store, limit, after))
-    models = [listed for listed in models if after is None or listed.model > after]
+    models = [entry for entry in models if after is None or entry.model > after]
     return models[:limit]
 
 
@@ -318,7 +316,7 @@ def list_versions(
     all_versions = lookup.versions(store, model)
     if not all_versions:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
-    pointing = _read_pointers(store, model, channel_names(store, model))
+    pointers = _read_pointers(store, model, channel_names(store, model))
     range_versions = [
         version for version in all_versions if before is None or version_order(version) < version_order(before)
     ]
@@ -330,25 +328,25 @@ def list_versions(
         range_versions[:count] if after is not None else range_versions[max(0, len(range_versions) - count) :]
     )
     if store.near or len(page_versions) < 2:  # nothing to wait for
-        return [_listed_version(store, model, version, pointing) for version in page_versions]
+        return [_listed_version(store, model, version, pointers) for version in page_versions]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda version: _listed_version(store, model, version, pointing), page_versions))
+        return list(pool.map(lambda version: _listed_version(store, model, version, pointers), page_versions))
 
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:
     """Everything that the registry has about one version. Raises UnknownNameError, and IntegrityError for damage."""
     manifest = lookup.locate(store, reference).manifest
     key = page_key(manifest.model, manifest.version)
-    pointing = _read_pointers(store, manifest.model, channel_names(store, manifest.model))
+    pointers = _read_pointers(store, manifest.model, channel_names(store, manifest.model))
     return VersionStatus(
         manifest,
         tuple(_with_size(store, manifest, entry) for entry in judge_entries(store, manifest)),
-        tuple(name for name, version in pointing.items() if version == manifest.version),
+        tuple(name for name, version in pointers.items() if version == manifest.version),
         latencies(store, manifest),
         tuple(canaries(store, manifest)),
         # The page is long, so its folder is listed in place of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
-        tuple(item for item, _ in attachments(store, manifest)),
+        tuple(attachment for attachment, _ in attachments(store, manifest)),
     )
 
 
@@ -360,19 +358,19 @@ def _with_size(store: Store, manifest: Manifest, entry: JudgedEntry) -> JudgedEn
     return replace(entry, size_bytes=sum(pinned.size_of(engine) or 0 for _, pinned, engine in parts))
 
 
-def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> ListedVersion:
-    here = {name: version for name, target in pointing.items() if target == version}
+def _listed_version(store: Store, model: str, version: str, pointers: dict[str, str]) -> ListedVersion:
+    channels = {name: version for name, target in pointers.items() if target == version}
     try:
         manifest = lookup.load(store, model, version)
         statuses = Counter(entry.status for entry in judge_entries(store, manifest))
     except IntegrityError as error:
-        return ListedVersion(model, version, None, {}, here, str(error))
-    return ListedVersion(model, version, manifest.created_at, dict(sorted(statuses.items())), here)
+        return ListedVersion(model, version, None, {}, channels, str(error))
+    return ListedVersion(model, version, manifest.created_at, dict(sorted(statuses.items())), channels)
 
 
-def _read_pointers(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
+def _read_pointers(store: Store, model: str, channels: Iterable[str]) -> dict[str, str]:
     pointers: dict[str, str] = {}
-    for name in names:
+    for name in channels:
         try:
             channel = read_channel(store, model, name)
         except IntegrityError:
@@ -405,8 +403,8 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
     """
     if reference.version is not None:
         raise UnknownNameError(f"only channels have a history; {str(reference)!r} is a version: give {reference.model}")
-    names = [reference.channel] if reference.channel else channel_names(store, reference.model)
-    channels = [channel for name in names if (channel := read_channel(store, reference.model, name))]
+    named_channels = [reference.channel] if reference.channel else channel_names(store, reference.model)
+    channels = [channel for name in named_channels if (channel := read_channel(store, reference.model, name))]
     if not channels:
         channel_list = ", ".join(channel_names(store, reference.model)) or "none"
         raise UnknownNameError(

@@ -85,19 +85,19 @@ def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
     ]
 
 
-def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
-    """At most `limit` models that have a version, sorted, with names after `after`. Lists the names of all models, and
-    the keys of these only."""
+def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]:
+    """At most `limit` models that have a version, sorted, with names after `last_name`. Lists the names of all models,
+    and the keys of these only."""
     folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    names = sorted(name for name in folders if is_name(name) and (after is None or name > after))
+    model_names = sorted(name for name in folders if is_name(name) and (last_name is None or name > last_name))
     listings: list[Listed] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         # Models without a version are left out, so more names may be needed.
-        while names and len(listings) < limit:
+        while model_names and len(listings) < limit:
             count = limit - len(listings)
-            for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), names[:count]):
-                listings += listed
-            names = names[count:]
+            for model_listings in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), model_names[:count]):
+                listings += model_listings
+            model_names = model_names[count:]
     return listings
 
 
@@ -108,15 +108,15 @@ def folder_names(store: Documents) -> list[str]:
 
 def models(store: Documents) -> list[str]:
     """The models that have a version, sorted."""
-    return [listed.model for listed in catalogue(store)]
+    return [listing.model for listing in catalogue(store)]
 
 
 def versions(store: Documents, model: str) -> list[str]:
     """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
     prefix = model_prefix("versions", model)
     parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
-    complete = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
-    return sorted(complete, key=version_order)
+    complete_versions = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
+    return sorted(complete_versions, key=version_order)
 
 
 def channel_names(store: Store, model: str) -> list[str]:
@@ -178,9 +178,9 @@ def load_served(store: Documents, channel: Channel) -> Manifest:
     return manifest
 
 
-def _unknown(store: Documents, kind: str, name: str, known: list[str]) -> UnknownNameError:
-    known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginesmith build` publishes one"
-    return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, known, known_text)}")
+def _unknown(store: Documents, kind: str, name: str, names: list[str]) -> UnknownNameError:
+    known_text = f"known: {', '.join(names[-10:])}" if names else "there is none yet; `enginesmith build` publishes one"
+    return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, names, known_text)}")
 
 
 @dataclass(frozen=True)
@@ -204,13 +204,13 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
     else:
         with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
             stored_sizes = list(pool.map(store.stored_size, sizes))
-    lost: dict[str, Loss] = {}
-    for (digest, size), stored in zip(sizes.items(), stored_sizes, strict=True):
-        if stored is None:
-            lost[digest] = MISSING
-        elif size not in (None, stored):
-            lost[digest] = Loss("size", f"{stored} bytes; the manifest says {size}")
-    return lost
+    losses: dict[str, Loss] = {}
+    for (digest, size), stored_size in zip(sizes.items(), stored_sizes, strict=True):
+        if stored_size is None:
+            losses[digest] = MISSING
+        elif size not in (None, stored_size):
+            losses[digest] = Loss("size", f"{stored_size} bytes; the manifest says {size}")
+    return losses
 
 
 def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
@@ -223,8 +223,8 @@ def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str,
     """Missing or truncated engines, or models with their weights, by the engine's digest."""
     sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
     models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
-    lost = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
-    losses = {digest: lost.get(digest) or lost.get(models.get(digest) or "") for digest in sizes}
+    lost_blobs = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
+    losses = {digest: lost_blobs.get(digest) or lost_blobs.get(models.get(digest) or "") for digest in sizes}
     return {digest: loss for digest, loss in losses.items() if loss}
 
 
@@ -307,12 +307,12 @@ def is_snapshot(store: Store, digest: str) -> bool:
 
 
 def _decompress(data: bytes) -> bytes:
-    inflated = zlib.decompressobj()
+    decompressor = zlib.decompressobj()
     try:
-        content = inflated.decompress(data[: SNAPSHOT_MAX_BYTES + 1], 2 * MAX_DOCUMENTS_BYTES)
+        content = decompressor.decompress(data[: SNAPSHOT_MAX_BYTES + 1], 2 * MAX_DOCUMENTS_BYTES)
     except zlib.error as error:
         raise Malformed(f"a snapshot cannot be decompressed ({error})") from error
-    if not inflated.eof or inflated.unused_data:
+    if not decompressor.eof or decompressor.unused_data:
         raise Malformed(f"a snapshot is cut, or over {SNAPSHOT_MAX_BYTES} bytes")
     return content
 
@@ -345,9 +345,9 @@ class SnapshotDocuments:
         """See `Store.locator`."""
         return self.store.locator(key) if self.store else key
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        return self._beyond.read_blob(digest, most)
+        return self._beyond.read_blob(digest, max_bytes)
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -365,7 +365,7 @@ class SnapshotDocuments:
         if not prefix.startswith(self.snapshot.prefix):
             return self._beyond.children(prefix)
         parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
-        return iter(sorted({f"{name}{slash}" for name, slash, _ in parts}))
+        return iter(sorted({f"{name}{separator}" for name, separator, _ in parts}))
 
     @property
     def _beyond(self) -> Store:

@@ -48,19 +48,19 @@ def list_losses(
     if channel is None:
         return ()
     try:
-        before = judge_entries(store, load_served(store, channel), counts)
+        old_entries = judge_entries(store, load_served(store, channel), counts)
     except IntegrityError:
         return ()
-    after = judge_entries(store, manifest, counts)
-    loss_groups = (_losses(entry, channel.proven_only, after, proven_only) for entry in before)
-    return tuple(dict.fromkeys(name for names in loss_groups for name in names))
+    new_entries = judge_entries(store, manifest, counts)
+    loss_groups = (_losses(entry, channel.proven_only, new_entries, proven_only) for entry in old_entries)
+    return tuple(dict.fromkeys(name for losses in loss_groups for name in losses))
 
 
 def loss_refusal(
-    losses: Sequence[str], accepted: AcceptedLosses, manifest: Manifest, channel: Channel | None
+    losses: Sequence[str], accepted_losses: AcceptedLosses, manifest: Manifest, channel: Channel | None
 ) -> str | None:
     """The reason why a channel does not accept a version by which nodes lose engines; None where that is accepted."""
-    unaccepted = [name for name in losses if accepted is not None and name not in accepted]
+    unaccepted = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
     if channel is None or not unaccepted:
         return None
     reference, where = f"{manifest.model}@{manifest.version}", f"{channel.model}:{channel.name}"
@@ -71,17 +71,17 @@ def loss_refusal(
 
 
 def _losses(
-    entry: JudgedEntry, was_proven_only: bool, after: Sequence[JudgedEntry], proven_only: bool
+    entry: JudgedEntry, was_proven_only: bool, new_entries: Sequence[JudgedEntry], proven_only: bool
 ) -> Iterator[str]:
     """The name of an engine that is served now, and nothing in its place would be; else the kinds of CPU of which that
     holds."""
-    alike = [
-        item for item in after if item.precision == entry.precision and item.target in (entry.target, entry.hardware.sm)
+    substitutes = [
+        e for e in new_entries if e.precision == entry.precision and e.target in (entry.target, entry.hardware.sm)
     ]
 
     def is_lost(kind: str | None) -> bool:
         is_served = list_served([entry.on_cpu(kind)], was_proven_only)
-        return bool(is_served) and not list_served([item.on_cpu(kind) for item in alike], proven_only)
+        return bool(is_served) and not list_served([e.on_cpu(kind) for e in substitutes], proven_only)
 
     name = f"{entry.target} {entry.precision}"
     if is_lost(None):
@@ -196,16 +196,16 @@ def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
     Raises UnknownNameError for an unknown target, InputError for an alias of several targets or a malformed key.
     """
     _signers(policy, where)
-    proven: set[str] = set()
+    proven_names: set[str] = set()
     for name in policy.proven:
         targets = parse_targets(name)
         if len(targets) != 1:
-            names = ", ".join(item.name for item in targets)
-            raise InputError(f"target {name!r} stands for {names}; name the ones needed")
-        proven.add(targets[0].name)
+            target_names = ", ".join(target.name for target in targets)
+            raise InputError(f"target {name!r} stands for {target_names}; name the ones needed")
+        proven_names.add(targets[0].name)
     if policy.rollout:
         check_waves(policy.rollout.waves)
-    return replace(policy, proven=tuple(sorted(proven)), canary_on=targets_named(policy.canary_on))
+    return replace(policy, proven=tuple(sorted(proven_names)), canary_on=targets_named(policy.canary_on))
 
 
 def write(
@@ -213,17 +213,17 @@ def write(
 ) -> ChannelPolicy:
     """Set a channel's policy and return it. Raises as `normalize`, and ConflictError for a concurrent change."""
     at = now()
-    after = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
+    new_policy = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
     try:
-        is_written = store.replace(key, canonical_json(encode(after)), store.read(key))
+        is_written = store.replace(key, canonical_json(encode(new_policy)), store.read(key))
     except UndecidedError:
         is_written = False
     if not is_written:
         raise ConflictError(
             f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
         )
-    return after
+    return new_policy
 
 
 def describe_built_in(channel: str) -> str:
@@ -262,26 +262,26 @@ def common_refusal(
     inputs as others.
     """
     reference = f"{manifest.model}@{manifest.version}"
-    short = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
-    proven = [entry for entry in entries if entry.usable and entry.status not in short]
-    unproven = [entry for entry in entries if entry.status in short]
+    short_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
+    proven = [entry for entry in entries if entry.usable and entry.status not in short_statuses]
+    unproven = [entry for entry in entries if entry.status in short_statuses]
     remedy = _remedy(reference, unproven)
     serve = "add --proven-only and the channel serves only the proven ones"
     if not proven and not unproven:
         return f"channel {name!r}: {reference} has no usable engine; `enginesmith show {reference}` says why"
     if proven_only and not proven:
         return f"channel {name!r}: {reference} has no proven engine; {remedy}"
-    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
-    if failing and not proven_only and name not in OPEN_CHANNELS:
+    failing_units = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
+    if failing_units and not proven_only and name not in OPEN_CHANNELS:
         return (
             f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
-            f"{', '.join(failing[:3])}; `enginesmith show {reference}` says why"
+            f"{', '.join(failing_units[:3])}; `enginesmith show {reference}` says why"
             f"{f'; {serve}' if proven else ''}"
         )
     if unproven and not proven_only and name not in OPEN_CHANNELS:
-        listed = join_first([entry.unit for entry in unproven], 3)
+        units = join_first([entry.unit for entry in unproven], 3)
         return (
-            f"channel {name!r} takes only proven engines; {reference} has {_describe_short(unproven)}: {listed}; "
+            f"channel {name!r} takes only proven engines; {reference} has {_describe_short(unproven)}: {units}; "
             f"{remedy}{f', or {serve}' if proven else ''}"
         )
     return None
@@ -293,15 +293,15 @@ def _describe_short(entries: Sequence[EngineEntry]) -> str:
 
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
-    said = []
-    drawn = [entry for entry in unproven if entry.status == ON_RANDOM]
-    if drawn:
-        said.append("build again with real inputs in golden.data, or pass --accept-random-inputs")
-    if any(entry.is_measured for entry in unproven if entry not in drawn) or not unproven:
-        said.append(f"run `enginesmith validate {reference}` on a node with that hardware")
-    if blind := next((entry for entry in unproven if not entry.is_measured), None):
-        said.append(f"build again with other golden data ({blind.unit}: {blind.reason})")
-    return " and ".join(said)
+    remedies = []
+    drawn_entries = [entry for entry in unproven if entry.status == ON_RANDOM]
+    if drawn_entries:
+        remedies.append("build again with real inputs in golden.data, or pass --accept-random-inputs")
+    if any(entry.is_measured for entry in unproven if entry not in drawn_entries) or not unproven:
+        remedies.append(f"run `enginesmith validate {reference}` on a node with that hardware")
+    if blind_entry := next((entry for entry in unproven if not entry.is_measured), None):
+        remedies.append(f"build again with other golden data ({blind_entry.unit}: {blind_entry.reason})")
+    return " and ".join(remedies)
 
 
 def refusal(
@@ -329,21 +329,21 @@ def refusal(
             )
     if not policy.canary and not policy.canary_on:
         return None
-    passed = {item.engine for item in canaries}
-    if not passed and not policy.canary_on:
+    engines = {canary.engine for canary in canaries}
+    if not engines and not policy.canary_on:
         return (
             f"{where} needs a canary's PASS: run `enginesmith canary run --candidate {reference} "
             f"--baseline {manifest.model}:{channel}` (or another version, while the channel serves nothing), "
             "then promote with --canary REPORT"
         )
-    lacking = [name for name in policy.canary_on if not any(covers(item.target, name) for item in canaries)]
-    if lacking:
+    lacking_targets = [name for name in policy.canary_on if not any(covers(canary.target, name) for canary in canaries)]
+    if lacking_targets:
         return (
             f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
-            f"{', '.join(lacking)}: run one there, and give each report with --canary"
+            f"{', '.join(lacking_targets)}: run one there, and give each report with --canary"
         )
     entries = list_served(entries, proven_only)
-    missing_units = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
+    missing_units = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in engines]
     if missing_units and policy.canary:
         return (
             f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
@@ -370,11 +370,11 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     from enginesmith.registry.trust.policy import signers_of
 
     where = f"the policy of {manifest.model}:{channel}"
-    valid, refused = signers_of(store, manifest, _signers(policy, where))
-    if valid:
+    valid_signers, refusals = signers_of(store, manifest, _signers(policy, where))
+    if valid_signers:
         return None
     reference = f"{manifest.model}@{manifest.version}"
-    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith registry sign {reference} "
         "--key KEY`"
@@ -387,7 +387,7 @@ def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     from enginesmith.registry.trust.signatures import KeySigner, key_id_of_pem
 
     try:
-        ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
+        key_ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
     except Malformed as error:
         raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
-    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in ids)
+    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in key_ids)

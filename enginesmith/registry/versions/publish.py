@@ -73,10 +73,10 @@ def add_signatures(
     from enginesmith.registry.trust.signing import sign
 
     with _hold_change(store, manifest) as guard:
-        signed = sign(store, manifest, signer, attached)
-        if any(item.new for item in signed):
+        signatures = sign(store, manifest, signer, attached)
+        if any(signature.new for signature in signatures):
             refresh_version(guard, manifest)
-    return signed
+    return signatures
 
 
 def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, path: Path) -> tuple[Attachment, bool]:
@@ -90,14 +90,14 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
     with hold_change(store, [manifest.model], what, BUILDING) as guard:
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
-        known = next((item for item, _ in attachments(store, manifest) if item.says_same(attachment)), None)
+        old_attachment = next((other for other, _ in attachments(store, manifest) if other.says_same(attachment)), None)
         if store.put_file(path) != attachment.digest:
             raise InputError(f"{path} changed while it was read; attach it again")
         guard.secure([version_name(manifest.model, manifest.version), attachment.digest])
-        if known is None:
+        if old_attachment is None:
             store.create(attachment.key(), data)
         refresh_version(guard, manifest)
-    return known or attachment, known is None
+    return old_attachment or attachment, old_attachment is None
 
 
 def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Guard]:
@@ -188,24 +188,24 @@ def publish(
 
 def _move(guard: Guard, manifest: Manifest, channel: str, by: str, why: str) -> str | None:
     """Point a channel at a version that was built; the reason why it does not accept it, None where it does."""
-    accepted = losses_of_build(channel)
-    refusal = channels.policy_refusal(guard.store, manifest, channel, accepted_losses=accepted)
+    accepted_losses = losses_of_build(channel)
+    refusal = channels.policy_refusal(guard.store, manifest, channel, accepted_losses=accepted_losses)
     if refusal is None:
         try:
-            channels.point(guard, manifest, channel, by=by, why=why, accepted_losses=accepted)
+            channels.point(guard, manifest, channel, by=by, why=why, accepted_losses=accepted_losses)
         except InputError as error:  # the channel was moved since it was asked
             return str(error)
     return refusal
 
 
 @contextmanager
-def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
+def published_without(manifest: Manifest, missing_part: str) -> Iterator[None]:
     """Re-raise an error of the block with a message that the version is published, and what is missing of it."""
     try:
         yield
     except (UnavailableError, IntegrityError, ConflictError) as error:
         name = f"{manifest.model}@{manifest.version}"
-        raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
+        raise type(error)(f"{name} is published, but {missing_part} could not be written: {error}") from error
 
 
 def find_published(store: Store, manifest: Manifest, known_number: int = 0) -> Manifest | None:
@@ -232,12 +232,12 @@ def find_same(
         return None
     if not all(map(store.has, existing_manifest.blobs())):
         return None
-    ours = {report.unit: _comparable_report(report.to_json()) for report in reports}
+    own_reports = {report.unit: _comparable_report(report.to_json()) for report in reports}
     try:
         for entry in existing_manifest.engines:
             if entry.usable:
                 report = parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES)
-                if _comparable_report(report) != ours[entry.unit]:
+                if _comparable_report(report) != own_reports[entry.unit]:
                     return None
     except IntegrityError:  # a damaged report proves nothing
         return None
@@ -260,8 +260,8 @@ def _entries(
 ) -> tuple[EngineEntry, ...]:
     for entry, proof in approved:
         report = proof.report
-        stated = (entry.digest, entry.status, entry.target, entry.precision, entry.backend)
-        if stated != (report.engine, report.verdict, report.target, report.precision, report.backend):
+        stated_facts = (entry.digest, entry.status, entry.target, entry.precision, entry.backend)
+        if stated_facts != (report.engine, report.verdict, report.target, report.precision, report.backend):
             raise InputError(f"engine {entry.unit} ({entry.status}, {entry.digest}) has the proof of another one")
     for entry in others:
         if entry.usable or entry.digest is not None:
@@ -271,13 +271,13 @@ def _entries(
     return (*(entry for entry, _ in approved), *others)
 
 
-def _find_existing(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published | None:
-    existing = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest, seen)
+def _find_existing(store: Store, manifest: Manifest, version: str | None, number: int) -> Published | None:
+    existing = load_if_there(store, manifest.model, version) if version else find_published(store, manifest, number)
     if existing is None:
         return None
     published = _same_or_conflict(existing, manifest)
-    if lost := find_lost_of(store, existing):
-        what = existing.blobs()[next(iter(lost))]
+    if losses := find_lost_of(store, existing):
+        what = existing.blobs()[next(iter(losses))]
         raise IntegrityError(
             f"{existing.model}@{existing.version} has lost its {what}, and building again gave other "
             "bytes; versions never change: restore it, or choose another version"
@@ -285,8 +285,8 @@ def _find_existing(store: Store, manifest: Manifest, wanted: str | None, seen: i
     return published
 
 
-def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> Published:
-    """Write the manifest under its name or the next number. seen: the highest number known to differ."""
+def _write(guard: Guard, manifest: Manifest, wanted_version: str | None, seen_number: int) -> Published:
+    """Write the manifest under its name or the next number. seen_number: the highest number known to differ."""
     store = guard.store
     guard.secure(manifest.blobs())
     for digest, loss in find_lost_of(store, manifest).items():
@@ -294,29 +294,31 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
         if loss.kind == "missing":
             raise IntegrityError(f"{what} is not in {store.uri}; put it there before publishing")
         raise IntegrityError(f"{what} in {store.uri} has {loss.detail}")
-    newest = 0
+    newest_number = 0
     for _ in range(_ATTEMPTS):
         # A listing may be stale on servers with weaker consistency than S3; then the rejected number counts.
-        newest = max(_highest_number(store, manifest.model), newest)
-        if wanted is None and (existing_manifest := _recent(store, manifest, newest, seen)):
+        newest_number = max(_highest_number(store, manifest.model), newest_number)
+        if wanted_version is None and (existing_manifest := _recent(store, manifest, newest_number, seen_number)):
             secure_version(guard, existing_manifest)
             return Published(existing_manifest, existed=True)
-        seen = newest
-        version = wanted or str(newest + 1)
+        seen_number = newest_number
+        version = wanted_version or str(newest_number + 1)
         new_manifest = replace(manifest, version=version)
         guard.secure([version_name(manifest.model, version)])
         if store.create(manifest_key(manifest.model, version), new_manifest.to_bytes()):
             return Published(new_manifest, existed=False)
-        if wanted and (existing_manifest := load_if_there(store, manifest.model, wanted)):
+        if wanted_version and (existing_manifest := load_if_there(store, manifest.model, wanted_version)):
             return _same_or_conflict(existing_manifest, manifest)
-        newest += wanted is None
+        newest_number += wanted_version is None
     raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
 
 
-def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
-    """The version equal to `manifest` among the newest numbered versions after `seen`: of a run that was killed before
+def _recent(store: Store, manifest: Manifest, newest_number: int, floor: int = 0) -> Manifest | None:
+    """The version equal to `manifest` among the newest numbered versions after `floor`: of a run that was killed before
     it wrote its record, or of a concurrent one."""
-    candidates = (_alike(store, manifest, str(item)) for item in range(newest, max(seen, newest - _RECENT), -1))
+    candidates = (
+        _alike(store, manifest, str(n)) for n in range(newest_number, max(floor, newest_number - _RECENT), -1)
+    )
     return next((candidate for candidate in candidates if candidate), None)
 
 

@@ -137,18 +137,18 @@ class ChannelHistory:
 
     def previous(self) -> Move | None:
         """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
-        active = self.active_promotions()
-        return active[-2] if len(active) > 1 else None
+        active_moves = self.active_promotions()
+        return active_moves[-2] if len(active_moves) > 1 else None
 
     def active_promotions(self) -> list[Move]:
         """The promotions that were not rolled back, oldest first."""
-        active: list[Move] = []
+        active_moves: list[Move] = []
         for move in self.moves:
             if move.action == "promote":
-                active.append(move)
+                active_moves.append(move)
             else:
-                del active[-1:]
-        return active
+                del active_moves[-1:]
+        return active_moves
 
     def with_state(self, channel: Channel) -> "ChannelHistory":
         """The history up to a state of the channel, with its move, and its rollout if that is finished.
@@ -160,9 +160,9 @@ class ChannelHistory:
             (channel.move,),
         ):
             raise Malformed(f"has {len(self.moves)} moves, which do not lead to move {channel.moves} of the channel")
-        rollouts, last = self.rollouts, channel.rollout
-        if last and last.is_finished and all(item.id != last.id for item in rollouts):
-            rollouts = (*rollouts, last.summarize())[-MOST_EARLIER:]
+        rollouts, last_rollout = self.rollouts, channel.rollout
+        if last_rollout and last_rollout.is_finished and all(rollout.id != last_rollout.id for rollout in rollouts):
+            rollouts = (*rollouts, last_rollout.summarize())[-MOST_EARLIER:]
         return ChannelHistory((*self.moves[: channel.moves - 1], channel.move), rollouts)
 
 
@@ -193,8 +193,8 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
 
 def read_history(store: Documents, channel: Channel) -> ChannelHistory:
     """The history of a channel, up to the state given. Raises IntegrityError where it is damaged or lost."""
-    stored = _read_stored(store, channel.model, channel.name)
-    return with_state(store, stored, channel)
+    history = _read_stored(store, channel.model, channel.name)
+    return with_state(store, history, channel)
 
 
 def parse_history(data: bytes | None, what: str) -> ChannelHistory:
@@ -219,10 +219,10 @@ def _read_stored(store: Documents, model: str, name: str) -> ChannelHistory:
     return parse_history(store.read(channel_history_key(model, name)), f"history of {model}:{name}")
 
 
-def with_state(store: Documents, stored: ChannelHistory, channel: Channel) -> ChannelHistory:
+def with_state(store: Documents, history: ChannelHistory, channel: Channel) -> ChannelHistory:
     """`ChannelHistory.with_state`. Raises IntegrityError with the history's place where moves are missing."""
     try:
-        return stored.with_state(channel)
+        return history.with_state(channel)
     except Malformed as error:
         place = place_of(store, channel_history_key(channel.model, channel.name))
         raise IntegrityError(f"history of {channel.model}:{channel.name} ({place}): {error}; {_REMEDY}") from error
@@ -239,10 +239,10 @@ def keep_history(store: Store, channel: Channel) -> None:
     key, what = channel_history_key(channel.model, channel.name), f"history of {channel.model}:{channel.name}"
 
     def make(data: bytes | None) -> bytes | None:
-        stored = parse_history(data, what)
-        if len(stored.moves) > channel.moves:
+        history = parse_history(data, what)
+        if len(history.moves) > channel.moves:
             return None  # the state is not the last one any more, and whoever replaced it wrote it
-        return canonical_json(encode(with_state(store, stored, channel)))
+        return canonical_json(encode(with_state(store, history, channel)))
 
     change(store, key, make)
 
@@ -260,22 +260,22 @@ def change_channel(
     marked them since, and their grace period begins now. It does so before the write, after which the writer may be
     killed, and after it, as the writer may have stood still in between.
     """
-    before: Channel | None = None
-    left: list[str] = []
+    old_state: Channel | None = None
+    left_versions: list[str] = []
 
     def write(data: bytes | None) -> bytes | None:
-        nonlocal before, left
-        before = read(data)
-        after = make(before)
-        if after is None or after == before:
+        nonlocal old_state, left_versions
+        old_state = read(data)
+        new_state = make(old_state)
+        if new_state is None or new_state == old_state:
             return data
-        if before:
-            left = sorted({*before.served.values()} - {*after.served.values()})
+        if old_state:
+            left_versions = sorted({*old_state.served.values()} - {*new_state.served.values()})
             with suppress(ConflictError, IntegrityError):  # which must keep no rollout from its end
-                unmark_versions(store, model, left)
-            if _loses(before, after):
-                keep_history(store, before)
-        return replace(after, revision=(before.revision if before else 0) + 1).to_bytes()
+                unmark_versions(store, model, left_versions)
+            if _loses(old_state, new_state):
+                keep_history(store, old_state)
+        return replace(new_state, revision=(old_state.revision if old_state else 0) + 1).to_bytes()
 
     def read(data: bytes | None) -> Channel | None:
         return parse_channel(data, model, name, place_of(store, channel_key(model, name)))
@@ -284,16 +284,16 @@ def change_channel(
         current_channel, own_channel = read(data), read(written)
         if current_channel is None or own_channel is None or current_channel.moves < own_channel.moves:
             return False
-        if before is not None and before.moves == own_channel.moves:
-            if before.rollout == own_channel.rollout:  # its snapshots may have what those of a faster writer lack
+        if old_state is not None and old_state.moves == own_channel.moves:
+            if old_state.rollout == own_channel.rollout:  # its snapshots may have what those of a faster writer lack
                 return current_channel == own_channel
             return (current_channel.moves, current_channel.rollout) == (own_channel.moves, own_channel.rollout)
         return read_history(store, current_channel).moves[own_channel.moves - 1] == own_channel.move
 
-    found = read(change(store, channel_key(model, name), write, contains))
+    channel = read(change(store, channel_key(model, name), write, contains))
     with suppress(EnginesmithError):
-        unmark_versions(store, model, left)
-    return found
+        unmark_versions(store, model, left_versions)
+    return channel
 
 
 def unmark_versions(store: Store, model: str, versions: list[str]) -> None:
@@ -303,7 +303,7 @@ def unmark_versions(store: Store, model: str, versions: list[str]) -> None:
     unmark(store, (version_name(model, version) for version in versions))
 
 
-def _loses(before: Channel, after: Channel) -> bool:
+def _loses(old: Channel, new: Channel) -> bool:
     """Whether a state has another move or another rollout than the one before it."""
-    last = before.rollout
-    return after.moves != before.moves or (last is not None and (after.rollout is None or after.rollout.id != last.id))
+    rollout = old.rollout
+    return new.moves != old.moves or (rollout is not None and (new.rollout is None or new.rollout.id != rollout.id))

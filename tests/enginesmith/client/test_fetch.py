@@ -41,9 +41,9 @@ def count_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Ranges that are asked for from now on, by digest."""
     opened, known = Counter[str](), type(store).open_range
 
-    def open_range(self: Store, digest: str, start: int, size: int):
+    def open_range(self: Store, digest: str, offset: int, size: int):
         opened[digest] += 1
-        return known(self, digest, start, size)
+        return known(self, digest, offset, size)
 
     monkeypatch.setattr(type(store), "open_range", open_range)
     return opened
@@ -65,14 +65,14 @@ def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkey
     known, lock = type(store).open_range, threading.Lock()
 
     @contextmanager
-    def open_range(self: Store, digest: str, start: int, size: int) -> Iterator[object]:
+    def open_range(self: Store, digest: str, offset: int, size: int) -> Iterator[object]:
         with lock:
             running.add(digest)
             most.append(len(running))
             waits = len(most) <= SIDE_BY_SIDE
         if waits:
             first.wait(timeout=PATIENCE_S)
-        with known(self, digest, start, size) as fill:
+        with known(self, digest, offset, size) as fill:
             yield fill
         with lock:
             running.discard(digest)
@@ -90,10 +90,10 @@ def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monk
         return meters[-1]
 
     @contextmanager
-    def open_range(self: Store, digest: str, start: int, size: int) -> Iterator[object]:
+    def open_range(self: Store, digest: str, offset: int, size: int) -> Iterator[object]:
         if digest != spoilt.blob.digest:
             assert meters[0].stopped.wait(PATIENCE_S)
-        with known(self, digest, start, size) as fill:
+        with known(self, digest, offset, size) as fill:
             yield fill
 
     monkeypatch.setattr(pull, "_Meter", note)

@@ -101,7 +101,7 @@ class CountingStore:
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         data = self.read(blob_key(digest))
         if data is None:
             raise self._lost(digest)
@@ -110,12 +110,12 @@ class CountingStore:
         return data
 
     @contextmanager
-    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
         data = self.objects.get(blob_key(digest))
         self._count("GET", blob_key(digest), received=0 if data is None else size)
         if data is None:
             raise self._lost(digest)
-        rest = memoryview(data)[start : start + size]
+        rest = memoryview(data)[offset : offset + size]
 
         def fill(into: memoryview) -> None:
             nonlocal rest

@@ -108,7 +108,7 @@ class MemoryStore:
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         found = self._do("read blob", lambda: self.objects.get(blob_key(digest)))
         if found is None:
             raise IntegrityError(f"lost blob {digest}")

@@ -147,6 +147,6 @@ def test_what_is_pinned_is_kept_as_long_as_the_ensemble(store: Store) -> None:
         publish_whole(store, graphs, content, channel="candidate" if content == "a" else None)
     found = find_garbage(store, Rules(versions=1, moves=0))
     assert sorted(found.versions) == [("pair", "2"), ("pair-decoder", "2"), ("pair-encoder", "2")]
-    assert found.kept["pair-encoder", "1"] == ("graph of pair@1",)
+    assert found.reasons["pair-encoder", "1"] == ("graph of pair@1",)
     engines = {name: load(store, f"pair-{name}", "1").engines[0].digest for name in GRAPHS}
     assert not found.blobs.keys() & set(engines.values())

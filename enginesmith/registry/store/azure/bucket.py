@@ -152,15 +152,15 @@ def _is_transient(status: int, code: str, error: Exception) -> bool:
     return not isinstance(error, az.ClientAuthenticationError) and not _mentions(error, "SSL", "ProxyError")
 
 
-def _mentions(error: Exception, *names: str) -> bool:
-    return any(name in f"{type(error.__cause__).__name__} {error}" for name in names)
+def _mentions(error: Exception, *words: str) -> bool:
+    return any(name in f"{type(error.__cause__).__name__} {error}" for name in words)
 
 
 def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
     """What an error response of the server means, and the remedy."""
-    at = f" at {place.url}"
+    place_text = f" at {place.url}"
     if code in _ELSEWHERE:
-        return f"there is no container {place.container!r}{at} ({code}); create it, or check its name"
+        return f"there is no container {place.container!r}{place_text} ({code}); create it, or check its name"
     if status == 401 or code in ("AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"):
         return (
             f"the credentials are not accepted ({code or status}); check AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, "
@@ -177,19 +177,19 @@ def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
 
 def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
     """Why there was no response, and the remedy."""
-    at, kind = f" at {place.url}", type(error).__name__
+    place_text, kind = f" at {place.url}", type(error).__name__
     if isinstance(error, az.ClientAuthenticationError):
         return (
             f"no usable credentials ({kind}); give this machine or its Kubernetes service account an identity, run "
             "`az login`, or set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"
         )
     if _mentions(error, "SSL"):
-        return f"no TLS connection{at}; set REQUESTS_CA_BUNDLE to its certificate authority"
+        return f"no TLS connection{place_text}; set REQUESTS_CA_BUNDLE to its certificate authority"
     if _mentions(error, "ProxyError"):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if _mentions(error, "non-TLS"):
-        return f"a token is not sent over plain http{at}; give an https endpoint, or set AZURE_STORAGE_KEY"
-    return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"
+        return f"a token is not sent over plain http{place_text}; give an https endpoint, or set AZURE_STORAGE_KEY"
+    return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
 
 
 # The requests of a container of Azure Blob Storage (`objects.api.BucketApi` documents them).
@@ -231,18 +231,18 @@ class AzureBucket(ByMd5):
                 raise NoWholeAnswerError("it ends before")
             return data, download.properties.etag
 
-    def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
         conditions = condition_of(tag) if tag else {}
         with answers(self.place):
-            download = self._blob(key).download_blob(offset=start or None, **conditions)
+            download = self._blob(key).download_blob(offset=offset or None, **conditions)
             _require(download.properties.etag, download.size)
             return download.properties.etag, _Chunks(download, download.size, partial(answers, self.place))
 
-    def open_range(self, key: str, start: int, size: int) -> Body:
+    def open_range(self, key: str, offset: int, size: int) -> Body:
         """See `BucketApi.open_range`."""
         with answers(self.place):
-            download = self._blob(key).download_blob(offset=start, length=size)
+            download = self._blob(key).download_blob(offset=offset, length=size)
             if download.size < size:
                 raise Declined(NO_RANGE, "it ends before")
             return _Chunks(download, size, partial(answers, self.place))
@@ -296,32 +296,32 @@ class AzureBucket(ByMd5):
     def copy(self, key: str, dest: str, tag: str) -> None:
         """See `BucketApi.copy`. Within an account Azure copies nothing, and answers at once."""
         with answers(self.place):
-            copied, conditions = self._blob(dest), condition_of(tag)
+            copied_blob, conditions = self._blob(dest), condition_of(tag)
             conditions = {f"source_{name}": value for name, value in conditions.items()}
-            status = copied.start_copy_from_url(self._blob(key).url, **conditions)["copy_status"]
+            status = copied_blob.start_copy_from_url(self._blob(key).url, **conditions)["copy_status"]
             while status == "pending":
                 time.sleep(0.5)
-                status = copied.get_blob_properties().copy.status
+                status = copied_blob.get_blob_properties().copy.status
             if status != "success":
                 raise Failed(f"Azure says that copying it ended as {str(status)[:20]}; run again", passing=True)
 
-    def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        top = self.place.key("")
+        base = self.place.key("")
         with answers(self.place):
-            container, start = connect(self.place), self.place.key(prefix) or None
+            container, root = connect(self.place), self.place.key(prefix) or None
             if deep:
-                pages = container.list_blobs(name_starts_with=start, results_per_page=PAGE_KEYS).by_page(after or None)
+                pages = container.list_blobs(name_starts_with=root, results_per_page=PAGE_KEYS).by_page(token or None)
             else:
-                walked = container.walk_blobs(name_starts_with=start, delimiter="/", results_per_page=PAGE_KEYS)
-                pages = walked.by_page(after or None)
+                walk = container.walk_blobs(name_starts_with=root, delimiter="/", results_per_page=PAGE_KEYS)
+                pages = walk.by_page(token or None)
             entries = list(next(pages, ()))
-            folders = tuple(item.name.removeprefix(top) for item in entries if isinstance(item, BlobPrefix))
-            blobs = [item for item in entries if not isinstance(item, BlobPrefix)]
-            items = tuple(
-                ListedObject(item.name.removeprefix(top), item.size, item.etag, item.last_modified) for item in blobs
+            folders = tuple(entry.name.removeprefix(base) for entry in entries if isinstance(entry, BlobPrefix))
+            blobs = [blob for blob in entries if not isinstance(blob, BlobPrefix)]
+            objects = tuple(
+                ListedObject(blob.name.removeprefix(base), blob.size, blob.etag, blob.last_modified) for blob in blobs
             )
-            return ListedPage(items, folders, pages.continuation_token or "")
+            return ListedPage(objects, folders, pages.continuation_token or "")
 
     def now(self) -> datetime:
         """See `BucketApi.now`."""
@@ -345,8 +345,8 @@ def _require(*facts: object) -> None:
 class _Chunks:
     """A download whose chunks come one request each, with the condition that the blob stays the same."""
 
-    def __init__(self, found: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
-        self._chunks: Iterator[bytes] = found.chunks()
+    def __init__(self, download: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
+        self._chunks: Iterator[bytes] = download.chunks()
         self._left, self._answers = size, answers
         self._chunk = memoryview(b"")
 

@@ -131,30 +131,30 @@ class GcsBucket(ByMd5):
                 raise NoWholeAnswerError("it ends before")
             return data, tag
 
-    def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
         with answers(self.place):
             conditions = {"ifGenerationMatch": tag} if tag else {}
-            response = self._open(key, conditions, f"bytes={start}-" if start else "")
+            response = self._open(key, conditions, f"bytes={offset}-" if offset else "")
             try:
                 generation, size = response.headers[_GENERATION], int(response.headers[_LENGTH])
                 if tag and generation != tag:  # from a server that ignores this condition
                     raise Declined(CONDITION_FAILED, "another")
-                if start and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+                if offset and not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
                     raise Declined(NO_RANGE, "no range")
                 return generation, HttpBody(response.raw, size, partial(answers, self.place))
             except BaseException:
                 response.close()
                 raise
 
-    def open_range(self, key: str, start: int, size: int) -> Body:
+    def open_range(self, key: str, offset: int, size: int) -> Body:
         """See `BucketApi.open_range`."""
-        last = start + size - 1
+        last_offset = offset + size - 1
         with answers(self.place):
-            response = self._open(key, {}, f"bytes={start}-{last}")
-            whole = start == 0 and response.headers.get(_LENGTH) == str(size)
+            response = self._open(key, {}, f"bytes={offset}-{last_offset}")
+            is_whole = offset == 0 and response.headers.get(_LENGTH) == str(size)
             content_range = response.headers.get("Content-Range", "").partition("/")[0]
-            if content_range == f"bytes {start}-{last}" or (whole and response.status_code != _PARTIAL):
+            if content_range == f"bytes {offset}-{last_offset}" or (is_whole and response.status_code != _PARTIAL):
                 return HttpBody(response.raw, size, partial(answers, self.place))
             response.close()
             if response.status_code != _PARTIAL or content_range:
@@ -195,9 +195,9 @@ class GcsBucket(ByMd5):
 
     def copy(self, key: str, dest: str, tag: str) -> None:
         """See `BucketApi.copy`. Large objects take several requests."""
-        rewrite, done = "", False
+        rewrite, is_done = "", False
         with answers(self.place):
-            while not done:
+            while not is_done:
                 rewrite, _, _ = self._blob(dest).rewrite(
                     self._blob(key),
                     rewrite or None,
@@ -205,31 +205,31 @@ class GcsBucket(ByMd5):
                     timeout=timeouts(),
                     retry=None,
                 )
-                done = not rewrite
+                is_done = not rewrite
 
-    def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        top = self.place.key("")
+        base = self.place.key("")
         with answers(self.place):
             bucket = self._connection.bucket
             blob_pages = bucket.list_blobs(
                 prefix=self.place.key(prefix) or None,
                 delimiter=None if deep else "/",
-                page_token=after or None,
+                page_token=token or None,
                 page_size=PAGE_KEYS,
                 fields="items(name,size,generation,updated),prefixes,nextPageToken,kind",
                 timeout=timeouts(),
                 retry=None,
             )
             page = tuple(next(blob_pages.pages, ()))
-            if any(item.updated is None for item in page):
+            if any(blob.updated is None for blob in page):
                 raise NoWholeAnswerError("no time")
-            items = tuple(
-                ListedObject(str(item.name).removeprefix(top), item.size, str(item.generation), item.updated)
-                for item in page
+            objects = tuple(
+                ListedObject(str(blob.name).removeprefix(base), blob.size, str(blob.generation), blob.updated)
+                for blob in page
             )
-            folders = tuple(str(name).removeprefix(top) for name in sorted(blob_pages.prefixes))
-            return ListedPage(items, folders, blob_pages.next_page_token or "")
+            folders = tuple(str(name).removeprefix(base) for name in sorted(blob_pages.prefixes))
+            return ListedPage(objects, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:
         """See `BucketApi.now`."""
@@ -243,13 +243,13 @@ class GcsBucket(ByMd5):
     def _blob(self, key: str) -> Blob:
         return self._connection.bucket.blob(self.place.key(key))
 
-    def _open(self, key: str, asked: Mapping[str, str], part: str = "") -> requests.Response:
+    def _open(self, key: str, conditions: Mapping[str, str], part: str = "") -> requests.Response:
         """The response whose body is the object's bytes, or the range `part` of them: read as it comes, which the
         methods of a Blob do not."""
-        where, name = self._connection, quote(self.place.key(key), safe="")
-        response: requests.Response = where.session.get(
-            f"{where.url}/download/storage/v1/b/{self.place.bucket}/o/{name}",
-            params={"alt": "media", **asked},
+        connection, name = self._connection, quote(self.place.key(key), safe="")
+        response: requests.Response = connection.session.get(
+            f"{connection.url}/download/storage/v1/b/{self.place.bucket}/o/{name}",
+            params={"alt": "media", **conditions},
             headers={"Accept-Encoding": "identity", **({"Range": part} if part else {})},
             timeout=timeouts(),
             stream=True,

@@ -122,8 +122,8 @@ def status_of(error: Exception) -> int:
 def is_transient(status: int, error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     if status:
-        corrupt = status == 400 and any(word in str(error).lower() for word in _CORRUPT)
-        return (status >= 500 and status != 501) or status in _PASSING or corrupt or status < 400
+        is_corrupt = status == 400 and any(word in str(error).lower() for word in _CORRUPT)
+        return (status >= 500 and status != 501) or status in _PASSING or is_corrupt or status < 400
     if isinstance(error, auth.GoogleAuthError):
         return isinstance(error, auth.TransportError) or bool(getattr(error, "retryable", False))
     return not isinstance(error, requests.exceptions.SSLError | requests.exceptions.ProxyError)
@@ -131,9 +131,9 @@ def is_transient(status: int, error: Exception) -> bool:
 
 def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
     """What an error response of the server means, and the remedy."""
-    at = f" at {place.endpoint}" if place.endpoint else " at Google"
+    place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
     if status == 404:
-        return f"there is no bucket {place.bucket!r}{at}; create it, or check its name"
+        return f"there is no bucket {place.bucket!r}{place_text}; create it, or check its name"
     if status == 401:
         return "the credentials are not accepted (401); check GOOGLE_APPLICATION_CREDENTIALS, or log in again"
     if status == 403:
@@ -150,7 +150,7 @@ def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
 
 def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
     """Why there was no response, and the remedy."""
-    at = f" at {place.endpoint}" if place.endpoint else " at Google"
+    place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
     kind = type(error).__name__
     if isinstance(error, auth.GoogleAuthError):
         return (
@@ -158,7 +158,7 @@ def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
             "login`, or give this machine or its Kubernetes service account a Google service account"
         )
     if isinstance(error, requests.exceptions.SSLError):
-        return f"no TLS connection{at}; set REQUESTS_CA_BUNDLE to its certificate authority"
+        return f"no TLS connection{place_text}; set REQUESTS_CA_BUNDLE to its certificate authority"
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-    return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"
+    return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"

@@ -149,18 +149,20 @@ def exchange(
 
 
 def read_whole(
-    place: HttpLocation, target: str, most: int, headers: Mapping[str, str] | None = None, attempts: int = ATTEMPTS
+    place: HttpLocation, target: str, max_bytes: int, headers: Mapping[str, str] | None = None, attempts: int = ATTEMPTS
 ) -> tuple[int, bytes, str]:
-    """Status (200 or 304), body and ETag of a GET, asked again where that may help. most: bytes of the body.
+    """Status (200 or 304), body and ETag of a GET, asked again where that may help. max_bytes: bytes of the body.
 
     Raises AbsentError and UnavailableError; IntegrityError for a longer body.
     """
     for pause in pauses(attempts):
         try:
             with exchange(place, "GET", target, headers) as answer:
-                body = answer.read(most + 1)
-                if len(body) > most or (answer.length or 0) > most:
-                    raise IntegrityError(f"{place.site}{target}: over {most} bytes, which no document of a registry is")
+                body = answer.read(max_bytes + 1)
+                if len(body) > max_bytes or (answer.length or 0) > max_bytes:
+                    raise IntegrityError(
+                        f"{place.site}{target}: over {max_bytes} bytes, which no document of a registry is"
+                    )
                 if answer.length:  # what is left of the stated length: `read` would take memory for it first
                     raise IncompleteRead(body, answer.length)
                 return answer.status, body, answer.getheader("ETag") or ""
@@ -191,13 +193,13 @@ def _send(
     """Send over an idle connection, or a new one where the server has closed that meanwhile."""
     while True:
         idle_connections = _kept(place)
-        connection, fresh = (idle_connections.pop(), False) if idle_connections else (_connect(place), True)
+        connection, is_new = (idle_connections.pop(), False) if idle_connections else (_connect(place), True)
         try:
             connection.request(method, target, headers=dict(headers))
             return connection, connection.getresponse()
         except FAILURES:
             connection.close()
-            if fresh:
+            if is_new:
                 raise
 
 

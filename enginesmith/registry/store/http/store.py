@@ -126,17 +126,17 @@ class HttpStore:
                 self._stream_verified(digest, file.stream)
                 file.commit(dest)
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), most, attempts=self.attempts)
+        _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), max_bytes, attempts=self.attempts)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self._other_bytes(digest)
         return data
 
     @contextmanager
-    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`."""
-        blob_range = _BlobRange(self, blob_key(digest), start, start + size)
+        blob_range = _BlobRange(self, blob_key(digest), offset, offset + size)
         try:
             yield blob_range.fill
         finally:
@@ -205,20 +205,20 @@ class HttpStore:
 class _BlobRange:
     """The bytes of a blob from `start` to `end`, in order; not verified, which needs the whole blob."""
 
-    def __init__(self, store: HttpStore, key: str, start: int, end: int) -> None:
+    def __init__(self, store: HttpStore, key: str, offset: int, end: int) -> None:
         self._store, self._target = store, store.place.path(key)
-        self._at, self._end = start, end
+        self._at, self._end = offset, end
         self._stack = ExitStack()
         self._body: HTTPResponse | None = None
-        self._furthest, self._waiting = start, pauses(store.attempts)
+        self._furthest, self._waiting = offset, pauses(store.attempts)
 
     def fill(self, into: memoryview) -> None:
         """Fill `into` with the next bytes; a body that breaks off is asked for again from there."""
-        have = 0
-        while have < len(into):
+        filled_bytes = 0
+        while filled_bytes < len(into):
             try:
                 body = self._body or self._open()
-                count = body.readinto(into[have : have + _READ_BYTES])
+                count = body.readinto(into[filled_bytes : filled_bytes + _READ_BYTES])
                 if not count:
                     raise IncompleteRead(b"", self._end - self._at)
             except FAILURES as error:
@@ -227,7 +227,7 @@ class _BlobRange:
                     self._furthest, self._waiting = self._at, pauses(self._store.attempts)
                 wait(self._store.place, self._target, error, next(self._waiting))
             else:
-                have += count
+                filled_bytes += count
                 self._at += count
 
     def close(self) -> None:
@@ -238,12 +238,12 @@ class _BlobRange:
         self._stack.close()
 
     def _open(self) -> HTTPResponse:
-        asks = {"Range": f"bytes={self._at}-{self._end - 1}"}
-        answer = self._stack.enter_context(exchange(self._store.place, "GET", self._target, asks))
+        range_header = {"Range": f"bytes={self._at}-{self._end - 1}"}
+        answer = self._stack.enter_context(exchange(self._store.place, "GET", self._target, range_header))
         length, part = answer.getheader("Content-Length"), answer.getheader("Content-Range") or ""
-        whole = answer.status == 200 and self._at == 0
-        ranged = answer.status == 206 and f"{part}/".startswith((f"bytes {self._at}-{self._end - 1}/", "/"))
-        if not (ranged or whole) or length != str(self._end - self._at):
+        is_whole = answer.status == 200 and self._at == 0
+        is_range = answer.status == 206 and f"{part}/".startswith((f"bytes {self._at}-{self._end - 1}/", "/"))
+        if not (is_range or is_whole) or length != str(self._end - self._at):
             answer.close()
             raise AbsentError(
                 f"{self._store.place.site}{self._target}: it ends before it should, or the server has no ranges"

@@ -75,9 +75,9 @@ class UploadSource:
             hasher.update(part)
         return base64.b64encode(hasher.digest()).decode()
 
-    def check(self, found: str) -> None:
+    def check(self, actual_digest: str) -> None:
         """Raise IntegrityError unless that is the digest."""
-        if found != self.blob.expected:
+        if actual_digest != self.blob.expected:
             raise IntegrityError(
                 f"blob {self.blob.digest} changed while it was uploaded (its {self.blob.algorithm} is another now); "
                 "nothing was stored: run again"
@@ -173,12 +173,12 @@ class ListedObject:
 
 @dataclass(frozen=True)
 class ListedPage:
-    """A page of a listing. folders: names that have more below, ending in '/'.  after: where the next page begins; ''
+    """A page of a listing. folders: names that have more below, ending in '/'.  next_token: of the page after it; ''
     for the last one."""
 
     objects: tuple[ListedObject, ...]
     folders: tuple[str, ...]
-    after: str
+    next_token: str
 
 
 class BucketPlace(Protocol):
@@ -235,11 +235,11 @@ class BucketApi(Protocol):
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """A small object and its tag. Declines one of over `limit` bytes, and one that still has the tag `unless`."""
 
-    def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
-        """The object's tag, and its bytes from `start` to its end. Declines if it has not the tag `tag` ('': any)."""
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+        """The object's tag, and its bytes from `offset` to its end. Declines if it has not the tag `tag` ('': any)."""
 
-    def open_range(self, key: str, start: int, size: int) -> Body:
-        """Exactly `size` bytes (1 or more) from `start`. Declines (416) if the object ends before."""
+    def open_range(self, key: str, offset: int, size: int) -> Body:
+        """Exactly `size` bytes (1 or more) from `offset`. Declines (416) if the object ends before."""
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
         """Write an object if it has the tag `expected` (None: is absent), with `token` in its metadata unless ''.
@@ -254,7 +254,7 @@ class BucketApi(Protocol):
         was not completed has no key.
         """
 
-    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
+    def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
         """Whether the object of `source`'s size has its bytes; None where only reading it tells."""
 
     def delete(self, key: str, tag: str = "") -> None:
@@ -263,7 +263,7 @@ class BucketApi(Protocol):
     def copy(self, key: str, dest: str, tag: str) -> None:
         """Copy an object that has the tag `tag` to the key `dest`, whatever is there."""
 
-    def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """A page of what is under a prefix: all of it, or (not `deep`) only what is directly there, and folders."""
 
     def now(self) -> datetime:
@@ -279,9 +279,9 @@ class BucketApi(Protocol):
 class ByMd5:
     """What the clouds share that check uploads by an MD5, and drop by themselves what dead writers left."""
 
-    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
+    def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
         """See `BucketApi.holds`."""
-        return found.checksum == source.md5() if found.checksum else None
+        return facts.checksum == source.md5() if facts.checksum else None
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`: none."""
@@ -326,18 +326,18 @@ def ask(bucket: BucketApi, doing: str, send: Callable[[], Sent], attempts: int |
     for pause in pauses(attempts):
         try:
             return send()
-        except Failed as failed:
-            refuse(bucket, doing, failed, last=pause is None)
+        except Failed as failure:
+            refuse(bucket, doing, failure, last=pause is None)
             time.sleep(pause or 0)
     raise AssertionError("unreachable")
 
 
-def refuse(bucket: BucketApi, doing: str, failed: Failed, *, last: bool) -> None:
+def refuse(bucket: BucketApi, doing: str, failure: Failed, *, last: bool) -> None:
     """Return if it is worth another attempt. Raises UnavailableError or InputError otherwise."""
-    if last or not failed.passing:
+    if last or not failure.passing:
         count_io("errors")
-        kind = InputError if failed.unknown else UnavailableError
-        raise kind(f"{doing} in {bucket.place.locator('')}: {failed.words}") from failed
+        kind = InputError if failure.unknown else UnavailableError
+        raise kind(f"{doing} in {bucket.place.locator('')}: {failure.words}") from failure
     count_io("retries")
 
 
@@ -346,52 +346,52 @@ def refuse(bucket: BucketApi, doing: str, failed: Failed, *, last: bool) -> None
 
 def keys_below(bucket: BucketApi, prefix: str) -> list[str]:
     """All keys under a prefix that ends in '/' or is empty, sorted part by part."""
-    return sorted((item.name for item in _objects(bucket, prefix)), key=lambda name: name.split("/"))
+    return sorted((entry.name for entry in _objects(bucket, prefix)), key=lambda name: name.split("/"))
 
 
 def objects_below(bucket: BucketApi) -> list[ListedObject]:
     """Every object under a place's prefix, sorted by name, whoever put it there."""
-    return sorted((item for item in _objects(bucket, "") if item.name), key=lambda item: item.name)
+    return sorted((entry for entry in _objects(bucket, "") if entry.name), key=lambda entry: entry.name)
 
 
 def sizes_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, int]]:
     """Each key under a prefix that ends in '/', with its size in bytes."""
     for page in _pages(bucket, prefix, deep=True):
-        for item in page.objects:
-            yield item.name, item.size
+        for entry in page.objects:
+            yield entry.name, entry.size
 
 
 def stamps_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, datetime]]:
     """Each key under a prefix that ends in '/', with the time of its last write."""
-    return ((item.name, item.modified) for item in _objects(bucket, prefix))
+    return ((entry.name, entry.modified) for entry in _objects(bucket, prefix))
 
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:
     """The names directly under a prefix, sorted; those that have more below end in '/'."""
-    names: set[str] = set()
+    child_names: set[str] = set()
     for page in _pages(bucket, prefix, deep=False):
-        names.update(item.name.removeprefix(prefix) for item in page.objects)
-        names.update(name.removeprefix(prefix) for name in page.folders)
-    return sorted(names - {""}, key=lambda name: name.removesuffix("/"))
+        child_names.update(entry.name.removeprefix(prefix) for entry in page.objects)
+        child_names.update(name.removeprefix(prefix) for name in page.folders)
+    return sorted(child_names - {""}, key=lambda name: name.removesuffix("/"))
 
 
 def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
     """Some tools write a key that ends in '/' for an empty folder, which is left out."""
     pages = _pages(bucket, prefix, deep=True)
-    return (item for page in pages for item in page.objects if not item.name.endswith("/"))
+    return (entry for page in pages for entry in page.objects if not entry.name.endswith("/"))
 
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
     """The pages. Raises IntegrityError for a server that lists without end, and for a size that no object has."""
-    after, keys, markers = "", 0, set[str]()
+    token, key_count, seen_tokens = "", 0, set[str]()
     while True:
-        page = ask(bucket, "listing", lambda after=after: bucket.page(prefix, after, deep=deep))  # type: ignore[misc]
-        for item in page.objects:
-            check_size(item.size, bucket.place.locator(item.name))
+        page = ask(bucket, "listing", lambda token=token: bucket.page(prefix, token, deep=deep))  # type: ignore[misc]
+        for entry in page.objects:
+            check_size(entry.size, bucket.place.locator(entry.name))
         yield page
-        after, keys = page.after, keys + len(page.objects) + len(page.folders)
-        if not after:
+        token, key_count = page.next_token, key_count + len(page.objects) + len(page.folders)
+        if not token:
             return
-        if after in markers or len(markers) > MAX_KEYS // 1000 or keys > MAX_KEYS:
-            raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {keys} keys so far")
-        markers.add(after)
+        if token in seen_tokens or len(seen_tokens) > MAX_KEYS // 1000 or key_count > MAX_KEYS:
+            raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {key_count} keys so far")
+        seen_tokens.add(token)

@@ -89,8 +89,8 @@ def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
     has."""
     try:
         facts = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
-    except Declined as declined:
-        _check_absent(bucket, key, declined)
+    except Declined as refusal:
+        _check_absent(bucket, key, refusal)
         return None
     check_size(facts.size, bucket.place.locator(key))
     return facts
@@ -110,11 +110,11 @@ def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> t
     return data, tag
 
 
-def _check_absent(bucket: BucketApi, key: str, declined: Declined) -> None:
+def _check_absent(bucket: BucketApi, key: str, refusal: Declined) -> None:
     """Raise UnavailableError if that is not what the server says."""
-    if declined.status != ABSENT:
+    if refusal.status != ABSENT:
         where = bucket.place.locator(key)
-        raise UnavailableError(f"{where}: the server refuses with {declined}; look at the object") from declined
+        raise UnavailableError(f"{where}: the server refuses with {refusal}; look at the object") from refusal
 
 
 def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
@@ -135,49 +135,51 @@ def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = N
     """
     try:
         return ask(bucket, f"reading {key}", lambda: bucket.get(key, tag, MAX_DOCUMENT_BYTES), attempts)
-    except Declined as declined:
-        if declined.status == UNCHANGED:
+    except Declined as refusal:
+        if refusal.status == UNCHANGED:
             return None, tag
-        if declined.status == TOO_LARGE:
+        if refusal.status == TOO_LARGE:
             where = bucket.place.locator(key)
             raise IntegrityError(
                 f"{where} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-            ) from declined
-        _check_absent(bucket, key, declined)
+            ) from refusal
+        _check_absent(bucket, key, refusal)
         return None, ""
 
 
-def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", most: int = MAX_BLOB_BYTES) -> str:
-    """Write an object's bytes to `sink` and return their SHA-256. most: bytes that are taken.
+def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max_bytes: int = MAX_BLOB_BYTES) -> str:
+    """Write an object's bytes to `sink` and return their SHA-256. max_bytes: bytes that are taken.
 
     Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
-    start, furthest, waiting = sink.tell(), 0, pauses()
+    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, pauses()
     sha, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
     while True:
-        have = sink.tell() - start
+        written_bytes = sink.tell() - sink_offset
         try:
-            tag, body = bucket.open_from(key, have, tag if have else "")
+            tag, body = bucket.open_from(key, written_bytes, tag if written_bytes else "")
             with closing(body):
                 while count := body.readinto(buffer):
-                    if sink.tell() - start + count > most:
-                        raise IntegrityError(f"{bucket.place.locator(key)} is over {most} bytes, which it cannot be")
+                    if sink.tell() - sink_offset + count > max_bytes:
+                        raise IntegrityError(
+                            f"{bucket.place.locator(key)} is over {max_bytes} bytes, which it cannot be"
+                        )
                     sink.write(buffer[:count])
                     sha.update(buffer[:count])
             return sha.hexdigest()
-        except Declined as declined:
-            if not have or declined.status == ABSENT:
+        except Declined as refusal:
+            if not written_bytes or refusal.status == ABSENT:
                 raise
             # Another object by now (412), or a server without ranges (416): from the beginning.
-            broken: Declined | Failed = declined
-            sink.seek(start)
+            problem: Declined | Failed = refusal
+            sink.seek(sink_offset)
             sink.truncate()
             sha, tag = hashlib.sha256(), ""
-        except Failed as failed:
-            broken = failed
-        if (came := sink.tell() - start) > furthest:
-            furthest, waiting = came, pauses()
-        wait(bucket, key, broken, next(waiting))
+        except Failed as failure:
+            problem = failure
+        if (total_bytes := sink.tell() - sink_offset) > furthest_bytes:
+            furthest_bytes, next_pauses = total_bytes, pauses()
+        wait(bucket, key, problem, next(next_pauses))
 
 
 class HashingSink:
@@ -225,28 +227,28 @@ def wait(bucket: BucketApi, key: str, broken: Declined | Failed, pause: float | 
 class Range:
     """`size` bytes of an object from `start` on, in order; not verified, which needs the whole object."""
 
-    def __init__(self, bucket: BucketApi, key: str, start: int, size: int) -> None:
+    def __init__(self, bucket: BucketApi, key: str, offset: int, size: int) -> None:
         self._bucket, self._key = bucket, key
-        self._at, self._end = start, start + size
+        self._at, self._end = offset, offset + size
         self._body: Body | None = None
-        self._furthest, self._waiting = start, pauses()
+        self._furthest, self._waiting = offset, pauses()
 
     def fill(self, into: memoryview) -> None:
         """Fill `into` with the next bytes. Raises Declined (404 absent, 416 it ends before, or this server has no
         ranges) and UnavailableError."""
-        have = 0
-        while have < len(into):
+        filled_bytes = 0
+        while filled_bytes < len(into):
             try:
                 if self._body is None:
                     self._body = self._bucket.open_range(self._key, self._at, self._end - self._at)
-                count = self._body.readinto(into[have : have + _READ_BYTES])
-            except Failed as failed:
+                count = self._body.readinto(into[filled_bytes : filled_bytes + _READ_BYTES])
+            except Failed as failure:
                 self.close()
                 if self._at > self._furthest:
                     self._furthest, self._waiting = self._at, pauses()
-                wait(self._bucket, self._key, failed, next(self._waiting))
+                wait(self._bucket, self._key, failure, next(self._waiting))
             else:
-                have += count
+                filled_bytes += count
                 self._at += count
 
     def close(self) -> None:
@@ -281,20 +283,20 @@ def read_uri(text: str, options: Collection[str]) -> BucketUri:
     where = f"registry {parts.scheme}://{parts.netloc}/{prefix}"
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     option_values = dict(pairs)
-    if unknown := sorted(set(option_values) - set(options)):
-        raise InputError(f"{where}: option {unknown[0][:40]!r} is not known; there are {', '.join(options)}")
+    if unknown_options := sorted(set(option_values) - set(options)):
+        raise InputError(f"{where}: option {unknown_options[0][:40]!r} is not known; there are {', '.join(options)}")
     if len(option_values) < len(pairs) or not all(option_values.values()):
         raise InputError(f"{where}: an option is given twice or without a value")
     return BucketUri(parts.netloc, prefix, option_values, where)
 
 
-def check_bucket(found: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
+def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
     """Raise InputError unless `name` can be a bucket's, and the prefix a key. words: what a name is, for messages."""
     if not pattern.fullmatch(name):
-        raise InputError(f"{found.where}: {name!r} is not the name of a {kind} ({words})")
-    if found.prefix and not is_key(found.prefix):
+        raise InputError(f"{uri.where}: {name!r} is not the name of a {kind} ({words})")
+    if uri.prefix and not is_key(uri.prefix):
         raise InputError(
-            f"{found.where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
+            f"{uri.where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
         )
 
 

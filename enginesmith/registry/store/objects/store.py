@@ -81,19 +81,19 @@ def write(bucket: BucketApi, key: str, data: bytes, expected: str | None) -> boo
 
     Raises UnavailableError, and UndecidedError when the response was lost and another object is there by now.
     """
-    token, unsure = secrets.token_hex(16), False
+    token, is_unsure = secrets.token_hex(16), False
     for pause in pauses():
         try:
             bucket.put(key, data, expected, token)
             return True
-        except Declined as declined:
-            if declined.status != CONFLICT:  # this write was not done because of a concurrent one
-                return unsure and _was_done(bucket, key, token)
+        except Declined as refusal:
+            if refusal.status != CONFLICT:  # this write was not done because of a concurrent one
+                return is_unsure and _was_done(bucket, key, token)
             if pause is None:
                 return False
-        except Failed as failed:
-            refuse(bucket, f"writing {key}", failed, last=pause is None)
-            unsure = True
+        except Failed as failure:
+            refuse(bucket, f"writing {key}", failure, last=pause is None)
+            is_unsure = True
         time.sleep(pause or 0)
     raise AssertionError("unreachable")
 
@@ -134,13 +134,13 @@ def _honours_condition(bucket: BucketApi, marker: bytes, expected: str | None) -
         try:
             bucket.put(MARKER, marker, expected, "")
             return False
-        except Declined as declined:
-            if declined.status != CONFLICT or pause is None:
+        except Declined as refusal:
+            if refusal.status != CONFLICT or pause is None:
                 return True
-        except Failed as failed:
-            if failed.unknown:
+        except Failed as failure:
+            if failure.unknown:
                 return False
-            refuse(bucket, "asking for conditional writes", failed, last=pause is None)
+            refuse(bucket, "asking for conditional writes", failure, last=pause is None)
         time.sleep(pause or 0)
     raise AssertionError("unreachable")
 
@@ -165,16 +165,16 @@ def put(bucket: BucketApi, source: UploadSource) -> None:
             if pause is None:
                 where = bucket.place.locator(key)
                 raise UnavailableError(f"{where} keeps changing while it is written; run again") from None
-        except Failed as failed:
-            refuse(bucket, f"writing {key}", failed, last=pause is None)
+        except Failed as failure:
+            refuse(bucket, f"writing {key}", failure, last=pause is None)
         time.sleep(pause or 0)
 
 
-def _is_sound(bucket: BucketApi, key: str, found: ObjectFacts, source: UploadSource) -> bool:
+def _is_sound(bucket: BucketApi, key: str, facts: ObjectFacts, source: UploadSource) -> bool:
     """Whether the object has the source's bytes: by its checksum where that tells, else by reading it."""
-    if found.size != source.size:
+    if facts.size != source.size:
         return False
-    is_same = bucket.holds(found, source)
+    is_same = bucket.holds(facts, source)
     if is_same is not None:
         return is_same
     with suppress(Declined):
@@ -267,29 +267,29 @@ class ObjectStore:
                     self._stream_verified(digest, sink)
                 file.commit(dest)
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         buffer = io.BytesIO()
-        self._stream_verified(digest, buffer, most)
+        self._stream_verified(digest, buffer, max_bytes)
         return buffer.getvalue()
 
     @contextmanager
-    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`."""
 
         def fill(into: memoryview) -> None:
             try:
                 blob_range.fill(into)
-            except Declined as declined:
-                if declined.status == ABSENT:
-                    raise self._lost_error(digest) from declined
+            except Declined as refusal:
+                if refusal.status == ABSENT:
+                    raise self._lost_error(digest) from refusal
                 raise IntegrityError(
                     f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
                     "then build "
                     "again"
-                ) from declined
+                ) from refusal
 
-        with closing(Range(self.bucket, blob_key(digest), start, size)) as blob_range:
+        with closing(Range(self.bucket, blob_key(digest), offset, size)) as blob_range:
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
@@ -297,8 +297,8 @@ class ObjectStore:
         try:
             sink = HashingSink()
             return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
-        except Declined as declined:
-            raise self._lost_error(digest) from declined
+        except Declined as refusal:
+            raise self._lost_error(digest) from refusal
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -338,8 +338,8 @@ class ObjectStore:
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
-        names = names_below(self.bucket, self._prefix(prefix))
-        return (name for name in names if prefix or name != f"{_DISCARDED}/")
+        child_names = names_below(self.bucket, self._prefix(prefix))
+        return (name for name in child_names if prefix or name != f"{_DISCARDED}/")
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
@@ -353,8 +353,8 @@ class ObjectStore:
         """See `Store.now`: what the server's answer about the marker is dated."""
         try:
             return ask(self.bucket, "asking for the time", self.bucket.now)
-        except Declined as declined:
-            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from declined
+        except Declined as refusal:
+            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
@@ -382,17 +382,17 @@ class ObjectStore:
             check_key(prefix.removesuffix("/"))
         return prefix
 
-    def _stream_verified(self, digest: str, sink: BinaryIO, most: int = MAX_BLOB_BYTES) -> str:
+    def _stream_verified(self, digest: str, sink: BinaryIO, max_bytes: int = MAX_BLOB_BYTES) -> str:
         """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
         may have changed them; then IntegrityError is raised."""
-        start, actual_digest = sink.tell(), ""
+        sink_offset, actual_digest = sink.tell(), ""
         for _ in range(2):
-            sink.seek(start)
+            sink.seek(sink_offset)
             sink.truncate()
             try:
-                actual_digest = stream_blob(self.bucket, blob_key(digest), sink, most)
-            except Declined as declined:
-                raise self._lost_error(digest) from declined
+                actual_digest = stream_blob(self.bucket, blob_key(digest), sink, max_bytes)
+            except Declined as refusal:
+                raise self._lost_error(digest) from refusal
             if actual_digest == digest:
                 return actual_digest
         raise IntegrityError(
@@ -408,11 +408,11 @@ class ObjectStore:
                 source = stack.enter_context(cache_path.open("rb"))
             except OSError:
                 return False
-            start = sink.tell()
+            sink_offset = sink.tell()
             if copy_hashed(source, sink) == digest:
                 return True
         cache.drop(digest)
-        sink.seek(start)
+        sink.seek(sink_offset)
         sink.truncate()
         return False
 

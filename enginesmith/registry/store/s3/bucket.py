@@ -62,13 +62,13 @@ def parts_etag(source: UploadSource) -> str:
 
 def send(bucket: "S3Bucket", key: str, source: UploadSource, expected: str | None) -> None:
     """A multipart upload, which is aborted unless it is completed. Raises Declined."""
-    where = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
-    begun = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", where | bucket.place.encryption())
-    upload = {**where, "UploadId": read(begun, "UploadId", str)}
+    place = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
+    answer = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", place | bucket.place.encryption())
+    upload = {**place, "UploadId": read(answer, "UploadId", str)}
 
     def send_part(number: int, data: bytes) -> dict[str, str | int]:
-        part = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
-        response = _ask(bucket, f"writing part {number} of {where['Key']}", "upload_part", "ETag", part)
+        part_request = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
+        response = _ask(bucket, f"writing part {number} of {place['Key']}", "upload_part", "ETag", part_request)
         return {"PartNumber": number, "ETag": read(response, "ETag", str)}
 
     try:
@@ -84,14 +84,14 @@ def send(bucket: "S3Bucket", key: str, source: UploadSource, expected: str | Non
 
 
 def _ask(
-    bucket: "S3Bucket", doing: str, request: str, needed: str, asked: Mapping[str, object], attempts: int | None = None
+    bucket: "S3Bucket", doing: str, request: str, field: str, params: Mapping[str, object], attempts: int | None = None
 ) -> JsonObject:
-    """Send a request of boto3's client by its name, whose answer must have the field `needed`, until it is answered."""
+    """Send a request of boto3's client by its name, whose answer must have `field`, until it is answered."""
 
     def send() -> JsonObject:
         with answers(bucket.place):
-            answer: JsonObject = getattr(client(bucket.place), request)(**asked)
-            return whole(answer, *([needed] if needed else []))
+            answer: JsonObject = getattr(client(bucket.place), request)(**params)
+            return whole(answer, *([field] if field else []))
 
     return ask(bucket, doing, send, attempts)
 
@@ -113,15 +113,15 @@ def _find_abandoned(bucket: "S3Bucket") -> Iterator[Upload]:
     while True:
         page = _ask(bucket, "listing uploads", "list_multipart_uploads", "IsTruncated", list_arguments | marker)
         # The server's clock, which also dated the uploads: this machine's may be wrong.
-        stated = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
-        now = parsedate_to_datetime(stated) if stated else datetime.now(UTC)
-        for item in find(page, "Uploads", list, []):
-            if now - read(item, "Initiated", datetime) > LEFT_AFTER:
-                yield Upload(read(item, "Key", str), read(item, "UploadId", str))
+        stated_date = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
+        now = parsedate_to_datetime(stated_date) if stated_date else datetime.now(UTC)
+        for upload in find(page, "Uploads", list, []):
+            if now - read(upload, "Initiated", datetime) > LEFT_AFTER:
+                yield Upload(read(upload, "Key", str), read(upload, "UploadId", str))
         if not page.get("IsTruncated"):
             return
-        following = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        marker = {name: read(page, where, str) for name, where in following.items()}
+        next_markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        marker = {name: read(page, where, str) for name, where in next_markers.items()}
 
 
 # The requests of a bucket of Amazon S3 or a compatible server (`objects.api.BucketApi` documents them).
@@ -165,30 +165,30 @@ class S3Bucket:
                     raise aws.IncompleteReadError(actual_bytes=len(data), expected_bytes=size)
                 return data, read(answer, "ETag", str)
 
-    def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
-        conditions = {**({"Range": f"bytes={start}-"} if start else {}), **({"IfMatch": tag} if tag else {})}
+        conditions = {**({"Range": f"bytes={offset}-"} if offset else {}), **({"IfMatch": tag} if tag else {})}
         with answers(self.place):
             answer = whole(client(self.place).get_object(**self._at(key), **conditions), *_FACTS)
             body = read(answer, "Body", StreamingBody)
-            if start and not find(answer, "ContentRange", str, "").startswith(f"bytes {start}-"):
+            if offset and not find(answer, "ContentRange", str, "").startswith(f"bytes {offset}-"):
                 body.close()
                 raise Declined(NO_RANGE, "no range")
             return read(answer, "ETag", str), _body(self.place, body, read(answer, "ContentLength", int))
 
-    def open_range(self, key: str, start: int, size: int) -> Body:
+    def open_range(self, key: str, offset: int, size: int) -> Body:
         """See `BucketApi.open_range`. Declines a server without ranges, too."""
-        last = start + size - 1
+        last_offset = offset + size - 1
         with answers(self.place):
-            answer = client(self.place).get_object(**self._at(key), Range=f"bytes={start}-{last}")
+            answer = client(self.place).get_object(**self._at(key), Range=f"bytes={offset}-{last_offset}")
             body = read(answer, "Body", StreamingBody)
-            if _is_range(answer, start, size):
+            if _is_range(answer, offset, size):
                 return _body(self.place, body, size)
             body.close()
             if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
                 raise Declined(NO_RANGE, "no ranges")
             match = _RANGE.match(find(answer, "ContentRange", str, ""))
-            if match and int(match[1]) == start and int(match[2]) < last:
+            if match and int(match[1]) == offset and int(match[2]) < last_offset:
                 raise Declined(NO_RANGE, "it ends before")
             # Headers that were cut off have another range, or none: worth another attempt.
             raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=size)
@@ -209,11 +209,11 @@ class S3Bucket:
         """See `BucketApi.put_large`: a multipart upload."""
         send(self, key, source, expected)
 
-    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
+    def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
         """See `BucketApi.holds`: by the ETag, if it was put as this module does."""
-        if found.checksum == parts_etag(source):
+        if facts.checksum == parts_etag(source):
             return True
-        return False if found.checksum and "-" not in found.checksum else None
+        return False if facts.checksum and "-" not in facts.checksum else None
 
     def delete(self, key: str, tag: str = "") -> None:
         """See `BucketApi.delete`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
@@ -226,24 +226,24 @@ class S3Bucket:
         with answers(self.place):
             client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=copy_arguments)
 
-    def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": after} if after else {})}
-        top, start = self.place.key(""), self.place.key(prefix)
+        list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": token} if token else {})}
+        base, root = self.place.key(""), self.place.key(prefix)
         with answers(self.place):
-            response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=start, **list_arguments)
+            response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=root, **list_arguments)
             page = whole(response, "IsTruncated")
             return ListedPage(
                 tuple(
                     ListedObject(
-                        read(item, "Key", str).removeprefix(top),
-                        read(item, "Size", int),
-                        read(item, "ETag", str),
-                        read(item, "LastModified", datetime),
+                        read(row, "Key", str).removeprefix(base),
+                        read(row, "Size", int),
+                        read(row, "ETag", str),
+                        read(row, "LastModified", datetime),
                     )
-                    for item in find(page, "Contents", list, [])
+                    for row in find(page, "Contents", list, [])
                 ),
-                tuple(read(item, "Prefix", str).removeprefix(top) for item in find(page, "CommonPrefixes", list, [])),
+                tuple(read(row, "Prefix", str).removeprefix(base) for row in find(page, "CommonPrefixes", list, [])),
                 read(page, "NextContinuationToken", str) if page.get("IsTruncated") else "",
             )
 
@@ -273,12 +273,12 @@ class S3Bucket:
         return {"Bucket": self.place.bucket, "Key": self.place.key(key)}
 
 
-def _is_range(answer: JsonObject, start: int, size: int) -> bool:
+def _is_range(answer: JsonObject, offset: int, size: int) -> bool:
     """Whether it is exactly that range; from a server without ranges, the whole of a small object may be it."""
     if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
-        return start == 0 and answer.get("ContentLength") == size
+        return offset == 0 and answer.get("ContentLength") == size
     match = _RANGE.match(find(answer, "ContentRange", str, ""))
-    return match is not None and (int(match[1]), int(match[2])) == (start, start + size - 1)
+    return match is not None and (int(match[1]), int(match[2])) == (offset, offset + size - 1)
 
 
 def _body(place: S3Location, body: StreamingBody, size: int) -> HttpBody:

@@ -59,14 +59,14 @@ def answers(place: S3Location) -> Iterator[None]:
         raise Failed(words, passing=is_transient(error), unknown=words == UNKNOWN_REQUEST) from error
 
 
-def whole(answer: JsonObject, *names: str) -> JsonObject:
+def whole(answer: JsonObject, *field_names: str) -> JsonObject:
     """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
     headers looks to Python like an answer that has no more of them, and no body."""
-    missing = [name for name in names if name not in answer]
-    if missing:
+    missing_fields = [name for name in field_names if name not in answer]
+    if missing_fields:
         if body := find(answer, "Body", StreamingBody, None):
             body.close()
-        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing[0])
+        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing_fields[0])
     return answer
 
 
@@ -93,22 +93,22 @@ def is_transient(error: Exception) -> bool:
 
 def explain(place: S3Location, error: Exception) -> str:
     """What happened, and the remedy."""
-    at = f" at {place.endpoint}" if place.endpoint else " at AWS"
+    place_text = f" at {place.endpoint}" if place.endpoint else " at AWS"
     words = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
-    return words(place, at, error)
+    return words(place, place_text, error)
 
 
-def _explain_answer(place: S3Location, at: str, error: Exception) -> str:
-    """What an error response of the server means, and the remedy. at: where the server is, for messages."""
+def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str:
+    """What an error response of the server means, and the remedy. place_text: where the server is, for messages."""
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
-        return f"there is no bucket {place.bucket!r}{at}; create it, or check its name"
+        return f"there is no bucket {place.bucket!r}{place_text}; create it, or check its name"
     if code in _EXPIRED:
         return f"the credentials have expired ({code}); renew them and run again"
     if code in _CREDENTIALS:
         return (
             f"the credentials are not accepted ({code}); check the access key, its secret, the session token and the "
-            f"region{at}"
+            f"region{place_text}"
         )
     if code in ("RequestTimeTooSkewed", "RequestInTheFuture"):
         return f"this machine's clock differs from the server's ({code}); set it"
@@ -129,7 +129,7 @@ def _explain_answer(place: S3Location, at: str, error: Exception) -> str:
     return f"the server refuses with {status} {code[:60]}; check the URI's options"
 
 
-def _explain_no_answer(_place: S3Location, at: str, error: Exception) -> str:
+def _explain_no_answer(_place: S3Location, place_text: str, error: Exception) -> str:
     """Why there was no response, and the remedy."""
     kind = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
@@ -140,12 +140,12 @@ def _explain_no_answer(_place: S3Location, at: str, error: Exception) -> str:
     if isinstance(error, aws.ProfileNotFound | aws.ConfigParseError | aws.TokenRetrievalError | aws.SSOError):
         return f"the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws"
     if isinstance(error, aws.SSLError):
-        return f"no TLS connection{at}; set AWS_CA_BUNDLE to its certificate authority"
+        return f"no TLS connection{place_text}; set AWS_CA_BUNDLE to its certificate authority"
     if isinstance(error, aws.ProxyConnectionError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if isinstance(error, _NO_WHOLE_ANSWER):
-        return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"
-    return f"{kind}{at}; check the URI's options and the AWS configuration"
+        return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
+    return f"{kind}{place_text}; check the URI's options and the AWS configuration"
 
 
 def client(place: S3Location) -> Any:

@@ -45,9 +45,9 @@ class Far:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    def open_range(self, digest: str, start: int, size: int) -> Any:
+    def open_range(self, digest: str, offset: int, size: int) -> Any:
         self.ranges += 1
-        return self.store.open_range(digest, start, size)
+        return self.store.open_range(digest, offset, size)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def run(path: Path, source, told=lambda there: None) -> str:
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 25_000])
 def test_parts_cover_a_blob_once(size: int) -> None:
     parts = parts_of(size, PART)
-    assert [part.start for part in parts] == list(range(0, size, PART)) and sum(part.size for part in parts) == size
+    assert [part.offset for part in parts] == list(range(0, size, PART)) and sum(part.size for part in parts) == size
 
 
 @pytest.mark.parametrize("kept", [0, 1, 12])
@@ -109,7 +109,7 @@ def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: 
     assert run(tmp_path / "file", source) == DIGEST
     sizes = [-(-size // PART) for _, size in sorted(source.requests)]
     assert sum(sizes) == data_parts and sizes[0] == 2 and sizes[-1] == 1
-    assert sorted(source.asked) == [part.start for part in parts_of(len(DATA), PART)]
+    assert sorted(source.asked) == [part.offset for part in parts_of(len(DATA), PART)]
 
 
 def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +234,9 @@ class Far:
     def __init__(self, store: Store, folder: Path) -> None:
         self.store, self.folder = store, folder
 
-    def open_range(self, digest: str, start: int, size: int):
-        (self.folder / f"asked-{os.getpid()}-{start}").touch()
-        return self.store.open_range(digest, start, size)
+    def open_range(self, digest: str, offset: int, size: int):
+        (self.folder / f"asked-{os.getpid()}-{offset}").touch()
+        return self.store.open_range(digest, offset, size)
 
 
 def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: Path) -> None:

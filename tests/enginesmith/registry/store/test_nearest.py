@@ -45,10 +45,10 @@ class Failing:
         return ask
 
     @contextmanager
-    def open_range(self, digest: str, start: int, size: int) -> Iterator[Callable[[memoryview], None]]:
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Callable[[memoryview], None]]:
         self.asked += 1
         done = 0
-        with self.store.open_range(digest, start, size) as fill:
+        with self.store.open_range(digest, offset, size) as fill:
 
             def some(into: memoryview) -> None:
                 nonlocal done

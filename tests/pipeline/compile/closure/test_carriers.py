@@ -53,8 +53,8 @@ class Bytes:
     def path(self, digest: str) -> Path:
         raise OSError(f"{digest} lies in no file to link to")
 
-    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
-        return self.blobs.get(digest) or behind(self.uri).read_blob(digest, most)
+    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        return self.blobs.get(digest) or behind(self.uri).read_blob(digest, max_bytes)
 
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
