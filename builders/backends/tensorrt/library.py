@@ -182,7 +182,11 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
 
 
 def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
-    """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
+    """Give a loaded engine the weights of an ONNX model.
+
+    trt: the module.  said: its logger, with the messages of this call.
+    Raises EnginesmithError naming what lacks or does not fit.
+    """
     refitter = trt.Refitter(loaded, said)
     parser = trt.OnnxParserRefitter(refitter, said)
     if not parser.refit_from_file(str(model)):
@@ -197,7 +201,7 @@ def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
 
 
 def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
-    """A loaded engine as bytes, with its weights, refittable as before."""
+    """A loaded engine as bytes, with its weights, refittable as before. Raises EnginesmithError with its reason."""
     config = loaded.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
