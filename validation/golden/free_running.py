@@ -32,6 +32,7 @@ class Roller:
 
     inputs: of the model.  ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
     same in all of them.  dim: as in `GoldenSequences`.
+    states: the inputs and outputs that are carried.
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -127,7 +127,8 @@ class Looks:
 
 @dataclass(frozen=True)
 class CanaryJudgement:
-    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look."""
+    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look.  criteria: the
+    tests, in the order of the thresholds.  notes: how the evidence was read."""
 
     verdict: Verdict
     reason: str
@@ -147,7 +148,9 @@ def judge(
 ) -> CanaryJudgement:
     """Judge a candidate by observations of both sides (`pairing.evidence_of`).
 
-    seed, replicates: of the bootstrap. Raises InputError for looks that do not fit the plan.
+    seed, replicates: of the bootstrap.
+    evidence: the observations of both sides.  thresholds: None for the defaults.  looks: None for a single one.
+    Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.

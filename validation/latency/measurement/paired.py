@@ -49,6 +49,8 @@ def run_interleaved(
 ) -> list[Pair]:
     """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
 
+    opens: both engines.  inputs: of each run.  seconds: for all openings together.  openings: sessions of each, one
+    after the other.
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)
