@@ -66,7 +66,10 @@ class StepRunner(Protocol):
     def map(
         self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
-        """Run a step for each item, side by side, and return the values in order."""
+        """Run a step for each item, side by side, and return the values in order.
+
+        items: the first argument of each call.  arguments, named: the others, equal in all calls.
+        """
 
 
 class InProcess:

@@ -70,7 +70,8 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes."""
+    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes.
+    hardware: of each node."""
 
     hardware: Hardware
     nodes: int

@@ -109,7 +109,10 @@ def validate(
     targets, engines: names of the targets and digests of the engines to keep to; None for all.  again: whether to run
     an engine that has a verdict by the time when it is its turn.
     Of an ensemble an engine is run from end to end, once those of its graphs are proven here; the reports on these are
-    attached to their versions. Raises IntegrityError when an engine, its graph or its golden set is damaged.
+    attached to their versions.
+
+    manifest: of the version.  context: of the run.
+    Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     with open_version(manifest, context.store) as version:
         for entry in entries_of(manifest, context.store, targets, engines):
@@ -339,6 +342,7 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 
     target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
     whether they run there (compiler, versions) is asked there.
+    store, model: the registry, and the name in it.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))

@@ -132,6 +132,7 @@ class TrendChange:
     """A change of level of one value of a series. at: time of the first point after it.  ratio: after over before.
 
     came_with: what differs between the points before and after it: 'version 3 -> 4', 'onnxruntime 1.30 -> 1.31'.
+    value: what changed.  index: of the first point after it.  z: the change in standard errors.
     """
 
     value: Value

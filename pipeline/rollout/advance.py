@@ -69,7 +69,8 @@ def moment_of(rollout: Rollout, now: datetime) -> Moment:
 def judge_gates(
     rollout: Rollout, heard: Heard, verdicts: Sequence[CanaryVerdict], now: datetime
 ) -> tuple[GateResult, ...]:
-    """What each gate of the open wave says. verdicts: all canaries of the version."""
+    """What each gate of the open wave says. verdicts: all canaries of the version.  rollout: the open one.  heard:
+    reports of nodes.  now: by the store's clock."""
     gates, moment = rollout.plan.gates, moment_of(rollout, now)
     gate_results = list[GateResult]()
     if gates.health_ppm is not None:
@@ -328,6 +329,7 @@ class RolloutFollower:
     """Looks at the rollouts of `chosen` (model, channel); None: at all that are not finished.
 
     say: called with what is new.  on_step: called with each step that this process made.
+    store: the registry.  last, failures: what was told of each channel.
     """
 
     store: Store

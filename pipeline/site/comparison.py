@@ -215,9 +215,9 @@ class Signatures:
 @dataclass(frozen=True)
 class ReadVersion:
     """A version as it is now. document: None where its manifest cannot be read; `page` is what its page shows, and
-    `manifest` the manifest's digest, then.
-    problems: what could not be read, each in words.  sizes: of each engine by its unit, in bytes, with all that one of
-    an ensemble stands for.  pinned: the graphs of an ensemble whose versions are there."""
+    `manifest` the manifest's digest, then. problems: what could not be read, each in words.  sizes: of each engine by
+    its unit, in bytes, with all that one of an ensemble stands for.  pinned: the graphs of an ensemble whose versions
+    are there.  model, version: names.  signatures: whose, by the trust policy."""
 
     model: str
     version: str

@@ -54,7 +54,7 @@ class EngineTimer:
     def of_graph(cls, work: Work) -> "EngineTimer":
         """Of the spec's fp32 graph, built for this CPU unless that is on record.
 
-        Raises EnginesmithError where it cannot be built.
+        Raises EnginesmithError where it cannot be built, InputError where no backend builds it for this CPU.
         """
         spec, context = work.spec, work.context
         plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
@@ -150,6 +150,7 @@ def advise_buckets(
     """The buckets of least cost for a spec's dims. split: the traffic within them.
 
     engine: of a version, which is timed; None for the spec's fp32 graph.  recorded: use its latency report instead.
+    work: the run of the spec.  traffic: all of it.  options: what is asked for.
     Raises InputError and DataError for options, traffic and times that do not fit, and what timing raises.
     """
     spec = work.spec

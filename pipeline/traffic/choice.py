@@ -67,8 +67,9 @@ def choose_buckets(
     """The buckets of least cost. timings: times of runs.  measure: times the engine at the edges of all plans; None
     to use these times alone.
 
-    price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those that were timed, and what
-    `measure` raises.
+    price_s: of a profile, in engine seconds a day.
+    task: the dims and their traffic.  max_profiles: over all dims.
+    Raises DataError for a size beyond those that were timed, and what `measure` raises.
     """
     timed = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
@@ -96,6 +97,8 @@ def search_buckets(
 
     With a batcher the wait of batches depends on the buckets: they are chosen, simulated, and chosen again with the
     waits of that, until nothing changes or it costs more. The best by the simulation is taken.
+
+    task: the dims and their traffic.  times: of runs.  max_profiles: over all dims.
     """
     grid, policy = task.grid, task.policy
     growth = None

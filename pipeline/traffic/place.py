@@ -180,6 +180,7 @@ class BucketTask:
     """dims: all of the spec.  chosen: those that get buckets.  batch: the dim of samples, if it gets none.
 
     policy: None where each request runs alone.  remarks: what was decided, for people.
+    grid: the requests by size.
     """
 
     dims: tuple[Dim, ...]

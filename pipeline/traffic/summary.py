@@ -90,6 +90,9 @@ class TrafficSummary:
     """seconds, per_second, bursts: None without times.  per_second: of the real traffic.  hours: () without times.
 
     start: of absolute times, ISO 8601 in UTC.  beyond: dim -> requests whose size the spec's dim does not have.
+    files: their number.  sampling: share of the requests that was recorded.  made: where made-up traffic is from, or
+    ''.
+    dims: sizes of each.  pairs: of two dims together.
     """
 
     requests: int

@@ -136,7 +136,7 @@ GOLDEN = "golden data"
 class BuiltEnsemble:
     """An ensemble of which every graph is published. versions: of the graphs.  chain: of the exported graphs.
 
-    golden: data of the whole.  inputs, outputs: of the whole.
+    golden: data of the whole.  outputs: of the whole.  loaded: its spec and those of its graphs.
     """
 
     loaded: LoadedEnsemble
@@ -189,6 +189,7 @@ def publish_ensemble(
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
     narrowed: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
+    built: the ensemble.  units: those to judge.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, spec = context.store, built.loaded.spec

@@ -328,6 +328,7 @@ def publish_attributions(
     was published, on the page of the run.
 
     attributed: what was found, or why nothing was.  draw: as of `publish_version`.
+    draft: of the version.  context: of the run.
     """
     store = context.store
     named_attributions = tuple(

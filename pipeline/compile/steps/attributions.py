@@ -43,6 +43,7 @@ class Suspect:
     """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
 
     cases: of failed checks beside the golden set, which has passed.
+    stage: whose checks failed.
     """
 
     stage: Literal["quantization", "engine"]
@@ -108,6 +109,7 @@ class AttributeGraph:
     not known: then nothing is proposed. A search moves scales between tensors, so its own float model is then the one
     that the graph is taken apart against; the checks are against `reference` all the same.
     seconds: for all of it (`Clock`).
+    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -208,6 +210,7 @@ class AttributeEngine:
 
     cases: of failed checks of sizes and magnitudes, which are looked at in the place of the golden set: it has passed.
     seconds: for all of it (`Clock`).
+    limits, metrics: what the spec says.
     """
 
     engine: EngineBlob

@@ -76,7 +76,7 @@ class Kubernetes:
         return live_object
 
     def create(self, body: Object) -> None:
-        """Make it."""
+        """Make it. Raises UnavailableError for a cluster without the KubeRay operator."""
         make = self._custom.create_namespaced_custom_object
         if self._ask_if_there((_NOT_FOUND,), make, *self._place, body) is None:
             raise UnavailableError(
@@ -174,6 +174,8 @@ def apply(
     ones of another image. Busy workers of another image end after their unit.
 
     owner: the ConfigMap with which it is deleted. Returns what was done and which old pods are left, in words.
+    cluster: Kubernetes.  manifest: the wanted RayCluster.  head: Ray's, which is asked who is busy.  wait: sleeps;
+    another one is for tests.
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """

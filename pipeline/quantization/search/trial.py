@@ -59,6 +59,10 @@ class GroupDamage:
     """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized.
 
     int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
+    activation, nodes, op_type: the tensor that is read, and who reads it.  macs, share: multiplications, and their part
+    of all.
+    strength, clip: of smoothing and of weights.  folded: whether other nodes take the smoothing's factors.
+    kept: whether it is quantized.
     """
 
     activation: str
@@ -341,7 +345,10 @@ class SearchTrial:
         plans: Mapping[str, SmoothingPlan],
         work: Mapping[str, StatisticsWork],
     ) -> "SearchTrial":
-        """With each group's damage measured."""
+        """With each group's damage measured.
+
+        side: what is compared with.  target, kind: what is searched.  plans, work: as in `SearchTrial`.
+        """
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
         alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check, target.precision)

@@ -30,6 +30,7 @@ class TensorStatistics:
 
     low, high: extremes; infinite for a mask, and (inf, -inf) when nothing was seen.  elements: values counted.
     runs: inferences with finite extremes.  low_sum, high_sum: the extremes of those, added up, in units of 2**-149.
+    histogram: of magnitudes; None where none was taken.
     """
 
     low: float = math.inf
