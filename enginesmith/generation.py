@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as it is described beside its engine. inputs, outputs: of the engine.  ends: as in `Streams`.
+    """A decoder as it is described beside its engine. inputs: of the engine.  ends: as in `Streams`.
 
     ids: its input of token ids.  logits: name of its output [rows, vocabulary] or [rows, places, vocabulary].  rows,
     places: the most that a call takes; None without a bound.  progress: the other inputs, which follow from how far an

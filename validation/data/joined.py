@@ -105,7 +105,7 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
 
 class GrownInputs:
     """Inputs that cover what states hold too, as an attention mask over `past + tokens`: what each step adds is joined
-    to that of the steps before it. given: the inputs of a model without its states. For one sequence."""
+    to that of the steps before it. specs: of the inputs without states. For one sequence."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._axes, self._held = list(grown_axes(specs)), dict[str, Array]()

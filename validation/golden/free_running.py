@@ -146,7 +146,7 @@ class RecordedSession(Session):
     """A session whose first answer to known inputs is the recorded one; it answers itself when it is asked again, so
     that who asks twice compares the record with it.
 
-    cases: the most answers to record.  known: as `save` wrote them.
+    cases: the most answers to record.  golden: answers as `save` wrote them; None for none.
     """
 
     def __init__(self, session: Session, cases: int, golden: GoldenSet | None = None) -> None:

@@ -135,8 +135,8 @@ def tensor_scatter(
 
 
 class _ResizedAxis(NamedTuple):
-    """One axis to be resized. size: of the input.  made: of the output.  scale: output over input.  start, end: of the
-    region of interest, in 0..1."""
+    """One axis to be resized. size: of the input.  new_size: of the output.  scale: output over input.  start, end: of
+    the region of interest, in 0..1."""
 
     axis: int
     size: int
