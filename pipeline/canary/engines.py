@@ -124,6 +124,7 @@ def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, tar
 
 Opener = Callable[[], AbstractContextManager[Session]]
 Job = tuple[TrafficSegment, list[Timed | None], float]
+# Seconds that a process has to end by itself.
 JOIN_S = 10.0
 # An engine hangs that gives no answer for so many seconds, or ten times its slowest one; the first may compile.
 HANG_S, FIRST_S = 30.0, 600.0

@@ -174,6 +174,7 @@ _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")
 _DEVICE = re.compile(r"feature\.node\.kubernetes\.io/pci-(\d+_)?10de\.present")
 _SHARED = "-SHARED"
 _MIG = "-MIG-"
+# GPU feature discovery states memory in MiB.
 _MIB = 1 << 20
 # Prefix of the taints that Kubernetes sets itself, beside the readiness and cordons that are reported anyway.
 _LIFECYCLE = "node.kubernetes.io/"

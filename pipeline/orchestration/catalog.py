@@ -227,6 +227,7 @@ class _StepsMade(Progress):
 
 # Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others.
 
+# Bytes of a file that are searched for the key `model`.
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
 

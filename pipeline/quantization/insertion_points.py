@@ -354,6 +354,7 @@ def count_integer_nodes(model: ModelProto) -> tuple[tuple[str, int], ...]:
 
 # Scales of the states that engines take and give as int8.
 
+# The largest int8 of a symmetric grid: -128 has no counterpart.
 _LEVELS = 127
 
 

@@ -211,6 +211,7 @@ def describe_change(change: TrendChange) -> str:
 # A series of latencies as a picture: its points with their intervals, the levels between changes, and what came with
 # each change.
 
+# Width and height of the picture.
 SIZE = (720, 260)
 _LEVEL = "the median between changes"
 

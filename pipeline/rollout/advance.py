@@ -321,6 +321,7 @@ def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:
 # Follows rollouts: looks at each again and again, and says what was done. A model that is damaged stops no other.
 
 Where = tuple[str, str]
+# Seconds between two looks.
 INTERVAL_S = 15.0
 
 

@@ -21,6 +21,7 @@ from pipeline.spec.validation import StageLimits
 
 # Padding rules of inputs: which of them no server can keep.
 
+# The largest finite numbers (IEEE 754).
 _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
 

@@ -28,7 +28,9 @@ from pipeline.sources.hub import HubFile
 # Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
 # several keys.
 
+# Sizes are smaller: int32 holds no larger ones.
 LARGEST_SIZE = 1 << 31
+# Characters and levels of a value that a message quotes.
 _LONGEST_SHOWN = 80
 _DEEPEST_SHOWN = 4
 

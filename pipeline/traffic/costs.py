@@ -268,6 +268,7 @@ def partition_grid(model: CostModel, chosen: Sequence[int], max_profiles: int, p
 # where both have a bucket of one size, the same times, so that what one saves against the other is known better than
 # either.
 
+# Of the bootstrap; and the percentiles that hold the central 95 % of them.
 RESAMPLES = 1000
 _CENTRAL = (0.025, 0.975)
 

@@ -306,6 +306,7 @@ def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
 
 DIM_COLUMNS = ("dim", "requests", "sizes", "min", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "max")
 PLAN_COLUMNS = ("buckets", "profiles", "engine time per request", "padding", "batch", "busy", "price", "chosen saves")
+# Rows of a histogram in text, and characters of its longest bar.
 _MOST_ROWS, _BAR = 16, 30
 
 

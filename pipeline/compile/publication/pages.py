@@ -246,6 +246,7 @@ BUILD_TYPE = "urn:enginesmith:build:v1"
 # The image that the build runs in, if any, as the one who starts it says; a digest reference where possible.
 IMAGE = "ENGINESMITH_BUILDER_IMAGE"
 
+# A longer text is not a name of a license, but the license itself.
 _LICENSE_TEXT = 100
 _PURL_NAME = re.compile(r"[-_.]+")
 

@@ -37,6 +37,7 @@ from pipeline.orchestration.kuberay.changes import (
 
 _KIND = ("ray.io", "v1")
 _PLURAL = "rayclusters"
+# HTTP's statuses, as Kubernetes uses them.
 _NOT_FOUND, _CONFLICT = 404, 409
 # How often the RayCluster is read, once a second: KubeRay takes milliseconds, and half a minute when it starts.
 _ROUNDS = 120

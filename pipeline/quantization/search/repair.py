@@ -22,6 +22,7 @@ from pipeline.quantization.settings.groups import find_groups
 from validation.attribution.cuts import reduce
 from validation.attribution.result import Attribution, CheckChange, Proposal, ProposedOverride
 
+# Graphs that are tried, and seconds, at most: each is written and checked as a whole.
 MOST_RUNS, MOST_S = 60, 900.0
 
 Nodes = tuple[str, ...]

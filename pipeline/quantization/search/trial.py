@@ -186,6 +186,7 @@ def _point_in_json(point: FrontierPoint) -> FrontierPoint:
 # Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
 # convolution's weight that two kinds round to the same levels is rounded once.
 
+# Of those that fit settings.
 _MOST_THREADS = 4
 
 

@@ -19,6 +19,7 @@ from enginesmith.core.errors import DataError, IntegrityError, digest_of
 from pipeline.quantization.statistics.histogram import LogHistogram
 
 FORMAT = 1
+# Every float32 is a whole multiple of 2**-149, its smallest subnormal number (IEEE 754).
 SMALLEST_EXPONENT = 149
 
 Span = tuple[int, int]
