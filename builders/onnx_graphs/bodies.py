@@ -162,6 +162,7 @@ def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
 # number. `Names` puts the model's own names back into the compiler's messages.
 
 GRAPH = "main"
+# Older models are lifted to it where onnx's converter can.
 LOWEST_OPSET = 17
 _PLAIN = re.compile(r"\b[vnd]\d+\b")
 

@@ -14,6 +14,7 @@ from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_ops.table import NumpyArray
 from enginesmith.core.errors import ModelError
 
+# The newest that the table of operators was written for.
 NEWEST_OPSET = 28
 _OWN_DOMAINS = ("", "ai.onnx")
 _SCALARS = {"value_float": np.float32, "value_int": np.int64}

@@ -164,6 +164,7 @@ _RULES: dict[str, Writing] = {
 # Compiles an ONNX file with IREE's importer and compiler; their errors have the model's own names.
 
 _MODULE = "model.mlirbc"
+# Characters of the compiler's words that an error quotes.
 _LONGEST = 1000
 _ERROR = re.compile(r'error: (?:loc\("(?P<node>[^"]*)"\): )?(?P<words>[^\n]*)')
 # Behind its reason it prints the operation, as its own passes have left it.

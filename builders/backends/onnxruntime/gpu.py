@@ -42,6 +42,7 @@ from enginesmith.core.types import (
 # a host without CUDA). So the providers are checked before and after, and operators that were placed on the CPU
 # provider are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose. Never run on a GPU.
 
+# Operator types that an error names.
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"

@@ -46,8 +46,10 @@ from enginesmith.core.types import (
 # three (`TimingCached.timing_place`), and one that TensorRT refuses all the same is left out, with a note. A cache
 # makes builds quicker and not reproducible (NVIDIA/TensorRT#4798): it is no part of a build key.
 
+# Seconds between two questions whether to stop, and between two reports of the phase (`monitor`).
 _ASK_S = 0.2
 _TELL_S = 2.0
+# Of the inspector's JSON; more is not kept beside an engine.
 MAX_BYTES = 64 << 20
 # What the bindings raise for a cache that TensorRT does not take or give: a null pointer of its own is a TypeError, of
 # which an attribute is an AttributeError.

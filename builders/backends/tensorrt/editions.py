@@ -33,6 +33,7 @@ from enginesmith.core.requirements import Gpu, Product, Requirement, Runtime, We
 from enginesmith.core.types import NO_LAYERS, BuildRequest, Engine, Target, Untyped
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
+# The least compute capability of engines built with `ampere_plus`.
 _AMPERE = (8, 0)
 # Major versions whose engines, if they are version compatible, the next one runs, too.
 _NEXT_MAJOR = {8: 10, 10: 11}

@@ -16,6 +16,7 @@ from enginesmith.descriptions import find_library
 
 # Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy.
 
+# Problems that an error names, and remedies.
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")

@@ -20,6 +20,7 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, Tenso
 # not captured: it does the work that TensorRT defers until after a change of shapes (NVIDIA, TensorRT documentation,
 # "Working with CUDA Graphs"). Contexts take memory, so that only the shapes used last keep theirs.
 
+# Contexts that are kept.
 MOST_LANES = 16
 
 Key = tuple[int, tuple[tuple[int, ...], ...]]

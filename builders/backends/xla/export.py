@@ -19,6 +19,7 @@ from builders.onnx_ops.table import Lookups
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import BuildRequest, Untyped
 
+# Larger arrays are weights, which are passed to the program; smaller ones are compiled into it.
 LARGEST_CONSTANT_BYTES = 256
 
 
