@@ -19,6 +19,7 @@ from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in,
 from enginesmith.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.rates import Side
 
+# The most bytes of a line, and the most observations of a file: these are held in memory.
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000
 # Seconds (30 years), and points of score on either side of 0: more is no measurement, and its square may overflow.

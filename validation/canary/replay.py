@@ -29,6 +29,7 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
 # `validation.canary.replay` has the replay with several requests in flight.
 
+# Requests before the first that is observed.
 WARMUP = 20
 
 

@@ -25,6 +25,7 @@ from validation.statistics.serial_dependence import NORMAL
 # Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
 # Files of it say that they were made up.
 
+# The arrival of the first request, in seconds.
 START = 0.0
 
 
@@ -59,8 +60,10 @@ def made_up(
 # language effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the
 # chance that a request is slower on the candidate than another on the baseline.
 
+# Sizes of what a page can show: points of a curve, windows of time, and rows of tables.
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+# Error on either side: intervals of 90 %.
 INTERVAL_LEVEL = 0.05
 
 

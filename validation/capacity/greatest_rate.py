@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Run times of an engine by the number of samples in a batch, with their uncertainty, from its latency reports.
 
+# The upper end of a 95 % interval.
 _TAIL = 0.975
 # Half of the 95 % interval of a time's logarithm where one process alone measured it: nothing is known of others.
 ONE_PROCESS = 0.10

@@ -18,6 +18,7 @@ from validation.capacity.greatest_rate import Estimate
 # beats in both cost and rate (Nemhauser & Ullmann, Management Science 15, 1969), and as could still be cheaper than the
 # best known one, by more than a millionth, if parts of machines of the kinds to come could be bought.
 
+# A sum of rates that lacks no more than this share of the need covers it: floats are not exact.
 _ROUNDING = 1e-9
 # A mix that is cheaper by less than this share is not sought.
 _PRECISION = 1e-6

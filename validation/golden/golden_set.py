@@ -36,6 +36,7 @@ from validation.metrics.drift import is_exact, measure
 # Golden cases are the given samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
 # combination, where compilers switch kernels and profiles; they are made of the same samples, repeated where too few.
 
+# Combinations grow exponentially with the dims, and the model is run once for each.
 MAX_EDGE_CASES = 64
 _KINDS = "biuf"
 _NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)

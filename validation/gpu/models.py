@@ -35,6 +35,7 @@ Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")
 _DTYPES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16"}
 PRECISIONS: tuple[Precision, ...] = tuple(_DTYPES)
+# ONNX's versions: opset 17 came with IR version 8 (onnx, Versioning.md).
 _OPSET, _IR = 17, 8
 _SEED = 20
 

@@ -118,6 +118,7 @@ def _change(logs: Array, noise: float, start: int, index: int, end: int) -> Leve
 
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
+# Rows of the table of nodes.
 SHOWN_NODES = 12
 # A mean of so many times the median shows that some runs took far longer.
 HELD_UP = 1.5

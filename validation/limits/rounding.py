@@ -106,6 +106,7 @@ class Decisions:
         return f"{summary}; twice that, and no less than one near tie more"
 
 
+# The normal quantile of 0.999, in standard errors, and what the other sample adds (`_chance`).
 _THOUSANDTH, _OTHER = 3.09, 1.3
 # `sqnr_of_most` leaves out one of ONE_OF samples, less LESS; it needs FEWEST_SAMPLES.
 ONE_OF, LESS, FEWEST_SAMPLES = 8, 2, 16

@@ -26,6 +26,7 @@ STAGES = {
     "quantization": "the quantized or cast graph against the fp32 graph",
     "engine": "the compiled engine against the graph it was built from",
 }
+# The full width of a bar: float32 tells no higher SQNR apart (24 bits of 6.02 dB are 144 dB).
 _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0

@@ -101,6 +101,7 @@ class CanaryEvidence:
 # and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
 # failures are facts and are not counted here (`judging.outages`).
 
+# The usual power of a test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 POWER = 0.8
 # The number of requests for which normal bounds that hold at any time are tuned.
 MIXTURE_AT = 1000.0

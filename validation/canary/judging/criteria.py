@@ -48,6 +48,7 @@ NOISE = (0.002, 0.01)
 # them. "No difference was found" is no PASS.
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
+# Of the bootstrap.
 REPLICATES = 1000
 # Levels are multiplied by this (calibration: Loh, JASA 82, 1987). The normal interval of the bootstrap at 5 % misses in
 # 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and autocorrelated latencies, 5,000 requests, median).

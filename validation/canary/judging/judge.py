@@ -44,6 +44,7 @@ from validation.statistics.rates import CanaryEvidence
 from validation.statistics.serial_dependence import NORMAL
 
 SEED = 0
+# The least error of a look, above 0 where the spending function gives none; and the least step between looks.
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005
 # A class of sizes has at least so many requests; from USUAL_CLASS on its margin is the widest of the quantiles'.

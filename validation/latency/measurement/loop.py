@@ -28,6 +28,7 @@ from validation.data.samples import resize
 # The sizes at which an engine's latency is measured, and inputs of these sizes, made of real ones.
 
 Which = Literal["few", "all"]
+# Sizes of 'all'; each takes its own seconds.
 MOST = 16
 _ONE = re.compile(r"(\w+)=(\d+)")
 

@@ -32,6 +32,7 @@ TimeBlock = Callable[[int, int], Sequence[float]]
 # Sends a request to a process of `answer_blocks`, and returns its answer.
 Ask = Callable[[str, Sequence[float]], Any]
 
+# Sessions of each engine; the level of intervals; resamples of the bootstrap; the quantiles that are compared.
 OPENINGS = 8
 LEVEL = 0.95
 REPLICATES = 400

@@ -378,6 +378,8 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 
+# Rows of the square matrices, nodes of the chain that shows the overhead of one, bytes of arrays that fit a cache, and
+# additions one behind the other.
 SIDE = 512
 NODES = 64
 CACHED_BYTES = 256 << 10
