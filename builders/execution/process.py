@@ -140,7 +140,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number, and that of its group; no other's before `end`."""
+        """The process's number, which is also that of its group. Until `end` no other process gets it."""
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Whether it has ended by itself, or does within a time."""

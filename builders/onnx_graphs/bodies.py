@@ -204,8 +204,11 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
 
 
 def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
-    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, which enters no graph in
-    a node: importers know the operators of old opsets in part, shape inference follows no sizes through them."""
+    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, else as it is.
+
+    Importers know the operators of old opsets only in part, and shape inference follows no sizes through them. A model
+    with graphs inside of nodes stays as it is: the converter does not convert those.
+    """
     import onnx
     import onnx.version_converter
 
@@ -278,7 +281,7 @@ class Libraries:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of all their builds."""
+        """The digests of all builds of the libraries."""
         return tuple(build.sha256 for library in self.libraries for build in library.builds)
 
 

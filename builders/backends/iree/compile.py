@@ -106,7 +106,7 @@ def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa
 
 
 def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """It divides zeros by their norm of zero."""
+    """Write LpNormalization with a divisor of 1 where the norm is 0: IREE divides by the norm as it is."""
     attributes, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
     if kind is None:
         return None

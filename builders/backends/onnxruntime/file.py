@@ -23,8 +23,8 @@ _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
-    """Take the external data of its source, which lies in `folder`, into the engine `path`, or see that it lies in
-    shards beside it, where that of its source did; a note where fp16 operators compute in fp32."""
+    """Make the weights of an engine file independent of `folder`, where those of its source lie: they move into `path`,
+    or into shards beside it where the source had shards. Returns a note where fp16 operators compute in fp32."""
     engine = load_graph(path, folder) if list_weight_files(path) else load_outline(path)
     if in_shards(engine):
         save_graph(engine, path)

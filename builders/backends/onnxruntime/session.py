@@ -265,7 +265,7 @@ class TraceEvent:
 
     @property
     def ended(self) -> float:
-        """In microseconds."""
+        """The end of the event, in microseconds."""
         return self.begun + self.taken
 
     @classmethod

@@ -92,7 +92,7 @@ class TensorRT(TensorRTEdition):
         self._one_of("layer_information", tuple(_VERBOSITY))
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """As the base class, and requests that its own options do not go with."""
+        """The reason of the base class, else the reason why an option does not go with the request."""
         return super().refuses(request) or self._options_refusal(request)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:

@@ -57,7 +57,7 @@ class RayNode:
 
     @property
     def where(self) -> str:
-        """Its name for people: with its labels in brackets."""
+        """The node's name for people, with its labels in brackets."""
         return f"{self.name} ({', '.join(self.labels.values())})" if self.labels else self.name
 
 

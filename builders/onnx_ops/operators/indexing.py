@@ -44,7 +44,7 @@ def _along(xp: ArrayLibrary, size: Any, axis: int, rank: int) -> Array:
 
 
 def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
-    """An array of indices for each axis, from the last axis of `indices`; sizes: of the axes."""
+    """An array of indices for each axis, read from the last axis of `indices`. sizes: of the axes."""
     return tuple(lookups.into(indices[..., at], sizes[at]) for at in range(indices.shape[-1]))
 
 
