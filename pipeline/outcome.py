@@ -39,12 +39,12 @@ class UnitResult:
 
     @property
     def seconds(self) -> float:
-        """That its build took in this run."""
+        """Seconds that the compiler took in this run; 0 where nothing was built."""
         return 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
-        """Of its build."""
+        """The failure of the build; None where none failed."""
         return None
 
     @property
@@ -92,12 +92,12 @@ class JudgedUnit(UnitResult):
 
     @property
     def seconds(self) -> float:
-        """That its build took in this run."""
+        """Seconds that the compiler took in this run; 0 where the engine was there before."""
         return self.built.record.seconds if self.built.record and not self.built.cached else 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
-        """Of its build."""
+        """The failure of the build; None where none failed."""
         return self.built.failure
 
 

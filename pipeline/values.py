@@ -418,7 +418,7 @@ class Built:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of the engine, or that there is none."""
+        """Notes on the engine, or the note that it was not built."""
         if self.record:
             return self.record.notes
         return (NOT_BUILT,) if self.unit.action == "failed" and not self.failure else ()

@@ -394,7 +394,7 @@ class Listings:
         self._lock = Lock()
 
     def of(self, spec: ModelSpec, options: RunOptions) -> StoreListing:
-        """That of a spec's registry, which is opened for the first of its specs."""
+        """The listing of a spec's registry. The registry is opened for the first of its specs."""
         uri = registry_of(spec, options.registry)
         with self._lock:
             if uri not in self._known:

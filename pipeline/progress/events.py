@@ -30,7 +30,7 @@ class RunBegan:
 
 @dataclass(frozen=True)
 class Planned:
-    """These units are going to be built, or were before, or are refused."""
+    """A plan was made: its units are going to be built, or were built before, or are refused."""
 
     plan: "BuildPlan"
 
@@ -58,7 +58,7 @@ class Finished:
 
     @property
     def outcome(self) -> str:
-        """In words: 'cached', 'failed: out of memory'."""
+        """How it ended, in words: 'cached', 'failed: out of memory'."""
         return self.words or (f"{self.state}: {self.reason}" if self.reason else self.state)
 
 
@@ -72,7 +72,7 @@ class VerdictReached:
 
     @property
     def outcome(self) -> str:
-        """In words: 'proven: 12 checks passed'."""
+        """The verdict in words: 'proven: 12 checks passed'."""
         return f"{self.verdict}: {self.reason}"
 
 

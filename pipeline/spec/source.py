@@ -276,7 +276,7 @@ class Source(SpecPart):
 
     @property
     def kind(self) -> Literal["torch", "pt2", "onnx"]:
-        """Which of the three it is."""
+        """The kind of source that the spec names."""
         return "torch" if self.torch else "pt2" if self.pt2 else "onnx"
 
     @property

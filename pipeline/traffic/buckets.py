@@ -44,7 +44,7 @@ class EngineTimer:
 
     @classmethod
     def of_published(cls, chosen: ChosenEngine, context: RunContext) -> "EngineTimer":
-        """Of an engine of a version."""
+        """A timer of an engine of a published version."""
         manifest, engine = chosen.manifest, engine_of(chosen.entry)
         name = f"{manifest.model}@{manifest.version} {chosen.entry.unit}"
         record = recall_engine(engine.request, context)

@@ -50,7 +50,7 @@ class BatchGrowth:
         return cls(max_requests, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
 
     def after(self, served: SimulatedService) -> "BatchGrowth":
-        """With the waits of a simulation."""
+        """A copy with the waits that a simulation gave."""
         firsts = np.full(len(served.batches), -1.0)
         np.maximum.at(firsts, served.batch_of, served.waited_s)
         bins = np.full(len(served.batches), len(self.seconds))
@@ -75,7 +75,7 @@ class BatchGrowth:
     def tables(self, times: Array) -> Array:
         """Expected seconds of a batch for each of the means, [..., means]. times: of 1 to `most` requests, [..., most].
 
-        Of times that are the numbers 1 to `most`, the expected number of requests.
+        With the numbers 1 to `most` as times, the result is the expected number of requests.
         """
         return np.asarray(times @ self._shares.T)
 

@@ -51,19 +51,19 @@ class EnsembleUnit:
 
     @property
     def name(self) -> str:
-        """As the names of other units: 'cpu int8 ensemble'."""
+        """The unit's short name, for people: 'cpu int8 ensemble'."""
         return f"{self.target.name} {self.precision} {ENSEMBLE}"
 
     @property
     def status(self) -> tuple[Status, str]:
-        """That of the worst of its engines with the reason; 'refused' where one is lacking."""
+        """The status of the worst of its engines, with the reason; 'refused' where a graph has no engine."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
         graph, worst = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))
         return worst.status, "" if worst.status == "proven" else f"graph {graph!r}: {worst.reason}"
 
     def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
-        """Its entry in a manifest, without an engine. inputs, outputs: of the whole."""
+        """The unit's entry in a manifest, without an engine. inputs, outputs: of the whole."""
         status, reason = self.status
         requirements = [requirement for entry in self.engines.values() for requirement in entry.requires]
         return EngineEntry(
@@ -151,7 +151,7 @@ class BuiltEnsemble:
         return request_proof(self.loaded.spec, unit.precision, engines, self.golden, self.chain, self.outputs)
 
     def pins(self) -> tuple[PinnedGraph, ...]:
-        """Its graphs as a manifest has them."""
+        """The versions of its graphs, as a manifest names them."""
         wiring = self.loaded.wiring()
         graph_versions = self.versions.items()
         return tuple(

@@ -56,7 +56,7 @@ class Measured:
 
     @classmethod
     def of(cls, judged: Sequence[JudgedUnit]) -> "Measured":
-        """Of judged units."""
+        """The reports and failures of judged units."""
         failures = tuple(unit.built.failure for unit in judged if unit.built.failure)
         return cls(tuple(unit.report for unit in judged if unit.report), failures)
 

@@ -256,7 +256,8 @@ class ReadExternalFiles:
     root: Path
 
     def run(self, context: WorkerContext) -> ExternalFiles:  # noqa: ARG002 - the protocol's
-        """Their names. Raises ModelError for a file that is no ONNX model, or leads out of the spec's folder."""
+        """The names of the files. Raises ModelError for a file that is no ONNX model, or leads out of the spec's
+        folder."""
         return _read_external_files(self.path, self.root)
 
 
@@ -369,7 +370,7 @@ class _ExportKeys:
         )
 
     def golden(self, onnx: str) -> Json:
-        """Of the golden set of an exported model. onnx: its digest."""
+        """The key of the golden set of an exported model. onnx: digest of that model."""
         golden = self.spec.golden
         return {
             **self.reads,

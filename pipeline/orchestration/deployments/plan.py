@@ -58,7 +58,7 @@ class WantedDeployment:
 
     @property
     def full_name(self) -> str:
-        """As Prefect calls it: 'compile-model/enginesmith'."""
+        """The deployment's name on Prefect's server: 'compile-model/enginesmith'."""
         return f"{self.flow.replace('_', '-')}/{self.name}"
 
 

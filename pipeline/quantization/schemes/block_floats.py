@@ -109,7 +109,7 @@ class BlockFormat:
         return round_e2m1(on_grid).astype(E2M1), (scales / whole).astype(E4M3), whole
 
     def decode(self, codes: Array, scales: Array, whole: np.float32) -> Floats:
-        """The weight that is stored so."""
+        """The weight that codes and scales store, in float32. whole: the scale of all blocks together."""
         exact = scales.astype(np.float32) * whole
         if not self.four_bits:
             exact = powers_of(scales.astype(np.int32) - _BIAS)

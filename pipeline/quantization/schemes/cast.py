@@ -428,6 +428,6 @@ def _widen_outside(tensor: TensorProto) -> NodeProto:
 
 
 def _widen(tensor: TensorProto) -> None:
-    """In place: a 16-bit tensor becomes float32."""
+    """Convert a 16-bit tensor to float32 in place."""
     if tensor.data_type in _HALF_TYPES:
         tensor.CopyFrom(from_array(to_array(tensor).astype("float32"), tensor.name, tensor))

@@ -116,7 +116,7 @@ def typed_by_attribute(node: NodeProto) -> bool:
 
 
 def retype(node: NodeProto, half: HalfFormat) -> None:
-    """In place: the attribute that says the type of the result says `half`."""
+    """Set the attribute of a node that states the type of its result to `half`, in place."""
     for attribute in node.attribute:
         if attribute.name == "to":
             attribute.i = half.element_type

@@ -23,7 +23,7 @@ class SearchClock:
 
     @classmethod
     def start(cls, most_s: float) -> "SearchClock":
-        """From now on."""
+        """A clock that ends `most_s` seconds from now."""
         return cls(most_s, time.monotonic() + most_s)
 
     def part(self, parts: int) -> "SearchClock":

@@ -48,7 +48,7 @@ class QuantizationRecipe:
         return "fp16" if self.scheme and self.scheme.float_precision == "fp16" else "fp32"
 
     def rules_with(self, nodes: Sequence[str]) -> list[Override]:
-        """The rules, and after them, so that they count, those that leave `nodes` in float."""
+        """The rules, followed by rules that leave `nodes` in float: the last rule for a node counts."""
         return [*self.rules, *(Override(name, self.float_precision) for name in nodes)]
 
     def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:

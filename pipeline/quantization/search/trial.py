@@ -192,8 +192,8 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """A kind of int8, or a block format, that is searched. ranges: for its activations.  race: what its engines take,
-    where that counts."""
+    """A kind of int8, or a block format, that is searched. ranges: for its activations.  scheme, precision: of the
+    graphs. race: times pairs of graphs, where a group must make the model faster; None where speed does not count."""
 
     ranges: Ranges
     scheme: QuantizationScheme

@@ -66,7 +66,7 @@ class RunLabels:
     values: Array
 
     def of(self, run: ScoredRun) -> Array:
-        """Those of one run, [n]."""
+        """The labels of one run, [n]."""
         return self.values[run.start : run.stop].reshape(-1)
 
 

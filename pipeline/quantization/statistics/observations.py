@@ -43,7 +43,7 @@ class TensorStatistics:
     histogram: LogHistogram | None = None
 
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
-        """With one more run, its histogram aside."""
+        """A copy that covers one more run; the histogram stays as it is. low, high: extremes of the run."""
         finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if finite else (0, 0)
         return TensorStatistics(
