@@ -34,8 +34,8 @@ CHANCE = 0.1
 
 @dataclass(frozen=True)
 class NearTies:
-    """The integers of a quantized graph, which decides near ties otherwise: as many may change as do not show that more
-    than `MOST_CHANGED` of all do."""
+    """The limit on changed integers of a quantized graph. Quantization decides near ties otherwise, so some integers
+    may change: as many as do not show, at the level LEVEL, that more than `MOST_CHANGED` of all would."""
 
     def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
         """The share of equal elements that a case of so many must have."""

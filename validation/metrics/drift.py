@@ -413,7 +413,7 @@ class Drift:
 
     @property
     def agreement(self) -> float:
-        """Of integer outputs, the share of equal elements; 1 without any."""
+        """The share of equal elements of an integer output; 1 for an output without elements."""
         return 1 - (self.mismatches or 0) / self.count if self.count else 1.0
 
     def scale_to(self, exponent: int) -> "Drift":

@@ -342,5 +342,5 @@ class _Size:
 
 
 def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Those of the inputs that the session takes."""
+    """The inputs that the session takes."""
     return {spec.name: inputs[spec.name] for spec in session.inputs}

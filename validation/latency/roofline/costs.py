@@ -292,7 +292,7 @@ class GraphCosts:
 
     @property
     def costs(self) -> list[NodeCost]:
-        """Of each node."""
+        """The cost of each node."""
         return [node.cost for node in self.nodes]
 
 

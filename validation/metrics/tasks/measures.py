@@ -318,7 +318,7 @@ class Tokens(Score[Array, Array]):
             self._same, self._samples = self._same + (equal == places), self._samples + 1
 
     def values(self) -> list[TaskValue]:
-        """Both shares."""
+        """The shares of equal tokens and of equal sequences."""
         same = share("equal_sequences", self._same, self._samples, True)
         return [share("equal_tokens", self._equal, self._places), same]
 

@@ -274,7 +274,7 @@ class Perplexity(Score[Following, Array]):
         self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
 
     def values(self) -> list[TaskValue]:
-        """Both values."""
+        """The kept likelihood and the perplexity."""
         names = "kept_likelihood", "perplexity"
         metric_totals = [
             (names[0], self._kept, self._places, NOTHING),
