@@ -47,7 +47,7 @@ class Progress:
     size: int | None
 
     def value(self, rows: int, past: int, count: int) -> Array:
-        """For a call with so many rows and tokens behind `past` of them."""
+        """The array of a call with so many rows and tokens, behind `past` tokens that were read before."""
         dtype, total = dtype_of(self.spec.dtype), past + count
         if self.mask:
             row_values = (np.arange(total if self.size is None else self.size) < total).astype(dtype)

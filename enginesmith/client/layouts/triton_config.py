@@ -170,7 +170,7 @@ class ServingHints(Excerpt):
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ServingHints":
-        """Those of a version; the defaults where its spec has no such section."""
+        """The hints of a version; the defaults where its spec has no section `triton`."""
         return decode(manifest.spec.get("triton", {}), cls, "spec.triton")
 
     def batching(self, asked: DynamicBatching | None) -> DynamicBatching | None:
