@@ -169,8 +169,8 @@ _PLAIN = re.compile(r"\b[vnd]\d+\b")
 
 @dataclass(frozen=True)
 class Names:
-    """original_names: plain name -> the model's own, quoted: of values v0.., nodes n0.. (with their operator), dims
-    d0..."""
+    """The model's own names behind the plain ones of a copy. original_names: plain name -> the model's own, quoted: of
+    values v0.., nodes n0.. (with their operator), dims d0..."""
 
     original_names: dict[str, str]
 

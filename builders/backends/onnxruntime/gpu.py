@@ -192,8 +192,8 @@ class _OnnxRuntimeGpu(ABC):
         return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """CPU targets, precisions and types that the provider lacks, and everything where the wheel is not installed or
-        another version of the CPU wheel is."""
+        """The reason against CPU targets, and against precisions and types that the provider lacks; against every
+        request where the wheel is not installed, or has another version than the CPU wheel."""
         if not self.serves(request.target):
             return f"{self.name} runs on GPUs, not on {request.target.name}; use onnxruntime"
         if request.precision in self.precisions:

@@ -259,7 +259,7 @@ class TensorRTEdition:
             raise self._bad("weight_budget_mib", "there is nothing to keep within it; set weight_streaming: true")
 
     def serves(self, target: Target) -> bool:
-        """GPUs only."""
+        """Whether the target is a GPU."""
         return not target.is_cpu
 
     def versions(self) -> dict[str, str]:
