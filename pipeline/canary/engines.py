@@ -361,7 +361,7 @@ class ChosenEngine:
 
     @property
     def identity(self) -> EngineIdentity:
-        """What observations of this engine name it by."""
+        """The engine as files of observations name it."""
         entry, manifest = self.entry, self.manifest
         unit = (entry.target, entry.precision, entry.backend)
         return EngineIdentity(manifest.model, manifest.version, manifest.digest, entry.digest, *unit)

@@ -124,8 +124,8 @@ class Run(Work):
         return self.runner.call(export, self)
 
     def quantize(self, exported: Exported) -> Iterator[Quantized]:
-        """The model in every variant that the selection needs: first what is the exported model itself, which waits for
-        no calibration."""
+        """The model in every variant that the selection needs, in two batches: first the exported model itself, which
+        waits for no calibration, then the others."""
         variants = buildable_variants(self.spec, self.selection, exported)
         plain = [variant for variant in variants if is_exported(variant, exported)]
         others = [variant for variant in variants if variant not in plain]

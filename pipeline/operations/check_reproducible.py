@@ -108,7 +108,8 @@ def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) ->
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all', or sizes as 'batch=8,length=64'.
+    """What is timed, and for how long. seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all',
+    or sizes as 'batch=8,length=64'.
 
     streams: number of concurrent sessions to time too.
     """

@@ -116,5 +116,5 @@ class Progress:
         """Take note of an event."""
 
     def watch(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
-        """Surround long work with this, so that the display knows that it is alive."""
+        """A context around long work, during which the display shows that it goes on."""
         return nullcontext()

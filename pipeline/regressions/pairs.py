@@ -48,7 +48,8 @@ DriftRule = Literal["auto", "fail", "note"]
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """slower: the slowdown of the median that a new engine must be shown to exceed, as a share.
+    """What counts as a regression. slower: the slowdown of the median that a new engine must be shown to exceed, as a
+    share.
 
     worse: by task metric the greatest loss that passes, '' for all others; defaults as in `allowed_loss`.
     drift: whether other answers than the served ones are a regression; 'auto': where no task metric has a limit.
@@ -94,7 +95,8 @@ def drift_budget(precisions: tuple[Precision, Precision], limits: Mapping[str, f
 
 @dataclass(frozen=True)
 class ComparedAnswers:
-    """drift: the worst check of each case and output.  new, served: task metrics by name."""
+    """The answers of two engines, compared. drift: the worst check of each case and output.  new, served: task metrics
+    by name."""
 
     drift: tuple[AnswerDrift, ...]
     new: Mapping[str, float | None]

@@ -57,7 +57,7 @@ class Moment:
 
 
 def moment_of(rollout: Rollout, now: datetime) -> Moment:
-    """How far the open wave is; before all of it is reached, as at its first look."""
+    """The state of the open wave at `now`; as at its first look before all of the wave is reached."""
     soak_s = rollout.plan.soaks_s[rollout.wave]
     looks = min(MOST_LOOKS, max(1, soak_s // max(1, rollout.plan.look_s)))
     passed_s = (now - parse_time(rollout.soaking)).total_seconds() if rollout.soaking else 0.0

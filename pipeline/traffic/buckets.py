@@ -109,7 +109,8 @@ _ALWAYS_BUSY = 0.99
 
 @dataclass(frozen=True)
 class ProfilePrice:
-    """seconds_a_day: engine seconds that one more profile costs in a day.  words: what it is computed from."""
+    """The price of one more profile. seconds_a_day: engine seconds that one more profile costs in a day.  words: what
+    it is computed from."""
 
     seconds_a_day: float
     words: str
@@ -117,7 +118,8 @@ class ProfilePrice:
 
 @dataclass(frozen=True)
 class BucketAdvice:
-    """engine: whose times were used.  remarks: on the traffic, and the reasons why the machine counts as busy."""
+    """Buckets that are advised for a model. engine: whose times were used.  remarks: on the traffic, and the reasons
+    why the machine counts as busy."""
 
     model: str
     engine: str

@@ -34,8 +34,9 @@ Measure = Callable[[Sequence[Mapping[str, int]]], Sequence[BucketLatency]]
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: of each dim.  seconds: engine seconds of a
-    request.  price_s: of the profiles, for each request.  padding, batch, utilization: as in `ServedTrace`.
+    """Buckets, and what they cost a trace. name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: of each
+    dim.  seconds: engine seconds of a request.  price_s: of the profiles, for each request.  padding, batch,
+    utilization: as in `ServedTrace`.
 
     saved: share of its cost, seconds and price, that the chosen buckets save; None of themselves.
     """
@@ -53,8 +54,8 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class BucketChoice:
-    """edges: of the dims that were chosen.  timed: number of sizes at which the engine was timed.  plans: the chosen
-    one first."""
+    """The buckets of least cost, beside other plans. edges: of the dims that were chosen.  timed: number of sizes at
+    which the engine was timed.  plans: the chosen one first."""
 
     edges: Mapping[str, tuple[int, ...]]
     timed: int

@@ -205,7 +205,8 @@ def count_profiles(partitions: Sequence[Partition]) -> int:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """partitions: of every dim of the grid.  seconds: cost of all requests.  total: with the price of profiles."""
+    """Partitions of the dims, and what they cost. partitions: of every dim of the grid.  seconds: cost of all requests.
+    total: with the price of profiles."""
 
     partitions: tuple[Partition, ...]
     seconds: float

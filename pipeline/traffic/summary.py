@@ -74,8 +74,9 @@ class HourOfTraffic:
 
 @dataclass(frozen=True)
 class Burstiness:
-    """peak_per_second: the most requests within a second.  dispersion: variance over mean of the requests in each
-    second, 1 for a Poisson process (Fano, Physical Review 72, 1947).  longest_gap_s: between two requests.
+    """How requests come in bursts. peak_per_second: the most requests within a second.  dispersion: variance over mean
+    of the requests in each second, 1 for a Poisson process (Fano, Physical Review 72, 1947).  longest_gap_s: between
+    two requests.
 
     All of what was recorded; a sample of the traffic has smaller peaks, and a dispersion nearer to 1.
     """
@@ -87,7 +88,8 @@ class Burstiness:
 
 @dataclass(frozen=True)
 class TrafficSummary:
-    """seconds, per_second, bursts: None without times.  per_second: of the real traffic.  hours: () without times.
+    """The numbers of recorded traffic. seconds, per_second, bursts: None without times.  per_second: of the real
+    traffic.  hours: () without times.
 
     start: of absolute times, ISO 8601 in UTC.  beyond: dim -> requests whose size the spec's dim does not have.
     files: their number.  sampling: share of the requests that was recorded.  made: where made-up traffic is from, or

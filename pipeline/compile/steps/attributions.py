@@ -93,8 +93,8 @@ RANKING, WHOLE = 0.5, 0.8
 
 @dataclass(frozen=True)
 class AttributionFound:
-    """attribution: digest of the attribution (`validation.attribution.result`) as a blob.  headline: its finding in one
-    line.  snippet: the proposal as YAML for the spec, '' where there is none."""
+    """The result of an attribution. attribution: digest of the attribution (`validation.attribution.result`) as a blob.
+    headline: its finding in one line.  snippet: the proposal as YAML for the spec, '' where there is none."""
 
     attribution: str
     headline: str

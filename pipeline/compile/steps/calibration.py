@@ -108,7 +108,7 @@ class MergeParts:
     parts: tuple[Observed, ...]
 
     def run(self, context: WorkerContext) -> Observed:
-        """What all the samples showed."""
+        """The observations of all parts together."""
         from pipeline.quantization.statistics.observations import Observations
         from validation.data.joined import merge_digests
 

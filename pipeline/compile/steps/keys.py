@@ -118,7 +118,7 @@ FEWEST_PROFILED, MOST_PROFILED = 5, 60
 
 @dataclass(frozen=True)
 class TimedEngine:
-    """latency: digest of the latency report, as a blob."""
+    """The measured latency of an engine. latency: digest of the latency report, as a blob."""
 
     latency: str
 

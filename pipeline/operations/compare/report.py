@@ -75,7 +75,8 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown."""
+    """The engine that a comparison recommends. unit: the one to take, None where there is none.  ties: units to which
+    no difference in speed was shown."""
 
     unit: str | None
     reason: str

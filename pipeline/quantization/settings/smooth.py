@@ -71,7 +71,8 @@ _Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 @dataclass(frozen=True)
 class Fold:
-    """constants: those that take the factors: (node, index of the input, axis of the channels).
+    """Where the factors of an activation's channels go. constants: those that take the factors: (node, index of the
+    input, axis of the channels).
 
     tensors: those between them and the activation, whose values are divided too.
     """
