@@ -263,7 +263,7 @@ class TrafficSegment:
             return self._next - 1
 
     def keep(self, index: int, served: ServedRequest) -> ServedRequest:
-        """The part of a request's result that is kept: all of it, of one of the lead no outputs."""
+        """The part of a request's result that is kept: all of it; for a request of the lead, no outputs."""
         if index < self.lead:
             return served._replace(outputs=None)
         with self._lock:
