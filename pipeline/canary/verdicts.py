@@ -65,7 +65,7 @@ class JudgeOptions:
 def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path) -> WrittenReport:
     """Judge two files of observations and write report and page into `out`.
 
-    candidate, baseline: the files.  asked: thresholds, looks and seed.
+    candidate, baseline: the files.  asked: how they are judged.
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
     ours, baseline_table = read_both(candidate, baseline)

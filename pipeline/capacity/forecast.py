@@ -110,7 +110,7 @@ class EngineCapacity:
 @dataclass(frozen=True)
 class CapacityForecast:
     """The answer to a demand. engines: the timed ones first.  mix: None without prices, or where `why_no_mix`.
-    reference: the version.  limit: of latency.  arrivals: where they are from, in words.  currency: of the prices.
+    reference: the version.  limit: of latency.  arrivals: what they are, in words.  currency: of the prices.
     mix_per_million: cost of a million requests.  mix_units: machine -> the engine that it runs."""
 
     reference: str

@@ -27,8 +27,8 @@ Inputs = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class BuildSources:
-    """What engines were built from. reads: see `Exported`.  onnx, golden: digests.  inputs: digests of the files that
-    the spec names."""
+    """What engines were built from. reads: see `Exported`.  onnx, golden: digests.  inputs: what steps read, by
+    stage and name."""
 
     inputs: Inputs
     reads: str

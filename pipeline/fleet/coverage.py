@@ -118,7 +118,8 @@ def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand])
 
 
 def judge(served: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
-    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name."""
+    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.  served:
+    the version.  precision: None for any."""
     missing, machine = Coverage(served, group, precision, "missing"), group.machine
     if served.problem:
         return replace(missing, reason=served.problem)

@@ -52,7 +52,8 @@ class Hardware:
 
 @dataclass(frozen=True)
 class GpuPart:
-    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away."""
+    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away.
+    hardware: the kind."""
 
     node: str
     hardware: Hardware

@@ -168,7 +168,8 @@ class FuzzTerms:
 
 @dataclass(frozen=True)
 class FuzzEngine:
-    """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric."""
+    """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric.  shapes:
+    of the model.  terms: what to try."""
 
     engine: EngineBlob
     golden: str

@@ -100,7 +100,8 @@ class Refit:
 
 @dataclass(frozen=True)
 class PublishedRefit:
-    """The version that the refitted engines are in; None where none was fit. failed: names of units."""
+    """The version that the refitted engines are in; None where none was fit. failed: names of units.  model: its name.
+    channel_refusal: why no channel was moved."""
 
     model: str
     version: str | None

@@ -89,7 +89,8 @@ class Validated:
 def entries_of(
     manifest: Manifest, store: Store, targets: Collection[str] | None, engines: Collection[str] | None
 ) -> Iterator[EngineEntry]:
-    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all."""
+    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all.
+    manifest: of the version.  store: its registry."""
     for judged_entry in judge_entries(store, manifest):
         entry = judged_entry.on_cpu(this_kind().name)
         is_selected = targets is None or entry.target in targets
@@ -173,7 +174,8 @@ class PublishedModel:
         return engine_check(engine_of(entry), self.spec, self.manifest.golden)
 
     def judge(self, entry: EngineEntry, proof: Proof, store: Store, cpu: str | None = None) -> Report:
-        """The report on an engine with its proof. cpu: as of `make_report`."""
+        """The report on an engine with its proof. cpu: as of `make_report`.  entry: of the engine.  store: its
+        registry."""
         return make_report(entry, self.manifest.golden, [published_proof(entry, store), proof], cpu=cpu)
 
 
@@ -351,7 +353,8 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 
 
 def why_nothing(store: Store, pending: Pending, target: str | None = None, on: Target | None = None) -> str:
-    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
+    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`.  store:
+    the registry.  pending: what `pending_of` gave."""
     entries = _select_entries(store, pending.manifest, target)
     if waiting := [entry for entry in entries if _is_unproven(entry)]:
         reasons = (_why_not(store, pending.manifest, entry, on) for entry in waiting)

@@ -368,6 +368,7 @@ class PlannedSpec:
     """What a build of one spec would do. units: how many by action, as in `UnitForecast`.
 
     missing: the steps that are not on record.  reason: why the spec cannot be planned.
+    model: None where the spec cannot be read.
     """
 
     spec: str

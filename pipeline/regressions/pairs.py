@@ -108,6 +108,7 @@ class CompareAnswers:
     """Run two engines on the golden set of this digest, which has a case at the ends of every bucket.
 
     limits: the spec's, of engines of this precision.  metrics: the spec's task metrics.
+    new, served: the engines.
     """
 
     new: EngineBlob
@@ -222,8 +223,8 @@ def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> Regre
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """Measures pairs. work: of the new spec.  golden: digest of its golden set.  served: what they are compared
-    with."""
+    """Measures pairs. work: of the new spec.  golden: digest of its golden set.  served: what they are compared with.
+    options: what counts as a regression."""
 
     work: Work
     golden: str

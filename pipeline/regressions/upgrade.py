@@ -48,7 +48,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class UnitRehearsal:
-    """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one."""
+    """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one.
+    version: whose unit it is."""
 
     version: str
     unit: str

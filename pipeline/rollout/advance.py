@@ -162,9 +162,9 @@ CONTROLLER = "controller"
 
 @dataclass(frozen=True)
 class Advance:
-    """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or
-    'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  is_made: whether this
-    look wrote a decision, which no other one did."""
+    """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or 'beaten' where
+    another writer was faster. why: in words.  gates, heard: what the look saw.  is_made: whether this look wrote a
+    decision, which no other one did.  rollout: as it is after the look."""
 
     rollout: Rollout
     action: str
@@ -177,6 +177,7 @@ class Advance:
 def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Advance | None:
     """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
+    model: the channel's.
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
     """

@@ -65,7 +65,8 @@ Facts = Mapping[str, Mapping[str, Fact]]
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A value of both versions; '' where a version has none. change: in words; '' for values that are no numbers."""
+    """A value of both versions; '' where a version has none. change: in words; '' for values that are no numbers.
+    name: of the value."""
 
     name: str
     before: str
@@ -233,7 +234,7 @@ class ReadVersion:
 @dataclass(frozen=True)
 class ReadChannel:
     """A channel. channel: None where it cannot be read, and `problem` says why.  policy: what it asks.  history: its
-    moves and rollouts; empty where they cannot be read."""
+    moves and rollouts; empty where they cannot be read.  name: of the channel."""
 
     name: str
     channel: Channel | None

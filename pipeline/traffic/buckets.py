@@ -33,7 +33,7 @@ from validation.plotting import seconds_text
 class EngineTimer:
     """Times an engine. name: of it, for people.  spec: the one it was built from.  golden: digest of the set that its
     inputs are made from.  build_s: seconds that its compiler took for each profile; None where that is not on record.
-    """
+    context: of the run."""
 
     name: str
     engine: EngineBlob

@@ -291,6 +291,7 @@ class ServedTrace:
     seconds: engine seconds of each request, its share of its batch, float64 [requests].
     padding: share of the elements of all runs that are padding, over the dims but the batch.  batch: mean samples in a
     run.  utilization: share of the time that the engine is busy; None without times of arrival.
+    service: of the simulated batcher; None without one.
     """
 
     edges: Mapping[str, tuple[int, ...]]

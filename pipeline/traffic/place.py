@@ -208,6 +208,7 @@ def plan_task(
 ) -> BucketTask:
     """The task for traffic to a model.  within: its requests that lie within the dims.
 
+    inputs: of the model.
     Raises InputError for options that the model or its traffic has nothing for.
     """
     batch = _batch_dim(inputs, dims, options)

@@ -64,6 +64,7 @@ class HourOfTraffic:
     """An hour. name: '2026-03-01 14:00' or '14:00' (UTC) of absolute times, else 'hour 3' since the first request.
 
     per_second: mean rate of the real traffic in requests a second.
+    sizes: of each dim.
     """
 
     name: str

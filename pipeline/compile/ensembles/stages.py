@@ -55,7 +55,8 @@ class SourceGraph:
 def fetch_sources(
     place: Store, engines: Mapping[str, EngineBlob], exported: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
-    """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  Raises as `fetch`."""
+    """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  place: the store.  parts:
+    sessions in the place of graphs. Raises as `fetch`."""
     source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request

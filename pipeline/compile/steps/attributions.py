@@ -331,6 +331,7 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
     """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
+    work: the run.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:

@@ -276,8 +276,10 @@ def quantize(
 ) -> Graph:
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
 
-    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. Raises what says
-    nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
+    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built.
+
+    variant, ranges, choices: as of `write_graph`.  work: the run.
+    Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
     check_own_qdq(variant, work.spec, exported)
     try:
@@ -327,6 +329,7 @@ def write_graph(
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
     says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
+    work: the run.
     """
     spec = work.spec
     model = exported.model

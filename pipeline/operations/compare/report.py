@@ -127,7 +127,7 @@ class BackendComparison:
 
     original: task metrics of the exported model.  created_at: ISO 8601, UTC.  duels: pairs of the fastest engine,
     `first` in all of them, with the others.
-    machine: where they were timed.  engines: the best first.  recommendation: which to serve, and why.
+    machine: where they were timed.  engines: refused ones last.  recommendation: which to serve, and why.
     """
 
     model: str

@@ -70,7 +70,7 @@ def round_e4m3(values: NDArray[np.floating]) -> Floats:
 @dataclass(frozen=True)
 class BlockFormat:
     """A format of weights and, with `activations`, of what they are multiplied with in blocks. block: numbers in one; 0
-    for whole channels.  name: of the precision.  four_bits: whether its numbers are e2m1; else e4m3."""
+    for whole channels.  name: of the format.  four_bits: whether its numbers are e2m1; else e4m3."""
 
     name: str
     block: int

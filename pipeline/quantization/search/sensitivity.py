@@ -216,6 +216,7 @@ def quality(
     that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
     as not finite. judge: counts what the graph's own checks miss, and ends with the first part of the runs that fails.
 
+    answers: the right ones; None without labels.
     Raises DataError when there is not one label for each answer.
     """
     total: dict[str, Drift] = {}

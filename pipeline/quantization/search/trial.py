@@ -61,7 +61,7 @@ class GroupDamage:
     int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
     activation, nodes, op_type: the tensor that is read, and who reads it.  macs, share: multiplications, and their part
     of all.
-    strength, clip: of smoothing and of weights.  folded: whether other nodes take the smoothing's factors.
+    strength, clip: as in `SmoothingPlan`.  folded: whether other nodes take the smoothing's factors.
     kept: whether it is quantized.
     """
 
@@ -106,6 +106,7 @@ class MixedPrecisionChoice:
     point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
     have in `model`.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was
     over; '' where it was done.
+    precision: of the quantized nodes.
     """
 
     model: ModelProto
@@ -207,6 +208,7 @@ class FloatSide:
     it share.  fitted: runs that settings see.
 
     runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
+    overrides: node -> precision.  limits: of the graph's own checks.  clock: when the search ends.
     """
 
     model: ModelProto
@@ -322,6 +324,8 @@ class SearchTrial:
 
     plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
     alone: by group, the noise at the outputs where only it is quantized.
+    side: what is compared with.  ranges, scheme, precision: of the kind.  cost: of the sweep.  qualities, timings:
+    measured so far.
     """
 
     side: FloatSide

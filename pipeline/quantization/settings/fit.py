@@ -30,7 +30,7 @@ from pipeline.quantization.settings.smooth import STRENGTHS, SmoothingPlan, fact
 from pipeline.quantization.statistics.histogram import LogHistogram, decibels
 from pipeline.quantization.statistics.observations import TensorStatistics
 
-# Shares of a weight's range that are tried; 1 clips nothing.
+# Shares of the activation's range that are tried; 1 clips nothing.
 _CLIPS = (1.0, 0.9, 0.8, 0.7)
 # Estimate of the share of error that `compensate` leaves of rounding to the nearest: a rough reading on MiniLM, never
 # measured properly. It only weighs settings against each other; what is chosen is judged by running the whole model.

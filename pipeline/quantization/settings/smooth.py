@@ -330,7 +330,7 @@ class _Editor:
 @dataclass(frozen=True)
 class FittedKind:
     """A kind of int8 that settings are fitted for, or a block format. ranges: of activations.  levels: the last one of
-    the weights, or the format."""
+    the weights, or the format.  groups: those that are fitted.  activation: type that activations are held in."""
 
     groups: Sequence[SmoothingGroup]
     ranges: Ranges
@@ -365,6 +365,7 @@ def fit_convolutions(
     their ranges.
 
     runs: from which the moments of the patches are taken.  check: called before each layer; what it raises ends this.
+    kinds: with their groups.
     """
     initializers, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     sites = {site.node: site for kind in kinds for group in kind.convolving for site in group.sites}
