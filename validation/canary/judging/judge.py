@@ -129,7 +129,7 @@ class Looks:
 @dataclass(frozen=True)
 class CanaryJudgement:
     """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look.  criteria: the
-    tests, in the order of the thresholds.  notes: how the evidence was read."""
+    tests behind it.  notes: how the evidence was read."""
 
     verdict: Verdict
     reason: str
