@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: Path) -> Engine:
     """What `backend.build` gives for a request, with states of int8 where it has these, and as requirements the
-    libraries that the backend opens. Raises as that."""
+    libraries that the backend opens.
+
+    model: the ONNX file.  workdir: a folder for what the build writes.
+    Raises as that.
+    """
     entries = backend.capabilities.library_entries
     libraries = tuple(library for library in list_libraries(model).libraries if library.entry in entries)
     if not request.quantized_states:

@@ -112,6 +112,7 @@ def open_interpreter(
     what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU;
     'constants': whether what depends on constants alone is computed once.
     entries: of its configuration.  save: file that the graph is written to as it will be run; '' for none.
+    threads: of one run; 0 for the runtime's own number.
     Raises ModelError when the model does not load.
     """
     import onnxruntime as ort

@@ -7,7 +7,7 @@ from enginesmith.rooms import prefer_own
 
 
 def main() -> NoReturn:
-    """Run the command line with this process's arguments, and exit."""
+    """Run the command line with this process's arguments, and exit: raises SystemExit."""
     prefer_own()
     importlib.import_module("enginesmith.cli").main()
     raise SystemExit(0)

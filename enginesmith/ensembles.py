@@ -208,7 +208,13 @@ def function_node(
     sources: Mapping[str, str],
 ) -> EnsembleGraph:
     """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
-    another dtype or shape than was declared."""
+    another dtype or shape than was declared.
+
+    name: of the node.
+    function: arrays by input name -> arrays by output name.
+    inputs, outputs: what was declared of them.
+    sources: what gives each of its inputs: 'GRAPH.OUTPUT', or an input of the whole.
+    """
 
     def run(arguments: Tensors) -> Tensors:
         answer = function(arguments)
@@ -322,7 +328,8 @@ class Ensemble(Session):
 
     def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:
         """The outputs of the whole, and what each of its graphs gave. same: the inputs that are those of the call
-        before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`."""
+        before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`,
+        and DataError for an output of the whole that no graph gave."""
         source_arrays: dict[str, Array] = {}
         step_answers, new_sources = Answers(), set(inputs) - set(same)
         for name, graph in self._graphs.items():

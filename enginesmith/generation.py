@@ -38,6 +38,7 @@ class Progress:
 
     axis: of the tokens of a call, or of all so far; None of an input that holds the place of the first one alone.
     size: of that axis where it is fixed, as of a cache that is filled place by place.
+    spec: name, dtype and shape of the input.  mask: whether it is a mask; False: places.
     """
 
     spec: TensorSpec
@@ -46,7 +47,7 @@ class Progress:
     size: int | None
 
     def value(self, rows: int, past: int, count: int) -> Array:
-        """For a call with so many rows and tokens behind `past` of them."""
+        """The array of a call with so many rows and tokens, behind `past` tokens that were read before."""
         dtype, total = dtype_of(self.spec.dtype), past + count
         if self.mask:
             row_values = (np.arange(total if self.size is None else self.size) < total).astype(dtype)
@@ -62,11 +63,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as it is described beside its engine. inputs, outputs: of the engine.  ends: as in `Streams`.
+    """A decoder as it is described beside its engine. inputs: of the engine.  ends: as in `Streams`.
 
     ids: its input of token ids.  logits: name of its output [rows, vocabulary] or [rows, places, vocabulary].  rows,
     places: the most that a call takes; None without a bound.  progress: the other inputs, which follow from how far an
     answer is.
+    states: its inputs and outputs that are carried from call to call.  vocabulary: number of tokens.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -167,7 +169,10 @@ _SEEDS = 2**128
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How a token is drawn. temperature: 0 takes the likeliest.  top_k: 0 for all.  top_p: 1 for all."""
+    """How a token is drawn. temperature: 0 takes the likeliest.  top_k: 0 for all.  top_p: 1 for all.
+
+    repetition_penalty: 1 for none; above it, tokens that were read become less likely.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -242,6 +247,8 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     """The token that a row of logits [vocabulary] gives, in float64; -1 where a logit, or the greatest, is no number.
 
     seen: of each token, whether it was read.
+    settings: how it is drawn.
+    uniform: a random number from [0, 1); not used at temperature 0.
     """
     scores = logits.astype(np.float64)
     penalty = settings.repetition_penalty
@@ -336,7 +343,10 @@ class Generator:
         cls, run: Callable[[Tensors], Tensors], description: Path | str, ids: str = "ids", logits: str = "logits"
     ) -> "Generator":
         """A generator over a pulled engine. description: the JSON beside it.  ids, logits: names of the input of
-        token ids and of the output. Raises DataError for an engine that is no decoder."""
+        token ids and of the output. Raises DataError for an engine that is no decoder.
+
+        run: runs the engine once on all of its inputs, by name.
+        """
         return cls(run, read_decoder(description, ids, logits))
 
     @classmethod

@@ -22,6 +22,7 @@ class UnitResult:
 
     size_bytes: of the engine with its shards, None without one.  report: None of one that was not judged.
     metrics: task metrics of the engine, by name.  latency: digest of its latency report.
+    attributed: which nodes drifted.
     """
 
     entry: EngineEntry
@@ -38,12 +39,12 @@ class UnitResult:
 
     @property
     def seconds(self) -> float:
-        """That its build took in this run."""
+        """Seconds that the compiler took in this run; 0 where nothing was built."""
         return 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
-        """Of its build."""
+        """The failure of the build; None where none failed."""
         return None
 
     @property
@@ -91,12 +92,12 @@ class JudgedUnit(UnitResult):
 
     @property
     def seconds(self) -> float:
-        """That its build took in this run."""
+        """Seconds that the compiler took in this run; 0 where the engine was there before."""
         return self.built.record.seconds if self.built.record and not self.built.cached else 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
-        """Of its build."""
+        """The failure of the build; None where none failed."""
         return self.built.failure
 
 
@@ -150,6 +151,7 @@ def judge_built(
     """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
 
     golden: digest of the golden set.  cannot_run: as of `make_report`.
+    built: the unit.  proofs: of its stages.
     """
     entry = entry_of(built)
     failed_entry = replace(entry_of(built.unit), status="failed", notes=entry.notes)
@@ -183,6 +185,7 @@ def make_report(
     golden: digest of the golden set.  cannot_run: why the engine could not be run, None when it was run.  cpu: the kind
     of CPU it was run on; None is this machine's. The reason names it for a CPU engine, since the verdict holds for that
     kind alone, and the remarks.
+    entry: the engine.  proofs: of all stages.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.
@@ -219,6 +222,7 @@ class Outcome:
     graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
     whole has none.
     narrowed: the part of the spec that was asked for, in words, so that no channel was moved; None for all of it.
+    model: its name.  channel: that was moved; None where `channel_refusal` says why none was, or none is asked for.
     """
 
     model: str

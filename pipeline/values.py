@@ -36,6 +36,7 @@ class OnnxModel:
     shards: of its weights.
     narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
     library_entries: of each library with operators of it, the function that runtimes call.
+    inputs, outputs: of the model.  opset: of ONNX's own operators.
     """
 
     digest: str
@@ -69,6 +70,7 @@ class Selection:
     """The part of a spec that a run asks for; empty means all.
 
     workers: the targets with a GPU among the run's builders, and where: 'here', 'on a Ray worker with sm_90'.
+    targets, precisions, backends: those of the spec that are asked for.
     """
 
     targets: tuple[Target, ...] = ()
@@ -109,7 +111,10 @@ class EngineBlob:
 
     @classmethod
     def of(cls, request: BuildRequest, digest: str, suffix: str, requires: Iterable[Requirement]) -> "EngineBlob":
-        """An engine with the libraries among its requirements."""
+        """An engine with the libraries among its requirements.
+
+        request: what it was built from.  digest, suffix: of its file.  requires: as in `Engine`.
+        """
         return cls(request, digest, suffix, tuple(library for library in requires if isinstance(library, Library)))
 
 
@@ -168,6 +173,7 @@ class Recorded:
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
     refitted_from: digest of the engine that this one has its kernels from, and other weights.
     shards: files that the engine's file names.
+    size_bytes, suffix: of its file.  notes: as in `Engine`.
     """
 
     build: str
@@ -204,7 +210,8 @@ class LatestGolden:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name."""
+    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name.
+    checks: with their limits.  spreads: how errors spread.  free_running: drift along sequences."""
 
     checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
@@ -231,6 +238,7 @@ class Exported:
 
     reads: digest of all that it was made from.  answers: of the model to the golden set; None where they are large.
     golden_inputs: digest of the digests of the golden samples (`validation.data.joined`); None where they are random.
+    proof: of the export stage.
     """
 
     model: OnnxModel
@@ -312,6 +320,7 @@ class Graph:
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
     share: of the multiplications with weights that are in its precision (`quantization.shares`), of a quantized one.
+    notes: for people.  proof: of the quantization stage.
     """
 
     variant: GraphVariant
@@ -343,6 +352,7 @@ class Attributed:
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
     finding in one line, or why there is none.  snippet: YAML for the spec that repairs it, or ''.
+    name: of the graph or engine.
     """
 
     stage: str
@@ -358,6 +368,7 @@ class Unit:
     """One engine of the plan. reason: why, in words for a person.
 
     action: 'build', 'cached', 'refused', or 'failed' where the checks of its graph failed, so that it is not built.
+    request, graph: what is built, and from which graph.  required: whether `build.required` of the spec names it.
     """
 
     request: BuildRequest
@@ -407,7 +418,7 @@ class Built:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Of the engine, or that there is none."""
+        """Notes on the engine, or the note that it was not built."""
         if self.record:
             return self.record.notes
         return (NOT_BUILT,) if self.unit.action == "failed" and not self.failure else ()

@@ -156,6 +156,7 @@ def set_axis(
 
     label: what is measured, with its unit.  ticks: (place, label); None for about five round numbers, as `text` writes
     them.
+    axes: Matplotlib's.  name: which axis.  log: whether it is logarithmic.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 

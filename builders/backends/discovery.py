@@ -147,8 +147,8 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
-    """Raise EnginesmithError where the versions here are not those of the build key, which would then be a false
-    one."""
+    """Raise EnginesmithError where the versions installed here differ from those in the build key: the key would not
+    describe the engine."""
     here, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
     names = sorted((here.keys() | planned_versions.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
     wrong = [name for name in names if here.get(name) != planned_versions.get(name)]

@@ -256,6 +256,7 @@ class KnownFault:
     source: public threads, or how it was found.  write: what takes the node's place; None if it is refused, or noted.
     generations, precisions: those that were reported, and those that can have it; () are all.
     mended_in: backend -> the first version that was seen to be right.
+    name: of the row, for messages.  note_only: whether the engine is built all the same, with a note.
     """
 
     name: str

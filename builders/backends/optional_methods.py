@@ -127,6 +127,7 @@ class NodeTime:
 
     seconds: mean over the runs, without what the profiler adds to it where that is known.
     inputs, outputs: types and shapes in the run, of weights too; empty where the runtime tells only the time.
+    name, op_type: of the node.
     """
 
     name: str
@@ -152,7 +153,11 @@ class Profiling(Protocol):
     """A backend that can time the nodes of its engines (`Capabilities.times_nodes`)."""
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
-        """The times of the engine's nodes over `runs` runs. Raises as `Backend.open` and `Session.run` do."""
+        """The times of the engine's nodes over `runs` runs.
+
+        inputs: of each run, by name.  workdir: an empty folder.
+        Raises as `Backend.open` and `Session.run` do.
+        """
 
 
 def get_profiling(backend: Backend) -> Profiling | None:
@@ -284,6 +289,8 @@ def checked_outputs(
     """The results by name. Raises EnginesmithError for one whose dtype, rank or size is not that of the request.
 
     A compiler that took two sizes for equal, or dropped a cast, gives such results.
+
+    title: the compiler's name, for the error.
     """
     arrays = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
     for spec in request.outputs:

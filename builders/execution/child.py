@@ -14,6 +14,7 @@ from builders.execution.jobs import ChildTask, WorkerContext, decode_request
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import EnginesmithError, error_to_json
 
+# Of <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 # Reads from the parent, which never writes: when the parent is gone, `read` ends and the process group is killed.
 _GUARD = "read _; kill -KILL 0"

@@ -27,8 +27,8 @@ MOST_BYTES = 1 << 16
 
 @contextmanager
 def fork_server(modules: Sequence[str]) -> Iterator[Start]:
-    """A `Start` that forks from a process that has imported `modules`; it spawns where that cannot be (not on Linux,
-    other environment variables or another path of modules than the server has)."""
+    """A `Start` that forks from a process that has imported `modules`. It spawns instead where that cannot be: not on
+    Linux, or where environment variables or the path of modules differ from the server's."""
     if not hasattr(os, "pidfd_open"):
         yield spawn
         return

@@ -140,7 +140,7 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number, and that of its group; no other's before `end`."""
+        """The process's number, which is also that of its group. Until `end` no other process gets it."""
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Whether it has ended by itself, or does within a time."""
@@ -242,7 +242,9 @@ class _Spawned:
 # address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
 # children share are counted more than once.
 
+# Seconds between two looks at a job.
 TICK_S = 0.05
+# The end of a job's output that an error carries.
 LOG_TAIL_BYTES = 16_384
 # How long a job that promised to end when asked (`heed_stop`) may take for it.
 GRACE_S = 10.0

@@ -37,6 +37,7 @@ def run_with_retries(
 ) -> Result:
     """What `attempt(job, other_node)` returns, tried again by the rules above. clustered: whether there are more hosts.
 
+    watch: gets each event of the job.
     Raises what `attempt` raises; after several tries with all their reasons, as StepError.
     """
     failures: list[StepError] = []

@@ -162,14 +162,15 @@ def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
 # number. `Names` puts the model's own names back into the compiler's messages.
 
 GRAPH = "main"
+# Older models are lifted to it where onnx's converter can.
 LOWEST_OPSET = 17
 _PLAIN = re.compile(r"\b[vnd]\d+\b")
 
 
 @dataclass(frozen=True)
 class Names:
-    """original_names: plain name -> the model's own, quoted: of values v0.., nodes n0.. (with their operator), dims
-    d0..."""
+    """The model's own names behind the plain ones of a copy. original_names: plain name -> the model's own, quoted: of
+    values v0.., nodes n0.. (with their operator), dims d0..."""
 
     original_names: dict[str, str]
 
@@ -203,8 +204,11 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
 
 
 def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
-    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, which enters no graph in
-    a node: importers know the operators of old opsets in part, shape inference follows no sizes through them."""
+    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, else as it is.
+
+    Importers know the operators of old opsets only in part, and shape inference follows no sizes through them. A model
+    with graphs inside of nodes stays as it is: the converter does not convert those.
+    """
     import onnx
     import onnx.version_converter
 
@@ -277,7 +281,7 @@ class Libraries:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Of all their builds."""
+        """The digests of all builds of the libraries."""
         return tuple(build.sha256 for library in self.libraries for build in library.builds)
 
 

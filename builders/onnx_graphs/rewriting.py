@@ -19,6 +19,7 @@ class Scope:
 
     true_names: of values that are always true, or whole numbers other than 0.  makers: the node behind each value of
     this graph alone.  inputs: names of its inputs that are no constants.  nodes: of this graph alone.
+    opset: of the model.  types: of tensors.  arrays: the constants.
     """
 
     opset: int = 0
@@ -134,7 +135,10 @@ class Writer:
         return self.last(operator, inputs, [f"{self.node.output[0]}_{len(self.nodes)}"], **attributes)
 
     def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
-        """Add a node with these outputs; the name of the first."""
+        """Add a node with these outputs; the name of the first.
+
+        operator: its type.  inputs: names.  attributes: of the node.
+        """
         from onnx import helper
 
         self.nodes.append(helper.make_node(operator, inputs, outputs, name=self.node.name, **attributes))
@@ -146,7 +150,7 @@ Writing = Callable[[Writer, Scope], "list[onnx.NodeProto] | None"]
 
 def rewrite(graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer: Scope | None = None) -> None:
     """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place. rules: by
-    operator."""
+    operator.  opset: of the model.  outer: what is known around an inner graph; None for the model's own."""
     scope = (outer or Scope(opset)).inside(graph)
     new_nodes: list[onnx.NodeProto] = []
     for node in graph.node:

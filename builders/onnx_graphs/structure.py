@@ -136,7 +136,8 @@ def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
 
 
 def find_source(graph: GraphProto, name: str) -> str:
-    """The tensor that `name` is, moved or cast: an input of the graph where it hands one on; `name` itself else."""
+    """The tensor whose values `name` has, moved or cast: an input of the graph where one is handed on; else `name`
+    itself."""
     return _follow(name, {output: node for node in graph.node for output in node.output if output})
 
 

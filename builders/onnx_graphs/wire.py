@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a message: its number, its value if that is a number, and where its bytes lie if it has a length."""
+    """A field of a message: its number, its value if that is a number, and where its bytes lie if it has a length.
+    begin, end: of its bytes in the message."""
 
     number: int
     value: int

@@ -80,7 +80,8 @@ class BoundGraph:
 
 
 class Step:
-    """A node bound to its operator. last_use: names that no later step reads."""
+    """A node bound to its operator. last_use: names that no later step reads. Raises ModelError for attributes and
+    numbers of inputs that the operator does not have."""
 
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset

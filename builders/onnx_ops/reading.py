@@ -14,6 +14,7 @@ from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_ops.table import NumpyArray
 from enginesmith.core.errors import ModelError
 
+# The newest that the table of operators was written for.
 NEWEST_OPSET = 28
 _OWN_DOMAINS = ("", "ai.onnx")
 _SCALARS = {"value_float": np.float32, "value_int": np.int64}
@@ -21,7 +22,8 @@ _SCALARS = {"value_float": np.float32, "value_int": np.int64}
 
 @dataclass(frozen=True)
 class Node:
-    """One node. inputs: names, '' for one that is left out.  attributes: decoded; a graph is a `Body`."""
+    """One node. inputs: names, '' for one that is left out.  attributes: decoded; a graph is a `Body`.  name, op_type,
+    domain: as the file has them.  outputs: names, '' for one that is left out."""
 
     name: str
     op_type: str
@@ -48,6 +50,7 @@ class Body:
     """A graph: the model's, or that of a branch, which reads names from around it.
 
     elements: name -> dtype, where the file states one.  opset: of ONNX's own operators.
+    nodes: in an order in which each reads what is there.  inputs, outputs: names.  constants: name -> array.
     """
 
     nodes: tuple[Node, ...]

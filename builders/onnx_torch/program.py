@@ -143,7 +143,8 @@ def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
 
 
 def examples(request: BuildRequest) -> tuple[Tensor, ...]:
-    """Zeros for each input, at sizes that no compiler takes for special: never 0 or 1 where a dim has others."""
+    """Zeros for each input, at sizes that no compiler takes for special: never 0 or 1 where a dim has others. Raises
+    ModelError for a dtype that torch has no operators for."""
     ranges, every = ranges_of(request), request.multiples
     sizes = {
         dim: high if low == high or high <= 2 else max(low, min(high, (low + high) // 2), 2)

@@ -217,7 +217,8 @@ class PullOptions:
 
 
 def follow(client: "Client", references: tuple[str, ...], options: PullOptions, as_json: bool) -> None:
-    """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
+    """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay. Raises click's usage error for a
+    layout that follows no channel or only one, and without references."""
     from enginesmith.client.layouts.base import Plain
     from enginesmith.client.watching.server import INTERVAL_S
 

@@ -98,6 +98,8 @@ class Client:
         the version's attachments that fit into `dest`/attachments (`pull.with_attachments`).
 
         progress: called with the downloaded and the total bytes.
+        reference: 'name', 'name@VERSION' or 'name:CHANNEL'.
+        machine: a `Machine`, or a target's name ('auto' is this machine).
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
         located, ranking = self._rank(reference, machine, sure=False)
@@ -114,6 +116,7 @@ class Client:
         its latency on record for machines of this kind: for `enginesmith.Router`, and with Policy(fallback="onnx") the
         version's graph behind them.
 
+        reference, machine, progress: as of `pull`.
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
         located, ranking = self._rank(reference, machine)
@@ -133,6 +136,7 @@ class Client:
         does at each move. machine: several, or ALL_GENERATIONS, where each has a compute capability of its own.
         keep: versions that stay beside it.
 
+        reference, progress: as of `pull`.
         Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
         there.
         """
@@ -165,9 +169,20 @@ class Client:
     ) -> "Swap | None":
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
-        layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
-        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  health: whether the
-        server is well, for rollouts.  report: where to reports to rollouts go; True is the registry, False nowhere.
+        reference: 'name:CHANNEL'; nothing else can be followed.
+        dest: the folder that the engine's folders and the link to the one that is served lie in.
+        machine: what the engine is for; with `Triton()` several, or ALL_GENERATIONS.
+        layout: None is a folder for each version; `Triton()` follows in a model repository of Triton's.
+        interval_s: seconds between two looks; None is `watching.server.INTERVAL_S`.
+        hook: called after each swap: `Command`, `Post`, or a function of the facts of what is served.
+        once: check once, raise any error, and return what is served.
+        keep: number of older folders that stay.
+        stop: set by another thread to end this call; None: it ends by an exception alone, as Ctrl-C.
+        say: called with a message when something happens.
+        progress: called with the downloaded and the total bytes.
+        health: whether the server is well, for rollouts; None is well after each swap.
+        report: where to reports to rollouts go; True is the registry, False nowhere.
+        Raises InputError for a reference that is no channel (`watching.watch.ChannelWatcher`).
         """
         from enginesmith.client.layouts.base import Plain
         from enginesmith.client.watching.server import INTERVAL_S
@@ -198,7 +213,14 @@ class Client:
         health: "Health | None" = None,
         report: "ReportUrl | bool" = True,
     ) -> "tuple[Swap, ...]":
-        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`)."""
+        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`).
+
+        references: the channels, each as 'name:CHANNEL'.
+        machine: what all the engines are for; one machine.
+        interval_s: seconds between two looks at all of them; None is `watching.server.INTERVAL_S` for each channel.
+        hook, once, keep, stop, say, progress, health, report: as of `watch`, for every channel.
+        Raises InputError without references.
+        """
         from enginesmith.client.watching.watch import GroupWatcher
 
         target_machine, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
@@ -276,7 +298,12 @@ def pull(
 ) -> Pulled:
     """Download the best engine for `target` into the folder `dest`, verified, with a JSON description beside it.
 
-    reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
+    reference: 'name', 'name@VERSION' or 'name:CHANNEL'.
+    registry: as of `Client`.
+    target: a `Machine`, or a target's name; 'auto' is this machine.
+    precision: only engines of this one, as 'int8'; None is any.
+    proven_only: no engine that never ran on its hardware.
+    fallback: 'onnx' takes the version's ONNX model where no engine fits; None is an error then.
     trust: a trust policy's file; None is the one that ENGINESMITH_TRUST_POLICY names, if any.
     allow_unsigned: as in `Policy`, of attachments that are code.
     Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without

@@ -90,6 +90,7 @@ class VersionLocator:
     """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
 
     node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
+    store: the registry that versions are looked up in.
     """
 
     store: Store
@@ -170,12 +171,17 @@ def locate_and_rank(
     *,
     sure: bool = True,
 ) -> tuple[Located, EngineRanking]:
-    """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected.
+    """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected. Reads no
+    engine.
 
-    locator: None is one without a cache.  sure: whether to look for the blobs, one request each, though a download of
-    the best engine would show that it is lost; always done in a folder, where a look costs nothing.
-    Reads no engine. Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust
-    policy requires.
+    store: the registry.
+    reference: the version, by name, number or channel.
+    machine: where the engine will run.
+    policy: what is accepted.
+    locator: None is one without a cache.
+    sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
+        lost; always done in a folder, where a look costs nothing.
+    Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust policy requires.
     """
     located = (locator or VersionLocator(store, checked=True)).locate(reference)
     return rank_located(store, located, machine, policy, sure=sure)
@@ -184,7 +190,11 @@ def locate_and_rank(
 def rank_located(
     store: Store, located: Located, machine: Machine, policy: Policy, *, sure: bool = True
 ) -> tuple[Located, EngineRanking]:
-    """`locate_and_rank` of a version that is located already."""
+    """`locate_and_rank` of a version that is located already.
+
+    store, located: the registry and the version in it.
+    machine, policy, sure: as of `locate_and_rank`.
+    """
     located, entries = judge_located(store, located, policy)
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)

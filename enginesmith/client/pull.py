@@ -100,6 +100,7 @@ class BlobFetcher:
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
+        store: the registry that has the blob.  size_bytes: of the blob, as published.
         Raises IntegrityError when the registry sends other bytes or has lost the blob, UnavailableError when registry
         or disk are out of reach; the next call resumes the download.
         """
@@ -358,6 +359,7 @@ class Pulled:
     weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
     latency: the newest report on machines of this kind, where it was looked for (`Client.pull_all`) and is there.
     attachments: of the version, those that were pulled (`Client.pull`).  left_out: name -> why it was not.
+    located: the version.  resolution: why this engine.
     """
 
     path: Path

@@ -218,6 +218,7 @@ class MeasuredStart:
     """Seconds of a process, with those that it waited for, until its first answer: of its CPUs, and by the clock.
 
     compiled_again: how many graphs and kernels the warm process compiled, at all calls.
+    cold_cpu_s, warm_cpu_s: of the CPUs, without the cache and with it.  cold_s, warm_s: by the clock, likewise.
     """
 
     cold_cpu_s: float

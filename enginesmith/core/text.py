@@ -37,6 +37,7 @@ def run_command(
     """How a command ended, with the first `MOST_BYTES` that it printed if `stdout` is a pipe. It has a process group of
     its own.
 
+    words: the program and its arguments.  timeout_s: seconds that it may take.
     stdout, stderr: as for `subprocess.run`.  environment: None is that of this process. Raises OSError where it cannot
     be started, subprocess.TimeoutExpired where it, or whatever holds its pipe, took longer; then, and after Ctrl-C, its
     process group was killed.

@@ -51,6 +51,7 @@ class PrecisionTraits:
     quantized: whether graphs are written in the backend's scheme.  calibrated: whether that takes measured ranges.
     in_blocks: whether weights come in blocks, each with a scale of its own.  narrow_floats: whether products are of
     floats of 8 bits or fewer, which no CPU multiplies.
+    limits: of the drift of its graphs and engines.
     """
 
     bits: int
@@ -123,6 +124,8 @@ class Dim:
 
     Without explicit buckets there is one bucket, min..max, tuned for `opt`. Every size is a multiple of `multiple`, and
     so are all of these numbers.
+
+    name: as the shapes of inputs and outputs have it.
     """
 
     name: str
@@ -275,6 +278,8 @@ class BuildRequest:
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
     and the backend's revision (`builders.backends.discovery.toolchain_of`).
     quantized_states: what the engine takes and gives as int8; inputs and outputs say float32, as the model does.
+    precision, target, backend: what is built, for which machine, by which compiler.
+    profiles: sizes of each named dim that it is tuned for, one for each bucket.
     """
 
     model: str
@@ -319,8 +324,10 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Engine:
-    """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
+    """A compiled model on disk.
 
+    request: what it was built from.
+    path: the file.  digest: SHA-256 of its bytes.  size_bytes: their number.  suffix: of the file, as '.onnx'.
     requires: what a machine must have to run it (`enginesmith.core.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
     extras: files that a build leaves beside the engine, by name, such as the compiler's description of its layers.
@@ -346,7 +353,12 @@ class Engine:
         notes: tuple[str, ...] = (),
         also: tuple[Requirement, ...] = (),
     ) -> "Engine":
-        """The engine that a backend has written to `path`. also: requirements that only the file shows."""
+        """The engine that a backend has written to `path`. also: requirements that only the file shows.
+
+        backend: the one that wrote it; it knows what a machine needs.
+        request: what it was built from.
+        notes: as in `Engine`.
+        """
         size = path.stat().st_size
         memory = () if request.target.is_cpu else (GpuMemory(size),)
         requires = (*backend.requires(request), *memory, *also)
@@ -359,6 +371,7 @@ class BuildFailure:
 
     kind: 'error' (the compiler refused), or another kind of `errors.StepError`.
     log: end of what the compiler printed.  command: shell line that reproduces it.
+    unit: target, precision and backend.  reason: what went wrong, and the remedy.
     """
 
     unit: str

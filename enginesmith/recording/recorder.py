@@ -68,6 +68,7 @@ class Recorder(_Log):
     sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file never grows beyond
     that.  made: where the traffic is from, if it is not real.  model: the name of the model that is asked.
     kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
+    path: the file.  seed: of the choice of what is kept; None: another one each time.
     Raises InputError for a share or size out of range, UnavailableError for a file that cannot be opened.
     """
 
@@ -136,12 +137,16 @@ class ObservationLog(_Log):
         size: float | None = None,
         error: str = "",
     ) -> bool:
-        """Log a request, and return whether it was kept. latency: seconds from its arrival to its answer.  time_s: its
-        arrival in seconds since the epoch; default: now.
+        """Log a request, and return whether it was kept.
 
-        request: its name, where the other engine got the same one.  outputs: only their digest is kept.
-        score: quality by your own measure, higher is better.  size: of the request, in any unit above 0 (tokens, rows):
-        large requests are then compared with large ones.
+        latency: seconds from its arrival to its answer.
+        ok: whether the answer was a good one; False counts as a failed request.
+        time_s: its arrival in seconds since the epoch; None: now.
+        request: its name, where the other engine got the same one.
+        outputs: only their digest is kept.
+        score: quality by your own measure, higher is better.
+        size: of the request, in any unit above 0 (tokens, rows): large requests are then compared with large ones.
+        error: what went wrong, cut after 1000 characters; '' for nothing.
         """
         arrival_s = time.time() if time_s is None else time_s
 

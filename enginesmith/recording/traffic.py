@@ -64,7 +64,7 @@ class RecordedTraffic:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return self.requests[-1].at
 
     def arrivals(self, scale: float = 1.0, duration: float | None = None) -> Iterator[tuple[float, RecordedRequest]]:

@@ -45,7 +45,10 @@ class BatchQueues(Generic[Key, Item]):
         self._samples: dict[Key, int] = {}
 
     def add(self, bucket: Key, request: Item, samples: int, at: float) -> None:
-        """Add a request that arrived at the time `at`; those of a bucket come in order of arrival."""
+        """Add a request that arrived at the time `at`; those of a bucket come in order of arrival.
+
+        samples: number of its rows along the batch dim.
+        """
         self._queues.setdefault(bucket, deque()).append((at, samples, request))
         self._samples[bucket] = self._samples.get(bucket, 0) + samples
 

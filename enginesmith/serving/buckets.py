@@ -29,6 +29,7 @@ class RoutedEngine:
 
     profiles: sizes that it takes; none: every size.  seconds: the 95 % interval of a call's time at some sizes, as
     measured; None where it was not measured.
+    name: for messages and counts.  inputs, outputs: of the engine.
     """
 
     name: str
@@ -60,7 +61,10 @@ class DimBounds:
 
 @dataclass(frozen=True)
 class EngineBucket:
-    """A bucket of an engine. rank: of the engine among those of the router.  name: of the bucket, with its dims."""
+    """A bucket of an engine. rank: of the engine among those of the router.  name: of the bucket, with its dims.
+
+    bounds: least and greatest size of each dim.
+    """
 
     engine: RoutedEngine
     rank: int
@@ -80,7 +84,10 @@ class EngineBucket:
 
 @dataclass(frozen=True)
 class Route:
-    """Where requests of some sizes go. bucket: number of the bucket.  padded: the sizes of their dims there."""
+    """Where requests of some sizes go. bucket: number of the bucket.  padded: the sizes of their dims there.
+
+    plan: how inputs are padded and outputs cropped.  run: the engine's.
+    """
 
     bucket: int
     padded: Mapping[str, int]

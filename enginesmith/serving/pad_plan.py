@@ -48,6 +48,7 @@ class PadPlan:
     """How requests of some sizes are padded to other sizes, and their outputs cropped.
 
     elements, own_elements: of all inputs, padded and as they were given.
+    inputs: how each is padded.  crops: output -> what is kept of it along each axis.
     """
 
     inputs: tuple[_PaddedArray, ...]
@@ -80,7 +81,11 @@ def plan_padding(
     sizes: Mapping[str, int],
     padded: Mapping[str, int],
 ) -> PadPlan:
-    """The plan for requests with the dims `sizes`, which become `padded`. Raises KeyError for a dim without a rule."""
+    """The plan for requests with the dims `sizes`, which become `padded`. Raises KeyError for a dim without a rule.
+
+    inputs, outputs: of the engine.
+    padding: the value that each dim's inputs are filled up with.
+    """
     grown_dims = {dim for dim, size in padded.items() if size != sizes[dim]}
     arrays = [
         _plan_array(spec, padding.inputs.get(spec.name, {}), sizes, padded)

@@ -31,7 +31,7 @@ _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fa
 
 
 def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
-    """That no bucket holds a request, with its sizes and those that the buckets take."""
+    """The message that no bucket holds a request, with its sizes and those that the buckets take."""
     sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
     bucket_names = [bucket.name for bucket in buckets]
     bucket_list = "; ".join(bucket_names[:4]) + (f"; and {len(bucket_names) - 4} more" if len(bucket_names) > 4 else "")

@@ -120,6 +120,8 @@ class CallFunction:
     """Import a function and call it whenever asked. node: what messages call it.
 
     The first answer is `CallOnce`; then each `CallOnce` gets one.
+
+    root: the folder of the spec.  file, function: where it is, relative to `root`, and its name.
     """
 
     root: Path

@@ -80,7 +80,10 @@ def missing_function(file: Path, function: str) -> str:
 
 def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
     """Why a spec's entry point cannot be called, without running it; '' where it can, or may. root, entry, module: as
-    for `source_files`."""
+    for `source_files`.
+
+    function: its name in the file.
+    """
     try:
         source_files(root, entry, module)
         return missing_function(entry, function)
@@ -160,8 +163,11 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
 
 
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
-    """Import a file and return its function; inside `importing_from`. Arguments as of `call_entry_point`. Raises
-    ModelError where there is none, and whatever importing it raises."""
+    """Import a file and return its function; inside `importing_from`.
+
+    root, file, function, module: as of `call_entry_point`.
+    Raises ModelError where there is none, and whatever importing it raises.
+    """
     loaded_module = _import(root / file, module)
     callee = getattr(loaded_module, function, None)
     if not callable(callee):

@@ -48,6 +48,8 @@ class SampleGenerator:
     """Call the function of an entry point for each pass, and give the samples. name: what messages call it.
 
     The first answer is an end; then each `NextSample` gets one `Sample`.
+
+    root: the folder of the spec.  file, function: where it is, relative to `root`, and its name.
     """
 
     root: Path

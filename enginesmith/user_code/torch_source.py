@@ -30,7 +30,10 @@ TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
 @dataclass(frozen=True)
 class Program:
     """A captured torch program. inputs: names of its inputs, in the graph's order.  call: runs the original on tensors
-    by name.  notes: for people."""
+    by name.  notes: for people.
+
+    exported: what torch captured.
+    """
 
     exported: "torch.export.ExportedProgram"
     inputs: tuple[str, ...]
@@ -73,6 +76,8 @@ def from_entry_point(
 
     entry: file, function, arguments, and the module's dotted name or ''.
     root: the spec's folder, where all the files are.  Raises ModelError naming the user's file and line.
+    weights: a file of weights, relative to `root`; None: those that the entry point makes.
+    inputs, dims: of the graph; named dims of shapes stay dynamic.
     """
     notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
     module = build_module(root, entry, weights)
@@ -81,8 +86,8 @@ def from_entry_point(
 
 
 def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
-    """The module that an entry point gives, with its weights, ready to be evaluated; the arguments and errors are those
-    of `from_entry_point`."""
+    """The module that an entry point gives, with its weights, ready to be evaluated. Arguments as of
+    `from_entry_point`. Raises ModelError as that, for an entry point that returns anything else."""
     import torch
 
     torch.manual_seed(SEED)
@@ -289,6 +294,8 @@ def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: in
     """Write a captured program as ONNX, translated by torch's dynamo exporter; its weights in a file beside it
     (`weights_beside`), one after the other, where they take more than `most_embedded_bytes`.
 
+    path: the file to write.
+    opset: ONNX's, which torch has to reach.
     Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
     """
     import onnx_ir as ir

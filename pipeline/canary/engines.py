@@ -81,8 +81,11 @@ class FetchedEnsemble:
 
 
 def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder: Path) -> FetchedEnsemble:
-    """The engines of an ensemble's engine and its functions, fetched into `folder` and verified. Raises as `fetch`, and
-    IntegrityError for a graph's version that is gone."""
+    """The engines of an ensemble's engine and its functions, fetched into `folder` and verified.
+
+    store, manifest, entry: the registry, the version in it, and the engine of that.
+    Raises as `fetch`, and IntegrityError for a graph's version that is gone.
+    """
     engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
     for graph, _, engine in pinned_engines(store, manifest, entry):
         engine_folder = folder / graph.name
@@ -104,7 +107,10 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
 
 
 def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, target: Target) -> str | None:
-    """Why an engine of a graph cannot be run here for a target; None where all can."""
+    """Why an engine of a graph cannot be run here for a target; None where all can.
+
+    store, manifest, entry: the registry, the version in it, and the engine of that.
+    """
     for graph, _, engine in pinned_engines(store, manifest, entry):
         if reason := discovery.configure(engine.backend, dict(engine.options)).runs(target):
             return f"graph {graph.name!r}: {reason}"
@@ -118,6 +124,7 @@ def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, tar
 
 Opener = Callable[[], AbstractContextManager[Session]]
 Job = tuple[TrafficSegment, list[Timed | None], float]
+# Seconds that a process has to end by itself.
 JOIN_S = 10.0
 # An engine hangs that gives no answer for so many seconds, or ten times its slowest one; the first may compile.
 HANG_S, FIRST_S = 30.0, 600.0
@@ -354,7 +361,7 @@ class ChosenEngine:
 
     @property
     def identity(self) -> EngineIdentity:
-        """What observations of this engine name it by."""
+        """The engine as files of observations name it."""
         entry, manifest = self.entry, self.manifest
         unit = (entry.target, entry.precision, entry.backend)
         return EngineIdentity(manifest.model, manifest.version, manifest.digest, entry.digest, *unit)
@@ -380,6 +387,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     """The engine of a version that `enginesmith pull` would give on a machine of this target; it need not be this one.
 
     precision: None for the one that fits best.
+    store, reference: the registry, and the version in it.
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     located = locate(store, reference)
@@ -394,7 +402,8 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
 def open_isolated(
     store: Store, role: str, chosen: ChosenEngine, folder: Path
 ) -> AbstractContextManager[IsolatedSession]:
-    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`."""
+    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`.  store,
+    chosen: the registry, and the engine in it."""
     entry = chosen.entry
     if chosen.manifest.graphs:
         whole = fetch_ensemble(store, chosen.manifest, entry, folder)

@@ -69,6 +69,8 @@ def in_flight_of(
 
     A request lasts from its arrival for its latency: that of the log `observed`, else the one in the traffic, else the
     median time that the baseline takes alone for a request of the warm-up.
+
+    clock: by which the baseline is timed.
     Raises InputError for several requests in flight of traffic without times, DataError for a log that is none.
     """
     if not traffic.timed:
@@ -102,6 +104,9 @@ class CanaryRun:
 
     looks: how often to judge, the end included.  observed: a log of production that shows how many requests were in
     flight; None: the traffic itself does.
+    candidate, baseline: versions.  target: where both run.  out: the folder.  precision: of both engines; None for the
+    one that fits best.
+    pace: rate, warm-up and seed of the replay.
     """
 
     candidate: Reference
@@ -119,6 +124,8 @@ def run_canary(store: Store, request: CanaryRun, say: Say, clock: ReplayClock | 
     """Replay, judge, and write observations, report and page into `request.out`.
 
     After an interruption the observations so far are there, whole, and so is the report of the last look.
+
+    store: the registry.  say: gets lines about the progress.  clock: for tests.
     Raises InputError for a folder that has a canary already and for engines that do not run here, DataError for
     traffic that does not fit.
     """
@@ -191,6 +198,7 @@ class CanaryExecution:
         """Replay until a look decides, or to the end, and return the last look's report.
 
         However it ends, each file of observations ends with a line that says how its engine was stopped.
+        Raises UnavailableError where `out` cannot be written, InputError for a duration without any request.
         """
         canary_run = self._request
         self._in_flight = in_flight_of(

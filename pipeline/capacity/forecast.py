@@ -91,6 +91,8 @@ class EngineCapacity:
 
     greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.  server: what was counted
     for the server, None: nothing.
+    unit: the engine's name.  machines: how many are needed.  per_million: cost of a million requests.  busy: whether it
+    was timed while other work ran.
     """
 
     unit: str
@@ -107,7 +109,9 @@ class EngineCapacity:
 
 @dataclass(frozen=True)
 class CapacityForecast:
-    """The answer to a demand. engines: the timed ones first.  mix: None without prices, or where `why_no_mix`."""
+    """The answer to a demand. engines: the timed ones first.  mix: None without prices, or where `why_no_mix`.
+    reference: the version.  limit: of latency.  arrivals: what they are, in words.  currency: of the prices.
+    mix_per_million: cost of a million requests.  mix_units: machine -> the engine that it runs."""
 
     reference: str
     demand: CapacityDemand
@@ -123,8 +127,10 @@ class CapacityForecast:
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """What all rows of a forecast share. dims: of the model.  counts: machines that there are, by name of price.
-    say: gets a line for each engine, whose simulation takes seconds."""
+    """What all rows of a forecast share. dims: of the model.  counts: machines that there are, by name of price. say:
+    gets a line for each engine, whose simulation takes seconds.  reference: the version.  demand, limit: requests a
+    second, and the latency that they must keep.  asked: the arrivals.  serving: how requests are batched.  prices: None
+    where none were given."""
 
     reference: str
     demand: CapacityDemand
@@ -332,6 +338,7 @@ class CapacityTerms:
     """What is asked. prices, fleet, traffic: files.  at: sizes of the dims but the batch, as 'length=64'.
 
     precision: only engines of this one.
+    demand, limit: requests a second, and the latency that they must keep.  serving: how requests are batched.
     """
 
     demand: CapacityDemand
@@ -346,7 +353,11 @@ class CapacityTerms:
 
 @dataclass(frozen=True, eq=False)
 class PreparedForecast:
-    """A forecaster and the engines that it is about."""
+    """A forecaster and the engines that it is about.
+
+    timed: the engines with their times.  manifest, store: the version, and the registry.  precision: the one asked for;
+    None for any.
+    """
 
     forecaster: Forecaster
     timed: Sequence[TimedEngineKind]
@@ -383,6 +394,7 @@ def prepare(
 ) -> PreparedForecast:
     """Read prices, fleet, traffic and latency reports. say: as of `Forecaster`.
 
+    store, manifest: the registry, and the version in it.  terms: what is asked.
     Raises SpecError for prices or an inventory with mistakes, InputError where nothing was timed, and for a fleet
     without prices, DataError for traffic that is none of the model's.
     """

@@ -42,7 +42,7 @@ class MachineName:
 @dataclass(frozen=True)
 class TimedEngineKind:
     """An engine and its times on one kind of machine. buckets: the newest of each size.  busy: whether other work ran
-    there while one of them was timed."""
+    there while one of them was timed.  entry: the engine in the version's manifest."""
 
     entry: JudgedEntry
     machine: MachineName

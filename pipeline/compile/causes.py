@@ -27,7 +27,8 @@ Inputs = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class BuildSources:
-    """What engines were built from. reads: see `Exported`.  onnx, golden: digests."""
+    """What engines were built from. reads: see `Exported`.  onnx, golden: digests.  inputs: what steps read, by
+    stage and name."""
 
     inputs: Inputs
     reads: str
@@ -79,6 +80,7 @@ def remember_builds(
 
     reads: see `Exported`.  read_sources: reads the files; called only for a version that is new, or where a request or
     `reads` is another than at the last build.
+    model: its name.  built: the requests.  context: of the run.  new: whether the version is new.
     """
     previous_builds = recall_builds(model, context)
     before = [previous_builds.get(request.unit) for request in built]

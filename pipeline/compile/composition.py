@@ -66,7 +66,10 @@ class StepRunner(Protocol):
     def map(
         self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
-        """Run a step for each item, side by side, and return the values in order."""
+        """Run a step for each item, side by side, and return the values in order.
+
+        items: the first argument of each call.  arguments, named: the others, equal in all calls.
+        """
 
 
 class InProcess:
@@ -121,8 +124,8 @@ class Run(Work):
         return self.runner.call(export, self)
 
     def quantize(self, exported: Exported) -> Iterator[Quantized]:
-        """The model in every variant that the selection needs: first what is the exported model itself, which waits for
-        no calibration."""
+        """The model in every variant that the selection needs, in two batches: first the exported model itself, which
+        waits for no calibration, then the others."""
         variants = buildable_variants(self.spec, self.selection, exported)
         plain = [variant for variant in variants if is_exported(variant, exported)]
         others = [variant for variant in variants if variant not in plain]

@@ -39,6 +39,7 @@ class OnRecord:
 
     missing: the steps that are not on record, as far as that shows before they run.
     missed: graphs, not among these, that a search shall take the place of.
+    exported: None where the export is not on record.
     """
 
     exported: Exported | None = None
@@ -137,6 +138,8 @@ class UnitForecast:
     """A unit of the plan. action: as of a `Unit`, or 'unknown'.  unit: None where the graph is not known.
 
     proven_again: whether its engine is there, and a build proves it all the same.
+    candidate: target, precision and backend.  reason: of the action, in words.  required: whether `build.required` of
+    the spec names it.
     """
 
     candidate: PlanCandidate

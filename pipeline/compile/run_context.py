@@ -38,6 +38,7 @@ class RunContext:
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
     copies: what records are read from instead of the store, which has them too.
+    progress: gets the events of steps and units.
     """
 
     store: Store
@@ -62,6 +63,7 @@ class RunContext:
         """The value on record for a step's key; None when the step must run, or the record cannot be read.
 
         sizes: of blobs in bytes by digest, as `records.recall` takes them.
+        kind: of the step.  result: the class of the value.
         """
         decoded_values = list[Recalled]()
 
@@ -75,7 +77,10 @@ class RunContext:
         return None
 
     def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
-        """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""
+        """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record.
+
+        kind, key, value: of the step, what it read, and what it gave, as JSON.
+        """
         remember(self.store, kind, digest_of(key), dict(value), blobs)
 
     def once(
@@ -91,6 +96,7 @@ class RunContext:
 
         blobs: digests of the blobs that a result names.  run: instead of `run_job` on this host, for a step that may be
         carried out elsewhere.
+        kind, key: of the step, and what it reads.  name: for the display.
         """
         if (record_value := self.recall(kind, key, result_type(job.request))) is not None:
             self.progress.emit(Finished(name, "cached"))
@@ -108,7 +114,8 @@ class RunContext:
     def run_to_end(
         self, executor: Executor, name: str, job: Job[Result], words: Callable[[Result], str] = lambda _: ""
     ) -> Result:
-        """Run a job as `run_job` does, and emit that it is done. words: what came of it, from its result."""
+        """Run a job as `run_job` does, and emit that it is done. words: what came of it, from its result.  executor:
+        where it runs.  name: for the display."""
         value = self.run_job(executor, name, job)
         self.progress.emit(Finished(name, words=words(value)))
         return value

@@ -24,6 +24,7 @@ from pipeline.sources.onnx_model import inside as inside_folder
 T = TypeVar("T")
 
 MANIFEST = "manifest.json"
+# A package's JSON files name files and options; a larger one is something else.
 _MOST_BYTES = 1 << 20
 _CPU = "CPUExecutionProvider"
 # Of ModelProto, GraphProto and NodeProto.

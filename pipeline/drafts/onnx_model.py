@@ -233,6 +233,7 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
 # The fields are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
 # protobuf/model_config.proto).
 
+# Of a configuration beside a model; a larger file is something else.
 LARGEST_BYTES = 1 << 20
 
 

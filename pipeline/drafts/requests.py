@@ -44,6 +44,8 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     data has them, Parquet with a column for each input, a folder of such files, and a folder of images for a model with
     one image input, which are scaled to the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1,
     'symmetric' to -1..1, 'imagenet' by that data set's mean and deviation, 'bytes' and inputs of integers not at all.
+
+    path: of the file or folder.  dims: of the model.
     Raises DataError, InputError for a file of another kind.
     """
     if not path.exists():
@@ -331,8 +333,11 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
 
     Which request goes where follows from its content, so that equal requests, of which one is kept, and the order of
     the file change nothing. A request for a batch counts as one for each sample. All that are kept have the sizes that
-    most have. scaling: of images, see `read_requests`. Raises DataError for what cannot be read or does not fit the
-    inputs, for NaN and infinities, and for fewer than two different requests.
+    most have. scaling: of images, see `read_requests`.
+
+    path, dims: as of `read_requests`.
+    Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
+    different requests.
     """
     some: dict[_Shapes, dict[str, Tensors]] = {}
     request_digests, counts, count = set[str](), Counter[_Shapes](), 0

@@ -78,7 +78,7 @@ class CatalogFile(SpecPart):
 @dataclass(frozen=True)
 class Demand:
     """A model that must be served. on: the hardware.  precisions: each must be there; empty is any.  proven: whether
-    only a proven engine will do."""
+    only a proven engine will do.  reference: the version."""
 
     reference: Reference
     on: tuple[Target, ...] = GPUS
@@ -94,7 +94,7 @@ class Demand:
 @dataclass(frozen=True)
 class Catalog:
     """All demands. runtimes: versions that serve now.  planned: versions that are coming, also of the 'driver'; by the
-    package's name, as in `Machine.runtimes`."""
+    package's name, as in `Machine.runtimes`.  source: where it was read from, for messages."""
 
     demands: tuple[Demand, ...]
     runtimes: tuple[tuple[str, str], ...] = ()

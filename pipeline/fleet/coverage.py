@@ -33,6 +33,7 @@ class Coverage:
     engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `pull --explain`'s words.
     remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; building it
     again with the same compiler would not help then.
+    served: the version.  group: the nodes.  state: whether they have an engine.
     """
 
     served: Served
@@ -91,6 +92,7 @@ def list_coverage(
     """The coverage of every demand on every group that it names. Groups with equal machines are judged once.
 
     results: those of earlier calls with the same `served` and catalog; new ones are added.
+    groups: of the fleet's nodes.
     """
     results = {} if results is None else results
     coverages = []
@@ -116,7 +118,8 @@ def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand])
 
 
 def judge(served: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
-    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name."""
+    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.  served:
+    the version.  precision: None for any."""
     missing, machine = Coverage(served, group, precision, "missing"), group.machine
     if served.problem:
         return replace(missing, reason=served.problem)
@@ -227,7 +230,8 @@ def predictor(store: Store) -> Predictor:
 
 @dataclass(frozen=True)
 class WantedUnit:
-    """One build or proof. backend: None where no engine of the version tells which to use."""
+    """One build or proof. backend: None where no engine of the version tells which to use.  kind: what is to be done.
+    model, target, precision: of the unit."""
 
     kind: Literal["build", "prove"]
     model: str

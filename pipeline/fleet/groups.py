@@ -52,7 +52,8 @@ class Hardware:
 
 @dataclass(frozen=True)
 class GpuPart:
-    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away."""
+    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away.
+    hardware: the kind."""
 
     node: str
     hardware: Hardware
@@ -70,7 +71,8 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes."""
+    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes.
+    hardware: of each node."""
 
     hardware: Hardware
     nodes: int
@@ -173,6 +175,7 @@ _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")
 _DEVICE = re.compile(r"feature\.node\.kubernetes\.io/pci-(\d+_)?10de\.present")
 _SHARED = "-SHARED"
 _MIG = "-MIG-"
+# GPU feature discovery states memory in MiB.
 _MIB = 1 << 20
 # Prefix of the taints that Kubernetes sets itself, beside the readiness and cordons that are reported anyway.
 _LIFECYCLE = "node.kubernetes.io/"

@@ -217,8 +217,10 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
 # They are read page by page and kept as JSON: the client's typed objects cost ten times the time, and the same code
 # reads what `kubectl` prints.
 
+# Nodes in a page; `kubectl get` asks for as many (its --chunk-size).
 _PAGE = 500
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+# HTTP's status where a list's continuation token has expired.
 _GONE = 410
 # Of a list that changes faster than its pages are read.
 _RESTARTS = 3

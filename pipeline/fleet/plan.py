@@ -59,6 +59,7 @@ class FleetPlan:
     dying: demands that are met now on a group, and would not be.  waiting: others that would not be met, on new nodes
     or not met today either.  work: builds and proofs, in order.  idle: engines that no node would need.  hours: of the
     builds for GPUs.  unwanted: groups that no demand names.
+    before, after: the fleet without the change, and with it.
     """
 
     before: Fleet
@@ -87,7 +88,11 @@ class FleetPlan:
 def make_plan(
     fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: StateChange, predict: Predictor
 ) -> FleetPlan:
-    """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
+    """Compare the fleet with what it would be.
+
+    served: the versions.  catalog: the demands.  change: of the fleet.  predict: tells how long a build takes.
+    Raises InputError for more nodes to remove than there are.
+    """
     today = replace(catalog, planned=())
     remaining_groups: Sequence[NodeGroup] = fleet.groups
     for target, count in change.remove:

@@ -140,6 +140,7 @@ def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
 # What is not on this machine is copied for as long as it is used. Messages have the address, which can be typed again,
 # and never the copy's path. Nothing here writes to a place.
 
+# Objects that a spec's prefix of a bucket may have; all of them are copied.
 MOST_OBJECTS = 100_000
 
 

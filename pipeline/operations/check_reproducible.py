@@ -108,7 +108,8 @@ def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) ->
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all', or sizes as 'batch=8,length=64'.
+    """What is timed, and for how long. seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all',
+    or sizes as 'batch=8,length=64'.
 
     streams: number of concurrent sessions to time too.
     """
@@ -134,6 +135,7 @@ def benchmark_pair(
 ) -> PairedBenchmark:
     """Time two engines in turns, at the last bucket that is given, else at the first's opt sizes: is `engine` faster?
 
+    baseline: the other engine.  options: seconds and buckets.  context: of the run.
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
     """
     takes = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (engine, baseline)]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionAnswer:
-    """What was found of one graph or engine. found: None without an attribution; `attributed.headline` says why.
+    """What was found of one graph or engine. attribution: None without an attribution; `attributed.headline` says why.
 
     failed: whether the attribution was tried and did not end; an engine that cannot be opened by parts has not failed.
     """
@@ -69,6 +69,7 @@ def attribute_version(
     """Attribute the drift of every graph and every engine of these targets, failed or not; each graph once.
 
     targets: names.  precision: None for all.
+    manifest: of the version.  context: of the run.
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
@@ -156,6 +157,7 @@ class FuzzTerms:
     """What to try. count: random cases, besides those at the boundaries.
 
     only: the one case to try.  command: the words that fuzz this engine, for messages.
+    seed: of what is drawn.
     """
 
     seed: int
@@ -166,7 +168,8 @@ class FuzzTerms:
 
 @dataclass(frozen=True)
 class FuzzEngine:
-    """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric."""
+    """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric.  shapes:
+    of the model.  terms: what to try."""
 
     engine: EngineBlob
     golden: str
@@ -211,6 +214,7 @@ def fuzz_published(chosen: ChosenEngine, context: RunContext, *, seed: int, case
     """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
 
     cases: number of random cases, besides those at the boundaries.  only: the one case to try.
+    chosen: the engine.  context: of the run.  seed: of what is drawn.
     Raises InputError for a case that does not fit the model, StepError for an engine that crashes.
     """
     entry, manifest = chosen.entry, chosen.manifest
@@ -238,6 +242,7 @@ class MadeGolden:
     """A spec's golden set. digest, before: of it and of the one before it.  change: how they differ, in words.
 
     frozen: the digest that the spec demands, None for any.
+    model: its name.  notes: for people.
     """
 
     model: str

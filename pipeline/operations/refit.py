@@ -51,7 +51,10 @@ class RefitEngine:
     origin: str
 
     def run(self, context: WorkerContext) -> Recorded:
-        """The new engine's record. Raises ModelError when the models differ in more than their weights."""
+        """The new engine's record.
+
+        Raises ModelError when the models differ in more than their weights, InputError for a backend that cannot refit.
+        """
         from builders.onnx_graphs.structure import differs
 
         place, workdir = open_store(context.store), context.workdir
@@ -82,6 +85,7 @@ class Refit:
     """What became of a unit. kernels: digest of the engine that they are from, None where there is none.
 
     engine: digest of the new engine, None where there is none, and then `reason` says why.
+    request: what the unit is built from.
     """
 
     request: BuildRequest
@@ -96,7 +100,8 @@ class Refit:
 
 @dataclass(frozen=True)
 class PublishedRefit:
-    """The version that the refitted engines are in; None where none was fit. failed: names of units."""
+    """The version that the refitted engines are in; None where none was fit. failed: names of units.  model: its name.
+    channel_refusal: why no channel was moved."""
 
     model: str
     version: str | None
@@ -209,6 +214,7 @@ def publish_refitted(
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
     done: each refitted engine with what was wanted.  channel: the one to move to the new version.
+    base, other: the version that the kernels are from, and the one with the new weights.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     renewed, failed_entries = list[RenewedEngine](), list[EngineEntry]()
@@ -244,7 +250,9 @@ def publish_again(
 ) -> Published:
     """Publish a version again with other engines in the place of some. word: what was done to these.
 
-    failed_entries: units without one.  channel: the one to move to the new version. Raises as `publish`.
+    failed_entries: units without one.  channel: the one to move to the new version.
+    base: the version.  renewed: the new engines.  context: of the run.  why: for the manifest.
+    Raises as `publish`.
     """
     units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in renewed), *failed_entries)}
     approved, others = _keep(base, set(units), context)

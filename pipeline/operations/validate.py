@@ -89,7 +89,8 @@ class Validated:
 def entries_of(
     manifest: Manifest, store: Store, targets: Collection[str] | None, engines: Collection[str] | None
 ) -> Iterator[EngineEntry]:
-    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all."""
+    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all.
+    manifest: of the version.  store: its registry."""
     for judged_entry in judge_entries(store, manifest):
         entry = judged_entry.on_cpu(this_kind().name)
         is_selected = targets is None or entry.target in targets
@@ -109,7 +110,10 @@ def validate(
     targets, engines: names of the targets and digests of the engines to keep to; None for all.  again: whether to run
     an engine that has a verdict by the time when it is its turn.
     Of an ensemble an engine is run from end to end, once those of its graphs are proven here; the reports on these are
-    attached to their versions. Raises IntegrityError when an engine, its graph or its golden set is damaged.
+    attached to their versions.
+
+    manifest: of the version.  context: of the run.
+    Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     with open_version(manifest, context.store) as version:
         for entry in entries_of(manifest, context.store, targets, engines):
@@ -170,7 +174,8 @@ class PublishedModel:
         return engine_check(engine_of(entry), self.spec, self.manifest.golden)
 
     def judge(self, entry: EngineEntry, proof: Proof, store: Store, cpu: str | None = None) -> Report:
-        """The report on an engine with its proof. cpu: as of `make_report`."""
+        """The report on an engine with its proof. cpu: as of `make_report`.  entry: of the engine.  store: its
+        registry."""
         return make_report(entry, self.manifest.golden, [published_proof(entry, store), proof], cpu=cpu)
 
 
@@ -339,6 +344,7 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 
     target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
     whether they run there (compiler, versions) is asked there.
+    store, model: the registry, and the name in it.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))
@@ -347,7 +353,8 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 
 
 def why_nothing(store: Store, pending: Pending, target: str | None = None, on: Target | None = None) -> str:
-    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
+    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`.  store:
+    the registry.  pending: what `pending_of` gave."""
     entries = _select_entries(store, pending.manifest, target)
     if waiting := [entry for entry in entries if _is_unproven(entry)]:
         reasons = (_why_not(store, pending.manifest, entry, on) for entry in waiting)

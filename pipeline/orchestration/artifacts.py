@@ -37,7 +37,7 @@ def api_problem(error: Exception, url: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Artifact:
-    """One artifact: markdown, a table or a link."""
+    """One artifact: markdown, a table or a link.  key: its name on the server."""
 
     key: str
     description: str = ""

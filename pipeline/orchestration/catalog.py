@@ -64,6 +64,9 @@ def compile_any(
     """Build, prove and publish the spec at an address: of a model, or of an ensemble with its graphs.
 
     Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
+
+    options: what is asked for.  runner: how steps are run.  progress: gets their events.  executors: None: are started
+    for this run.
     Raises what `open_run` and `compile_model` raise.
     """
     with spec_at(address, options.registry) as spec_place:
@@ -143,7 +146,9 @@ def foresee_spec(
 ) -> Forecast | EnsembleForecast:
     """What a build of the spec at an address would do. no_export: answer from the records alone.
 
-    tell: called with what the plan leaves out, and what is done first. Raises as `open_run`, and what a step raises.
+    tell: called with what the plan leaves out, and what is done first.
+    options: what is asked for.  progress: gets the events of steps.
+    Raises as `open_run`, and what a step raises.
     """
     with spec_at(address, options.registry) as spec_place:
         if is_ensemble(spec_place.path):
@@ -222,6 +227,7 @@ class _StepsMade(Progress):
 
 # Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others.
 
+# Bytes of a file that are searched for the key `model`.
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
 
@@ -231,6 +237,7 @@ class CatalogRow:
     """The outcome of one spec. state: 'published', 'unchanged' (the version existed) or 'failed' (there is none).
 
     engines: how many by status.  reason: why it failed, or the engines that did.
+    model: None where the spec cannot be read.
     """
 
     spec: str
@@ -301,7 +308,8 @@ def compile_row(
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> CatalogRow:
-    """Compile one spec of many. An error is not raised: it is the row's reason. done: called with what was compiled."""
+    """Compile one spec of many. An error is not raised: it is the row's reason. done: called with what was compiled.
+    address: of the spec.  options, runner, progress, executors: as of `compile_any`."""
     try:
         compiled = compile_any(address, options, runner, progress, executors)
         done(compiled)
@@ -321,7 +329,8 @@ def compile_all(
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> list[CatalogRow]:
-    """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
+    """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`.  addresses: of the
+    specs.  options, runner, progress, executors: as of `compile_any`."""
     return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
 
 
@@ -359,6 +368,7 @@ class PlannedSpec:
     """What a build of one spec would do. units: how many by action, as in `UnitForecast`.
 
     missing: the steps that are not on record.  reason: why the spec cannot be planned.
+    model: None where the spec cannot be read.
     """
 
     spec: str
@@ -385,7 +395,7 @@ class Listings:
         self._lock = Lock()
 
     def of(self, spec: ModelSpec, options: RunOptions) -> StoreListing:
-        """That of a spec's registry, which is opened for the first of its specs."""
+        """The listing of a spec's registry. The registry is opened for the first of its specs."""
         uri = registry_of(spec, options.registry)
         with self._lock:
             if uri not in self._known:

@@ -77,7 +77,8 @@ def send(message: Message) -> str:
 @dataclass(frozen=True)
 class FleetSources:
     """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: a file; None takes
-    every model with a channel.  runtimes: versions on the nodes by package, where the inventory does not state them."""
+    every model with a channel.  runtimes: versions on the nodes by package, where the inventory does not state them.
+    access: to the cluster."""
 
     inventory: Path | None = None
     access: Access = field(default_factory=Access)
@@ -103,7 +104,10 @@ class FleetSources:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The fleet, the coverage of each demand on each group of nodes, and the work that is missing."""
+    """The fleet, the coverage of each demand on each group of nodes, and the work that is missing.
+
+    catalog: the demands.  standings: the coverage.  registry: its URI.
+    """
 
     fleet: Fleet
     catalog: Catalog

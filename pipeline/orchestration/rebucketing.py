@@ -41,7 +41,7 @@ class DriftAnswer:
 @dataclass(frozen=True)
 class DriftRequest:
     """A model in a registry whose traffic has drifted. traffic: a folder or bucket's prefix with MODEL.jsonl or
-    MODEL.npz."""
+    MODEL.npz.  model, registry: the name, and the URI.  options: how buckets are chosen."""
 
     model: str
     registry: str
@@ -56,6 +56,9 @@ def answer_drift(
 
     Where sizes beyond the spec's came, its dims grow to hold all but one in a thousand requests. Nothing is registered
     where the present buckets hold the traffic and others would save little.
+
+    asked: the model and its traffic.  progress, executors: of the run that times it.  say: gets lines about the
+    progress.
     Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
     """
     model, registry, traffic = asked.model, asked.registry, asked.traffic

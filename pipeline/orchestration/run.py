@@ -43,6 +43,7 @@ class RunOptions:
 
     jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
     wait_for_nodes_s: how long a unit waits for a suitable Ray node to come; 0: it fails at once.
+    registry: None for the spec's.  executor: where units are built.
     """
 
     registry: str | None = None
@@ -146,6 +147,7 @@ def open_run(
     """Read the spec at an address, open the registry, and start executors unless some are given.
 
     keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
+    options: what is asked for.  progress: gets the events of steps.  runner: how steps are run.
     Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
     UnavailableError.
     """
@@ -164,7 +166,10 @@ def open_loaded(
     *,
     keep_state: bool = True,
 ) -> Iterator[Run]:
-    """`open_run` of a spec that was read."""
+    """`open_run` of a spec that was read.
+
+    options, progress, executors, runner, keep_state: as of `open_run`.
+    """
     selection = select(spec, options)
     store = open_store(registry_of(spec, options.registry), create=True)
     with open_context(spec, store, options, progress, executors, keep_state=keep_state) as context:
@@ -185,7 +190,10 @@ def open_context(
     *,
     keep_state: bool = True,
 ) -> Iterator[RunContext]:
-    """What the steps of a run share, with a lease on the registry."""
+    """What the steps of a run share, with a lease on the registry.
+
+    spec, store: the spec that was read, and the registry.  options, progress, executors, keep_state: as of `open_run`.
+    """
     model = spec.model
     with ExitStack() as stack:
         guard = stack.enter_context(hold_lease(store, f"building {model}", BUILDING))

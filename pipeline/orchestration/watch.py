@@ -65,13 +65,14 @@ def send_registered(store: Store, registration: Registration) -> SentEvent:
 
 
 def send_published(store: Store, model: str, version: str, manifest: str) -> SentEvent:
-    """Send that a version was published. manifest: its digest. Raises UnavailableError."""
+    """Send that a version was published. manifest: its digest.  store: the registry.  model: the version's. Raises
+    UnavailableError."""
     return send_event(PUBLISHED, model, {"version": version, "manifest": manifest, "registry": store.uri})
 
 
 def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
     """Send the verdict of a canary of a version on a target, against what a channel serves. blob: digest of the report.
-    Raises UnavailableError."""
+    store: the registry.  request: what was run. Raises UnavailableError."""
     about = {"version": request.version, "channel": request.channel, "target": str(report.target)}
     payload = {**about, "verdict": report.verdict, "report": blob, "registry": store.uri}
     return send_event(JUDGED, request.model, payload)
@@ -80,6 +81,7 @@ def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob
 def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> SentEvent | None:
     """Send a step of a rollout; None for one that has no event. action: as `Advance.action`.  why: in words.
 
+    registry: its URI.
     Raises UnavailableError.
     """
     events = {"wave": ADVANCED, "halted": HALTED, "aborted": HALTED, "done": DONE}

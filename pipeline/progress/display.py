@@ -150,7 +150,7 @@ class JsonLines(events.Progress):
         self._write_alone(format_line(event, level, **self._about, **fields))
 
     def of_run(self, model: str, run: str) -> "JsonLines":
-        """Both stand on every line about it."""
+        """A display for one run: its lines have the model and the run too."""
         return JsonLines(self._write_alone, **self._about, model=model, run=run)
 
     def _write_alone(self, line: str) -> None:

@@ -30,7 +30,7 @@ class RunBegan:
 
 @dataclass(frozen=True)
 class Planned:
-    """These units are going to be built, or were before, or are refused."""
+    """A plan was made: its units are going to be built, or were built before, or are refused."""
 
     plan: "BuildPlan"
 
@@ -48,6 +48,7 @@ class Finished:
     """How a step or unit ended. reason: of a failure, or what a person should know.
 
     words: for people, where state and reason do not say it: 'built in 2.1 s'.
+    name: of the step or unit.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Finished:
 
     @property
     def outcome(self) -> str:
-        """In words: 'cached', 'failed: out of memory'."""
+        """How it ended, in words: 'cached', 'failed: out of memory'."""
         return self.words or (f"{self.state}: {self.reason}" if self.reason else self.state)
 
 
@@ -71,7 +72,7 @@ class VerdictReached:
 
     @property
     def outcome(self) -> str:
-        """In words: 'proven: 12 checks passed'."""
+        """The verdict in words: 'proven: 12 checks passed'."""
         return f"{self.verdict}: {self.reason}"
 
 
@@ -115,5 +116,5 @@ class Progress:
         """Take note of an event."""
 
     def watch(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
-        """Surround long work with this, so that the display knows that it is alive."""
+        """A context around long work, during which the display shows that it goes on."""
         return nullcontext()

@@ -140,6 +140,7 @@ class Site:
     activation, weight: names of its two operands.  axis: that of the weight's output channels.
     result: the tensor that a fused kernel writes: the node's own, or that of a Relu, or a Clip around zero, which alone
     reads it.  fused: name of that Relu or Clip, or None.
+    node, op_type: its name and operator.
     """
 
     node: str
@@ -353,6 +354,7 @@ def count_integer_nodes(model: ModelProto) -> tuple[tuple[str, int], ...]:
 
 # Scales of the states that engines take and give as int8.
 
+# The largest int8 of a symmetric grid: -128 has no counterpart.
 _LEVELS = 127
 
 

@@ -75,7 +75,7 @@ def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) ->
 
 
 def _sort_worst_first(tensors: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
-    """By SQNR; those without loss, and those that were not measured, last."""
+    """The tensors by rising SQNR; those without loss, and those that were not measured, come last."""
     return sorted(tensors, key=lambda tensor: (tensor.sqnr_db is None, tensor.sqnr_db or 0.0, tensor.name))
 
 

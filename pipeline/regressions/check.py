@@ -121,6 +121,7 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
 def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckOptions) -> RegressionCheck:
     """Build, prove and compare. here: this machine.  served: None for the first version of a model.
 
+    run: of the new spec.  options: limits of what counts as a regression.
     Raises what exporting and quantizing raise; an engine that fails is a finding.
     """
     spec, context = run.spec, run.context

@@ -47,6 +47,7 @@ class Finding:
     """One thing that a check found. level: an 'error' is a regression.  unit: 'cpu int8 onnxruntime'; '' for all.
 
     bucket: 'batch=8'; '' where it is about no size.  line: of the spec, counted from 1; None where that is no file.
+    rule: which one was broken.  message: for people.
     """
 
     rule: Rule
@@ -66,8 +67,9 @@ class Finding:
 @dataclass(frozen=True)
 class BucketTimes:
     """The paired times of two engines at one bucket, by the median. ratio: new over served, with its 95 % interval;
-    None with too few runs.  detectable: the smallest slowdown that would have been shown, as a share.
-    busy: the reasons why the machine counts as busy."""
+    None with too few runs.  detectable: the smallest slowdown that would have been shown, as a share. busy: the reasons
+    why the machine counts as busy.  new_s, served_s: medians in seconds.  low, high: ends of the interval.  runs: of
+    each engine."""
 
     bucket: str
     new_s: float
@@ -89,8 +91,9 @@ class BucketTimes:
 
 @dataclass(frozen=True)
 class AnswerDrift:
-    """How far the new answers are from the served ones in one case, by the metric nearest to its limit, or beyond it
-    by most. case: 'golden', or the sizes of a bucket's end."""
+    """How far the new answers are from the served ones in one case, by the metric nearest to its limit, or beyond it by
+    most. case: 'golden', or the sizes of a bucket's end.  output: its name.  value: of the metric.  passed: whether it
+    keeps the limit."""
 
     case: str
     output: str
@@ -102,7 +105,8 @@ class AnswerDrift:
 
 @dataclass(frozen=True)
 class MetricPair:
-    """A task metric of both engines over the golden set of the new spec. allowed: the greatest loss that passes."""
+    """A task metric of both engines over the golden set of the new spec. allowed: the greatest loss that passes.  name:
+    of the metric.  served: its value with the served engine."""
 
     name: str
     new: float | None
@@ -116,6 +120,7 @@ class EnginePair:
 
     pulled: whether these two are what this machine is given by both versions.  same: equal bytes, of which nothing was
     measured.  remarks: why something was not measured.
+    metrics, drift, times: what was measured of both.
     """
 
     unit: str
@@ -133,6 +138,8 @@ class RegressionCheck:
     """What a check found. spec: its address.  against: the served version as in 'digits@3', None where there is none.
 
     channel: through which it was found.  statuses: of the units of the new spec.
+    model: its name.  machine: this one.  created_at: ISO 8601, UTC.  slower: the slowdown that counts, as a share.
+    seconds: of timing.  pairs: the compared engines.  findings: what is wrong.  passed: whether none is an error.
     """
 
     model: str
@@ -180,6 +187,7 @@ class ServedVersion:
     """A version that is served. store: its registry.  channel: through which it was found.  proven_only: as it says.
 
     pulled: the engine that this machine is given.  here: the served engines that run here, by unit.
+    manifest: of the version.
     """
 
     store: Store
@@ -205,6 +213,7 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
     """The version that a reference stands for, None for 'none'. reference: None for the model's channel stable, else
     candidate, else its newest version.  machine: this one.
 
+    store: the registry.
     Raises InputError for a version of another model or without an engine that runs here, UnknownNameError for one that
     is not there, UntrustedError without the signatures that the trust policy asks for.
     """

@@ -48,7 +48,8 @@ DriftRule = Literal["auto", "fail", "note"]
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """slower: the slowdown of the median that a new engine must be shown to exceed, as a share.
+    """What counts as a regression. slower: the slowdown of the median that a new engine must be shown to exceed, as a
+    share.
 
     worse: by task metric the greatest loss that passes, '' for all others; defaults as in `allowed_loss`.
     drift: whether other answers than the served ones are a regression; 'auto': where no task metric has a limit.
@@ -94,7 +95,8 @@ def drift_budget(precisions: tuple[Precision, Precision], limits: Mapping[str, f
 
 @dataclass(frozen=True)
 class ComparedAnswers:
-    """drift: the worst check of each case and output.  new, served: task metrics by name."""
+    """The answers of two engines, compared. drift: the worst check of each case and output.  new, served: task metrics
+    by name."""
 
     drift: tuple[AnswerDrift, ...]
     new: Mapping[str, float | None]
@@ -106,6 +108,7 @@ class CompareAnswers:
     """Run two engines on the golden set of this digest, which has a case at the ends of every bucket.
 
     limits: the spec's, of engines of this precision.  metrics: the spec's task metrics.
+    new, served: the engines.
     """
 
     new: EngineBlob
@@ -220,8 +223,8 @@ def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> Regre
 
 @dataclass(frozen=True)
 class PairMeasurement:
-    """Measures pairs. work: of the new spec.  golden: digest of its golden set.  served: what they are compared
-    with."""
+    """Measures pairs. work: of the new spec.  golden: digest of its golden set.  served: what they are compared with.
+    options: what counts as a regression."""
 
     work: Work
     golden: str

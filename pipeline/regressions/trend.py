@@ -132,6 +132,7 @@ class TrendChange:
     """A change of level of one value of a series. at: time of the first point after it.  ratio: after over before.
 
     came_with: what differs between the points before and after it: 'version 3 -> 4', 'onnxruntime 1.30 -> 1.31'.
+    value: what changed.  index: of the first point after it.  z: the change in standard errors.
     """
 
     value: Value
@@ -210,6 +211,7 @@ def describe_change(change: TrendChange) -> str:
 # A series of latencies as a picture: its points with their intervals, the levels between changes, and what came with
 # each change.
 
+# Width and height of the picture.
 SIZE = (720, 260)
 _LEVEL = "the median between changes"
 

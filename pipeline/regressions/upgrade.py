@@ -48,7 +48,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class UnitRehearsal:
-    """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one."""
+    """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one.
+    version: whose unit it is."""
 
     version: str
     unit: str
@@ -73,7 +74,8 @@ class VersionPlan:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsed upgrade. pins: the versions that were asked for.  python: the interpreter that has them."""
+    """A rehearsed upgrade. pins: the versions that were asked for.  python: the interpreter that has them.  machine:
+    this one.  created_at: ISO 8601, UTC.  units: with both toolchains.  plan: what to move."""
 
     pins: Mapping[str, str]
     python: str
@@ -91,7 +93,8 @@ def judge_trials(
     remarks: Sequence[str] = (),
     options: CheckOptions | None = None,
 ) -> tuple[Decision, str]:
-    """Whether a unit moves to the new toolchain, and why not. remarks: why something was not measured."""
+    """Whether a unit moves to the new toolchain, and why not. remarks: why something was not measured.  unit: its name.
+    old, new: what came of it with each toolchain.  times: None where both were not timed.  options: limits."""
     if new.status == "failed":
         return "stays", f"the new engine fails: {new.reason}"
     if new.status not in PASSED:

@@ -57,7 +57,7 @@ class Moment:
 
 
 def moment_of(rollout: Rollout, now: datetime) -> Moment:
-    """How far the open wave is; before all of it is reached, as at its first look."""
+    """The state of the open wave at `now`; as at its first look before all of the wave is reached."""
     soak_s = rollout.plan.soaks_s[rollout.wave]
     looks = min(MOST_LOOKS, max(1, soak_s // max(1, rollout.plan.look_s)))
     passed_s = (now - parse_time(rollout.soaking)).total_seconds() if rollout.soaking else 0.0
@@ -69,7 +69,8 @@ def moment_of(rollout: Rollout, now: datetime) -> Moment:
 def judge_gates(
     rollout: Rollout, heard: Heard, verdicts: Sequence[CanaryVerdict], now: datetime
 ) -> tuple[GateResult, ...]:
-    """What each gate of the open wave says. verdicts: all canaries of the version."""
+    """What each gate of the open wave says. verdicts: all canaries of the version.  rollout: the open one.  heard:
+    reports of nodes.  now: by the store's clock."""
     gates, moment = rollout.plan.gates, moment_of(rollout, now)
     gate_results = list[GateResult]()
     if gates.health_ppm is not None:
@@ -161,9 +162,9 @@ CONTROLLER = "controller"
 
 @dataclass(frozen=True)
 class Advance:
-    """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or
-    'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  is_made: whether this
-    look wrote a decision, which no other one did."""
+    """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or 'beaten' where
+    another writer was faster. why: in words.  gates, heard: what the look saw.  is_made: whether this look wrote a
+    decision, which no other one did.  rollout: as it is after the look."""
 
     rollout: Rollout
     action: str
@@ -176,6 +177,7 @@ class Advance:
 def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Advance | None:
     """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
+    model: the channel's.
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
     """
@@ -320,6 +322,7 @@ def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:
 # Follows rollouts: looks at each again and again, and says what was done. A model that is damaged stops no other.
 
 Where = tuple[str, str]
+# Seconds between two looks.
 INTERVAL_S = 15.0
 
 
@@ -328,6 +331,7 @@ class RolloutFollower:
     """Looks at the rollouts of `chosen` (model, channel); None: at all that are not finished.
 
     say: called with what is new.  on_step: called with each step that this process made.
+    store: the registry.  last, failures: what was told of each channel.
     """
 
     store: Store

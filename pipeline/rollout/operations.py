@@ -149,6 +149,9 @@ def start(
     rollout before.
     random_inputs: whether engines proven on random inputs alone are accepted, which its end records.
     accept_losses: whether nodes may lose engines that the channel serves; what they lose is recorded.
+    store, manifest: the registry, and the version in it.  channel, plan: where to, and in which waves.  who: for its
+    history.
+    proven_only: whether the channel shall serve proven engines alone.
     Raises InputError where the channel's policy does not allow the version, serves it already or serves
     nothing to return to, and for a plan whose waves have too few nodes to be limits; ConflictError where another
     rollout runs or was started at the same time, IntegrityError for a version that has lost a blob.
@@ -239,7 +242,11 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
 
 
 def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | None) -> RolloutPlan:
-    """The plan of a channel's policy, or the given one. Raises InputError where both are there, or neither."""
+    """The plan of a channel's policy, or the given one.
+
+    store, model: the registry, and the name in it.  stated_plan: None takes the policy's.
+    Raises InputError where both are there, or neither.
+    """
     ruled = policies.of_channel(store, model, channel).rollout
     where = f"{model}:{channel}"
     if ruled and stated_plan and stated_plan != ruled:
@@ -255,7 +262,11 @@ def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | N
 
 
 def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """Stop a rollout where it is: no further wave opens; gates that fail still halt it."""
+    """Stop a rollout where it is: no further wave opens; gates that fail still halt it.
+
+    store, model, channel: whose rollout.  who: for its history.
+    Raises InputError where none is running.
+    """
     rollout = _unfinished(store, model, channel)
     if rollout.state != "running":
         raise InputError(f"the rollout of {rollout.where} is {rollout.state}, not running; there is nothing to pause")
@@ -267,8 +278,9 @@ def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
 def resume(store: Store, model: str, channel: str, who: Operator, *, without_data: bool = False) -> Rollout:
     """Let a paused rollout go on, its wave's time without the pause; or approve the open wave where a person must.
 
-    without_data: approve the open wave whatever its gates wait for; those that fail still halt the rollout. Raises
-    InputError where there is nothing to resume or to approve.
+    without_data: approve the open wave whatever its gates wait for; those that fail still halt the rollout.
+    store, model, channel: whose rollout.  who: for its history.
+    Raises InputError where there is nothing to resume or to approve.
     """
     rollout = _unfinished(store, model, channel)
     if without_data:
@@ -297,7 +309,10 @@ def _waive_data(store: Store, rollout: Rollout, who: Operator) -> Rollout:
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """End a rollout: every node returns to what the channel serves."""
+    """End a rollout: every node returns to what the channel serves.
+
+    store, model, channel: whose rollout.  who: for its history.
+    """
     rollout = _unfinished(store, model, channel)
     return _write(store, rollout, rollout.decide(who.at, "aborted", who.by, who.why, state="aborted"))
 
@@ -325,7 +340,8 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
 
 @dataclass(frozen=True)
 class RolloutStatus:
-    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it."""
+    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it.
+    gates, heard: what the gates of the open wave say, and the reports of nodes."""
 
     rollout: Rollout
     gates: tuple[GateResult, ...]

@@ -65,7 +65,8 @@ Facts = Mapping[str, Mapping[str, Fact]]
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A value of both versions; '' where a version has none. change: in words; '' for values that are no numbers."""
+    """A value of both versions; '' where a version has none. change: in words; '' for values that are no numbers.
+    name: of the value."""
 
     name: str
     before: str
@@ -215,9 +216,9 @@ class Signatures:
 @dataclass(frozen=True)
 class ReadVersion:
     """A version as it is now. document: None where its manifest cannot be read; `page` is what its page shows, and
-    `manifest` the manifest's digest, then.
-    problems: what could not be read, each in words.  sizes: of each engine by its unit, in bytes, with all that one of
-    an ensemble stands for.  pinned: the graphs of an ensemble whose versions are there."""
+    `manifest` the manifest's digest, then. problems: what could not be read, each in words.  sizes: of each engine by
+    its unit, in bytes, with all that one of an ensemble stands for.  pinned: the graphs of an ensemble whose versions
+    are there.  model, version: names.  signatures: whose, by the trust policy."""
 
     model: str
     version: str
@@ -233,7 +234,7 @@ class ReadVersion:
 @dataclass(frozen=True)
 class ReadChannel:
     """A channel. channel: None where it cannot be read, and `problem` says why.  policy: what it asks.  history: its
-    moves and rollouts; empty where they cannot be read."""
+    moves and rollouts; empty where they cannot be read.  name: of the channel."""
 
     name: str
     channel: Channel | None

@@ -125,7 +125,7 @@ class ModelSite:
 
     @property
     def model(self) -> str:
-        """Its name."""
+        """The model's name."""
         return self.keys.model
 
     @property

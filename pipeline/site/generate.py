@@ -217,6 +217,7 @@ def write_site(
     """Bring the site in a folder up to date with a registry, and return what was done. trust: a trust policy to check
     signatures by.
 
+    store: the registry.  say: gets lines about the progress.
     Raises UnavailableError when the registry is out of reach or the folder cannot be written.
     """
     folder.done = Written()

@@ -58,6 +58,7 @@ class ExportResult:
     notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
     the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).  free_running: of a
     model with state, the drift along sequences.
+    onnx, golden: the files.  golden_digest: of the golden set.
     """
 
     onnx: Path
@@ -100,7 +101,10 @@ def export(
     limits: of a spec, in place of documented ones.  known_model: the canonical one, if this source was exported before
     and only the golden set is new.  order: of a model with state, for each sample which sequence it is a step of; None
     where all are of one.  steps: which samples are one step; None where each is. A failed check is a value, not an
-    error. Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
+    error.
+
+    request: the source, and the form of its model.
+    Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
     along = Along()
@@ -180,6 +184,7 @@ def write_model(
     """Write the canonical ONNX model of a source to `path`, or move `known_model` there. In the context the source is
     open.
 
+    request: the source.  workdir: for files.
     Raises ModelError for a source that cannot be exported.
     """
     with (_onnx_source if request.kind == "onnx" else _torch_source)(request, workdir) as source:

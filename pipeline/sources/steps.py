@@ -29,7 +29,7 @@ MOST_SEQUENCES, MOST_STEPS = 4, 256
 @dataclass(frozen=True)
 class StateModel:
     """A model with state. run: the original model.  inputs: all of them.  dims: of the inputs.  steps: which samples
-    are one step; None where each is."""
+    are one step; None where each is.  states: the inputs that are carried from an output."""
 
     run: Callable[[Tensors], Tensors]
     inputs: tuple[TensorSpec, ...]
@@ -67,7 +67,8 @@ class StateModel:
         return complete_inputs
 
     def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
-        """The sequences that the model is run through with its own states; of random inputs (`groups`) one."""
+        """The sequences that the model is run through with its own states; of random inputs (`groups`) one. Raises
+        DataError for samples whose sequences all have one step, in which no state is handed on."""
         steps = [spec.name for spec in step_inputs(self.inputs, self.states)]
         if samples is None:
             sequence_steps: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]

@@ -210,6 +210,7 @@ def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | No
 # first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
 # values, or that contains itself, is refused at that stage.
 
+# Limits of a text that a person writes; other files are refused before they are parsed.
 LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500
 _LONGEST_LINE = 500
@@ -236,7 +237,8 @@ def load_document(path: Path, kind: Kind[M]) -> tuple[M, yaml.Node]:
 
 
 def parse_document(path: Path, text: str, kind: Kind[M]) -> tuple[M, yaml.Node]:
-    """`load_document` of text that was read already; `path` is what messages call it."""
+    """`load_document` of text that was read already; `path` is what messages call it. Raises SpecError with each
+    mistake."""
     root = _compose(path, text, kind)
     try:
         return kind.model.model_validate(_construct(path, root)), root

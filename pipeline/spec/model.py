@@ -21,6 +21,7 @@ from pipeline.spec.validation import StageLimits
 
 # Padding rules of inputs: which of them no server can keep.
 
+# The largest finite numbers (IEEE 754).
 _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
 
@@ -297,7 +298,8 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     """Read and check a spec. address: what messages call it where its file is a copy.
 
     A file of the Hugging Face Hub is fetched first, with the errors of `hub.fetch`. Raises SpecError with one line per
-    mistake, a file that it names and that does not exist among them.
+    mistake, a file that it names and that does not exist among them, and InputError for a path that is neither text nor
+    a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"spec {path!r}: give the path of its file")

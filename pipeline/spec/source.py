@@ -28,7 +28,9 @@ from pipeline.sources.hub import HubFile
 # Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
 # several keys.
 
+# Sizes are smaller: int32 holds no larger ones.
 LARGEST_SIZE = 1 << 31
+# Characters and levels of a value that a message quotes.
 _LONGEST_SHOWN = 80
 _DEEPEST_SHOWN = 4
 
@@ -274,7 +276,7 @@ class Source(SpecPart):
 
     @property
     def kind(self) -> Literal["torch", "pt2", "onnx"]:
-        """Which of the three it is."""
+        """The kind of source that the spec names."""
         return "torch" if self.torch else "pt2" if self.pt2 else "onnx"
 
     @property

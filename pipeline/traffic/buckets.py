@@ -33,7 +33,7 @@ from validation.plotting import seconds_text
 class EngineTimer:
     """Times an engine. name: of it, for people.  spec: the one it was built from.  golden: digest of the set that its
     inputs are made from.  build_s: seconds that its compiler took for each profile; None where that is not on record.
-    """
+    context: of the run."""
 
     name: str
     engine: EngineBlob
@@ -44,7 +44,7 @@ class EngineTimer:
 
     @classmethod
     def of_published(cls, chosen: ChosenEngine, context: RunContext) -> "EngineTimer":
-        """Of an engine of a version."""
+        """A timer of an engine of a published version."""
         manifest, engine = chosen.manifest, engine_of(chosen.entry)
         name = f"{manifest.model}@{manifest.version} {chosen.entry.unit}"
         record = recall_engine(engine.request, context)
@@ -54,7 +54,7 @@ class EngineTimer:
     def of_graph(cls, work: Work) -> "EngineTimer":
         """Of the spec's fp32 graph, built for this CPU unless that is on record.
 
-        Raises EnginesmithError where it cannot be built.
+        Raises EnginesmithError where it cannot be built, InputError where no backend builds it for this CPU.
         """
         spec, context = work.spec, work.context
         plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
@@ -109,7 +109,8 @@ _ALWAYS_BUSY = 0.99
 
 @dataclass(frozen=True)
 class ProfilePrice:
-    """seconds_a_day: engine seconds that one more profile costs in a day.  words: what it is computed from."""
+    """The price of one more profile. seconds_a_day: engine seconds that one more profile costs in a day.  words: what
+    it is computed from."""
 
     seconds_a_day: float
     words: str
@@ -117,7 +118,8 @@ class ProfilePrice:
 
 @dataclass(frozen=True)
 class BucketAdvice:
-    """engine: whose times were used.  remarks: on the traffic, and the reasons why the machine counts as busy."""
+    """Buckets that are advised for a model. engine: whose times were used.  remarks: on the traffic, and the reasons
+    why the machine counts as busy."""
 
     model: str
     engine: str
@@ -150,6 +152,7 @@ def advise_buckets(
     """The buckets of least cost for a spec's dims. split: the traffic within them.
 
     engine: of a version, which is timed; None for the spec's fp32 graph.  recorded: use its latency report instead.
+    work: the run of the spec.  traffic: all of it.  options: what is asked for.
     Raises InputError and DataError for options, traffic and times that do not fit, and what timing raises.
     """
     spec = work.spec

@@ -34,8 +34,9 @@ Measure = Callable[[Sequence[Mapping[str, int]]], Sequence[BucketLatency]]
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: of each dim.  seconds: engine seconds of a
-    request.  price_s: of the profiles, for each request.  padding, batch, utilization: as in `ServedTrace`.
+    """Buckets, and what they cost a trace. name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: of each
+    dim.  seconds: engine seconds of a request.  price_s: of the profiles, for each request.  padding, batch,
+    utilization: as in `ServedTrace`.
 
     saved: share of its cost, seconds and price, that the chosen buckets save; None of themselves.
     """
@@ -53,8 +54,8 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class BucketChoice:
-    """edges: of the dims that were chosen.  timed: number of sizes at which the engine was timed.  plans: the chosen
-    one first."""
+    """The buckets of least cost, beside other plans. edges: of the dims that were chosen.  timed: number of sizes at
+    which the engine was timed.  plans: the chosen one first."""
 
     edges: Mapping[str, tuple[int, ...]]
     timed: int
@@ -67,8 +68,9 @@ def choose_buckets(
     """The buckets of least cost. timings: times of runs.  measure: times the engine at the edges of all plans; None
     to use these times alone.
 
-    price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those that were timed, and what
-    `measure` raises.
+    price_s: of a profile, in engine seconds a day.
+    task: the dims and their traffic.  max_profiles: over all dims.
+    Raises DataError for a size beyond those that were timed, and what `measure` raises.
     """
     timed = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
@@ -96,6 +98,8 @@ def search_buckets(
 
     With a batcher the wait of batches depends on the buckets: they are chosen, simulated, and chosen again with the
     waits of that, until nothing changes or it costs more. The best by the simulation is taken.
+
+    task: the dims and their traffic.  times: of runs.  max_profiles: over all dims.
     """
     grid, policy = task.grid, task.policy
     growth = None

@@ -50,7 +50,7 @@ class BatchGrowth:
         return cls(max_requests, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
 
     def after(self, served: SimulatedService) -> "BatchGrowth":
-        """With the waits of a simulation."""
+        """A copy with the waits that a simulation gave."""
         firsts = np.full(len(served.batches), -1.0)
         np.maximum.at(firsts, served.batch_of, served.waited_s)
         bins = np.full(len(served.batches), len(self.seconds))
@@ -75,7 +75,7 @@ class BatchGrowth:
     def tables(self, times: Array) -> Array:
         """Expected seconds of a batch for each of the means, [..., means]. times: of 1 to `most` requests, [..., most].
 
-        Of times that are the numbers 1 to `most`, the expected number of requests.
+        With the numbers 1 to `most` as times, the result is the expected number of requests.
         """
         return np.asarray(times @ self._shares.T)
 
@@ -205,7 +205,8 @@ def count_profiles(partitions: Sequence[Partition]) -> int:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """partitions: of every dim of the grid.  seconds: cost of all requests.  total: with the price of profiles."""
+    """Partitions of the dims, and what they cost. partitions: of every dim of the grid.  seconds: cost of all requests.
+    total: with the price of profiles."""
 
     partitions: tuple[Partition, ...]
     seconds: float
@@ -268,6 +269,7 @@ def partition_grid(model: CostModel, chosen: Sequence[int], max_profiles: int, p
 # where both have a bucket of one size, the same times, so that what one saves against the other is known better than
 # either.
 
+# Of the bootstrap; and the percentiles that hold the central 95 % of them.
 RESAMPLES = 1000
 _CENTRAL = (0.025, 0.975)
 
@@ -289,6 +291,7 @@ class ServedTrace:
     seconds: engine seconds of each request, its share of its batch, float64 [requests].
     padding: share of the elements of all runs that are padding, over the dims but the batch.  batch: mean samples in a
     run.  utilization: share of the time that the engine is busy; None without times of arrival.
+    service: of the simulated batcher; None without one.
     """
 
     edges: Mapping[str, tuple[int, ...]]

@@ -157,7 +157,8 @@ def _merge(traces: Sequence[Trace]) -> Trace:
 
 @dataclass(frozen=True)
 class BucketOptions:
-    """dims: that get buckets; () for all but the batch.  max_profiles: None for as many as reduce the cost.
+    """How buckets are chosen. dims: that get buckets; () for all but the batch.  max_profiles: None for as many as
+    reduce the cost.
 
     batch: samples in a batch at most; None for the greatest that the model takes, where the traffic has times.
     wait_s: as in `BatchPolicy`.  rate: requests a second to plan for; None for that of the traffic.
@@ -177,9 +178,11 @@ class BucketOptions:
 
 @dataclass(frozen=True, eq=False)
 class BucketTask:
-    """dims: all of the spec.  chosen: those that get buckets.  batch: the dim of samples, if it gets none.
+    """What buckets are chosen for. dims: all of the spec.  chosen: those that get buckets.  batch: the dim of samples,
+    if it gets none.
 
     policy: None where each request runs alone.  remarks: what was decided, for people.
+    grid: the requests by size.
     """
 
     dims: tuple[Dim, ...]
@@ -205,6 +208,7 @@ def plan_task(
 ) -> BucketTask:
     """The task for traffic to a model.  within: its requests that lie within the dims.
 
+    inputs: of the model.
     Raises InputError for options that the model or its traffic has nothing for.
     """
     batch = _batch_dim(inputs, dims, options)

@@ -64,6 +64,7 @@ class HourOfTraffic:
     """An hour. name: '2026-03-01 14:00' or '14:00' (UTC) of absolute times, else 'hour 3' since the first request.
 
     per_second: mean rate of the real traffic in requests a second.
+    sizes: of each dim.
     """
 
     name: str
@@ -74,8 +75,9 @@ class HourOfTraffic:
 
 @dataclass(frozen=True)
 class Burstiness:
-    """peak_per_second: the most requests within a second.  dispersion: variance over mean of the requests in each
-    second, 1 for a Poisson process (Fano, Physical Review 72, 1947).  longest_gap_s: between two requests.
+    """How requests come in bursts. peak_per_second: the most requests within a second.  dispersion: variance over mean
+    of the requests in each second, 1 for a Poisson process (Fano, Physical Review 72, 1947).  longest_gap_s: between
+    two requests.
 
     All of what was recorded; a sample of the traffic has smaller peaks, and a dispersion nearer to 1.
     """
@@ -87,9 +89,13 @@ class Burstiness:
 
 @dataclass(frozen=True)
 class TrafficSummary:
-    """seconds, per_second, bursts: None without times.  per_second: of the real traffic.  hours: () without times.
+    """The numbers of recorded traffic. seconds, per_second, bursts: None without times.  per_second: of the real
+    traffic.  hours: () without times.
 
     start: of absolute times, ISO 8601 in UTC.  beyond: dim -> requests whose size the spec's dim does not have.
+    files: their number.  sampling: share of the requests that was recorded.  made: where made-up traffic is from, or
+    ''.
+    dims: sizes of each.  pairs: of two dims together.
     """
 
     requests: int
@@ -303,6 +309,7 @@ def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
 
 DIM_COLUMNS = ("dim", "requests", "sizes", "min", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "max")
 PLAN_COLUMNS = ("buckets", "profiles", "engine time per request", "padding", "batch", "busy", "price", "chosen saves")
+# Rows of a histogram in text, and characters of its longest bar.
 _MOST_ROWS, _BAR = 16, 30
 
 

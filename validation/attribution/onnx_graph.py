@@ -118,6 +118,7 @@ def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
 # holds them twice. `whole` opens the original file, which is left as it is.
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
+# Smaller tensors stay in the graph, as by onnx's own default.
 EXTERNAL_FROM_BYTES = 1024
 LOCAL, SHAPE = "@local", "@shape"
 

@@ -101,6 +101,7 @@ class Proposal:
     minimal: whether each was shown to be needed.  overrides, snippet: the rules for the spec, and their YAML.
     searched: whether a quantization search wrote the graph, so that these rules start it again.
     ended_early: whether the runs or the time were over first.
+    quality: the checks before and after.
     """
 
     groups: int
@@ -121,6 +122,9 @@ class Attribution:
     failed: the failed checks in words.  cases: the golden cases that were measured, worst first.  points: how many
     tensors could be cut.  cut: how many were.  segments: the number of all rows, of which the worst are kept.
     complete: whether the whole model was looked at before the time was over.
+    precision: of the graph or engine.  finding: what the ranking shows.  rows: the worst segments.
+    taps: what reading inner tensors changed.  notes: for people.  proposal: what to leave in float; None where none was
+    sought.
     """
 
     stage: str
@@ -285,7 +289,8 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class AttributionView:
-    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown."""
+    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown.  name:
+    of the graph or engine.  units: those that it is of.  headline, lines: the finding as text."""
 
     name: str
     units: tuple[str, ...]

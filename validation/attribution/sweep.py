@@ -121,6 +121,7 @@ class Sweep:
     by its target and boundary.  changed: drift of the outputs that reading inner tensors changed, of `compared` ones.
     tensor_bytes: bytes of each tensor.  zeros: the zero points of quantized tensors.  stop: whether the time is over.
     complete: whether all windows of the last `rows` were measured.
+    budget: the limits that each segment must keep alone.  size: how much is measured at once.
     """
 
     reference: OnnxGraph
@@ -322,6 +323,7 @@ def attribute(
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
     stop: whether the time is over: the result is then of what was measured until then, and says so.
     answered: whether the outputs in the golden set are the reference's own.
+    precision: of the candidate.  reference, candidate: the graphs.  size: how much is measured at once.
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")

@@ -19,6 +19,7 @@ from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in,
 from enginesmith.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.rates import Side
 
+# The most bytes of a line, and the most observations of a file: these are held in memory.
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000
 # Seconds (30 years), and points of score on either side of 0: more is no measurement, and its square may overflow.
@@ -30,7 +31,9 @@ Name = int | str
 class EngineIdentity:
     """The engine that observations are of, as far as the file names it.
 
-    manifest, engine: digests. Raises ValueError for texts that are no digests.
+    manifest, engine: digests.
+    model, version: of the registry.  target, precision, backend: of the unit.
+    Raises ValueError for texts that are no digests.
     """
 
     model: str | None = None
@@ -65,6 +68,9 @@ class ObservationTable:
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
     sqnr_db, score, size: NaN where there is none.  segment: the one in which a replay sent the request; else None.
+    path: of the file.  identity: the engine.  time, latency: arrival and duration in seconds.  ok: whether it was
+    answered.
+    flipped: whether the argmax of a replay's answer differs.  output: digest of the outputs.  error: '' for none.
     """
 
     path: Path

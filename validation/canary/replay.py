@@ -29,6 +29,7 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
 # `validation.canary.replay` has the replay with several requests in flight.
 
+# Requests before the first that is observed.
 WARMUP = 20
 
 
@@ -103,6 +104,7 @@ class ReplayedPair:
     """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
 
     segment: the number of the segment it was sent in (`concurrent`); None: interleaved.  size: elements of its inputs.
+    candidate, baseline: the answers.  difference: of the outputs; None where one side failed.
     """
 
     request: int
@@ -141,7 +143,10 @@ def replay(
     pace: ReplayPace | None = None,
     clock: ReplayClock | None = None,
 ) -> Iterator[ReplayedPair]:
-    """Send traffic to both engines and yield each request's results. The first requests warm both up, unobserved."""
+    """Send traffic to both engines and yield each request's results. The first requests warm both up, unobserved.
+
+    candidate, baseline: the engines.  pace: rate, warm-up and seed; None for the defaults.  clock: for tests.
+    """
     pace, clock = pace or ReplayPace(), clock or ReplayClock()
     for request in traffic.requests[: pace.warmup]:
         for session in (candidate, baseline):
@@ -171,7 +176,8 @@ def elements(inputs: Tensors) -> int:
 def pair_of(
     index: int, at: float, candidate: Timed, baseline: Timed, first_side: int, segment: int | None = None
 ) -> ReplayedPair:
-    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1."""
+    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1.  index: of
+    the request.  at: its arrival in seconds.  segment: as in `ReplayedPair`."""
 
     def answer(timed: Timed) -> ReplayAnswer:
         service, outputs, error = timed.served
@@ -257,7 +263,7 @@ class TrafficSegment:
             return self._next - 1
 
     def keep(self, index: int, served: ServedRequest) -> ServedRequest:
-        """The part of a request's result that is kept: all of it, of one of the lead no outputs."""
+        """The part of a request's result that is kept: all of it; for a request of the lead, no outputs."""
         if index < self.lead:
             return served._replace(outputs=None)
         with self._lock:
@@ -297,6 +303,7 @@ def serve_requests(
     """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
 
     results: receives each request's result at its index.  begun: when the segment started, by `clock`.
+    session: the engine.
     """
     while (index := segment.take()) is not None:
         arrival = begun + segment.arrivals[index]
@@ -329,6 +336,7 @@ def replay_concurrently(
     """Send traffic to both engines, segment by segment, and yield each request's results in order of arrival.
 
     in_flight: how many requests both sessions were prepared for.  stops: as in `segments`.
+    candidate, baseline: the engines, each in a process of its own.  pace: as of `replay`.
     """
     order = np.random.default_rng(pace.seed)
     sent = list(traffic.arrivals(pace.scale, pace.duration))

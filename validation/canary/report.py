@@ -25,6 +25,7 @@ from validation.statistics.serial_dependence import NORMAL
 # Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
 # Files of it say that they were made up.
 
+# The arrival of the first request, in seconds.
 START = 0.0
 
 
@@ -33,7 +34,9 @@ def made_up(
 ) -> Iterator[tuple[float, dict[str, Array]]]:
     """Requests: the arrival in seconds, and by the name of each array of an .npz file `batch` samples along axis 0.
 
-    requests: how many; None: each sample once. Raises DataError for arrays without names or with unequal counts.
+    requests: how many; None: each sample once.
+    path: the file.  per_second: mean rate.  seed: of the times.
+    Raises DataError for arrays without names or with unequal counts.
     """
     arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
     if "" in arrays:
@@ -57,8 +60,10 @@ def made_up(
 # language effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the
 # chance that a request is slower on the candidate than another on the baseline.
 
+# Sizes of what a page can show: points of a curve, windows of time, and rows of tables.
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+# Error on either side: intervals of 90 %.
 INTERVAL_LEVEL = 0.05
 
 
@@ -74,7 +79,10 @@ class MannWhitney:
 
 @dataclass(frozen=True)
 class QuantileSlowdown:
-    """A quantile of latency in seconds on both sides, and the slowdown with an interval of 5 % on either side."""
+    """A quantile of latency in seconds on both sides, and the slowdown with an interval of 5 % on either side.
+
+    p: from 0 to 1.  candidate, baseline: the quantile.  low, high: ends of the interval.
+    """
 
     p: float
     candidate: float
@@ -111,7 +119,9 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class UnlikeAnswers:
-    """A request that was answered differently. candidate, baseline: latencies in seconds; None where one failed."""
+    """A request that was answered differently. candidate, baseline: latencies in seconds; None where one failed.
+    sqnr_db: of the candidate's outputs against the baseline's.  flipped: whether the argmax differs; None if unknown.
+    """
 
     request: str
     sqnr_db: float
@@ -122,7 +132,8 @@ class UnlikeAnswers:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first."""
+    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first.  mann_whitney,
+    quantiles, ecdf: of latency.  over_time: latency by time of arrival."""
 
     mann_whitney: MannWhitney | None
     quantiles: tuple[QuantileSlowdown, ...]
@@ -133,7 +144,8 @@ class CanaryView:
 
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
-    """All that a report shows beside the criteria. seed: of the bootstrap."""
+    """All that a report shows beside the criteria. seed: of the bootstrap.  candidate, baseline: the observations.
+    evidence: what was made of them."""
     sides = select_answered(evidence)
     counts = [
         Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
@@ -259,6 +271,9 @@ class TrafficReplayed:
     """The traffic that was replayed, and how; all None for observations of production.
 
     digest: of the file.  recorded: its number of requests.  made: where requests are from that nobody sent.
+    sampling: share of the requests that were recorded.  scale: factor on the rate.  duration: seconds.  seed: of the
+    order.
+    in_flight: requests at the same time.
     """
 
     digest: str | None = None
@@ -276,6 +291,8 @@ class Circumstances:
     """Facts of a report beside the statistics. thresholds_from: where the thresholds come from, as text.
 
     target: what the canary ran on, where that is known: 'sm_89', or the kind of CPU.
+    created_at: ISO 8601, UTC.  host: this machine.  versions: of packages.  traffic: what was replayed.  notes: for
+    people.
     """
 
     created_at: str
@@ -293,6 +310,8 @@ class CanaryReport:
 
     created_at, host, versions, thresholds_from, traffic, notes, target: as in `Circumstances`.
     digest: of the document without it; None until `sign` has set it.
+    format, kind: of this document.  candidate, baseline: the engines.  observations: what the files hold.
+    verdict, reason, criteria: of the judgement, by `thresholds` at `looks`.
     """
 
     format: int = FORMAT
@@ -340,6 +359,7 @@ def make_report(
     """The document of a judgement, with its digest. candidate, baseline: what `evidence` was made of.
 
     looks: before this one.  seed: of the bootstrap of what is shown.
+    thresholds: those that it was judged by.  circumstances: facts beside the statistics.
     """
     levels = judgement.levels
     return CanaryReport(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Run times of an engine by the number of samples in a batch, with their uncertainty, from its latency reports.
 
+# The upper end of a 95 % interval.
 _TAIL = 0.975
 # Half of the 95 % interval of a time's logarithm where one process alone measured it: nothing is known of others.
 ONE_PROCESS = 0.10
@@ -79,6 +80,7 @@ def batch_times(
 
     batch: the dim of the batch, None where the engine has none.  others: size of every other dim.  least: the smallest
     batch that the engine takes; to it smaller ones are padded.
+    buckets: the measured times.
     Raises DataError, with the command that times it, for sizes outside of what was timed.
     """
     if batch is None:
@@ -188,7 +190,7 @@ class Workload:
 @dataclass(frozen=True)
 class GreatestRate:
     """Requests a second of one machine. utilization: share of the time that it runs at that rate.  batch: mean samples
-    of a batch there."""
+    of a batch there.  rate: with its interval.  policy: the batcher's."""
 
     rate: Estimate
     policy: BatchPolicy
@@ -210,6 +212,8 @@ def recorded_workload(at: Array, samples: Array, queues: Array, seed: int, count
     """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
 
     at: seconds, [requests], rising from 0, its last above 0.
+    samples: in each request, [requests].  queues: index of each request's queue, [requests].  seed: of the first
+    request.
     """
     gaps = np.diff(at, append=at[-1] * len(at) / (len(at) - 1)) * (len(at) - 1) / at[-1]
     start = int(np.random.default_rng(seed).integers(len(at)))
@@ -250,6 +254,8 @@ def choose_policy(
     """The greatest rate to some percent, by few requests, and the policy that has it; 0 where no rate keeps the limit.
 
     Of policies within a percent the first one, whose batches and waits are shorter.
+
+    work: the arrivals.  times: of a batch, by queue.
     """
     few = work.head(FEW_REQUESTS)
     rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
@@ -270,7 +276,11 @@ def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: flo
 
 
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
-    """Requests a second of a machine that always has a full queue."""
+    """Requests a second of a machine that always has a full queue.
+
+    work: the requests.  times: of a batch, by queue.  policy: the batcher's.  sign: 1 moves the times to the upper ends
+    of their intervals, -1 to the lower, 0 not at all.
+    """
     at = np.zeros(len(work))
     return len(work) / simulate_batching(at, work.samples, work.queues, _curves(times, sign), policy).busy_s
 

@@ -18,6 +18,7 @@ from validation.capacity.greatest_rate import Estimate
 # beats in both cost and rate (Nemhauser & Ullmann, Management Science 15, 1969), and as could still be cheaper than the
 # best known one, by more than a millionth, if parts of machines of the kinds to come could be bought.
 
+# A sum of rates that lacks no more than this share of the need covers it: floats are not exact.
 _ROUNDING = 1e-9
 # A mix that is cheaper by less than this share is not sought.
 _PRECISION = 1e-6
@@ -30,7 +31,7 @@ MOST_MACHINES = 1_000_000
 @dataclass(frozen=True)
 class MachineOffer:
     """A kind of machine. rate: requests a second that one may get, above 0.  per_hour: its price, above 0.  count: how
-    many there are; None: as many as are wanted, up to MOST_MACHINES."""
+    many there are; None: as many as are wanted, up to MOST_MACHINES.  name: of the kind."""
 
     name: str
     rate: float

@@ -55,9 +55,12 @@ def decision_checks(
 
 
 def decides(drift: Drift) -> bool:
-    """Whether an output is a classifier's by its golden cases: its rows of values name a class clearly. Where a sample
-    has several (tokens), most of three classes or more are named: of boxes, or of features with a few that are always
-    great, few columns are. Single values, and two for each token, lie on two sides of a gap."""
+    """Whether the golden cases show an output to be a classifier's: its rows of values name a class clearly.
+
+    Where a sample has several rows (tokens) of three classes or more, over half of the classes are named. Boxes, and
+    features of which a few are always great, name few. Single values, and two for each token, lie on two sides of a
+    gap.
+    """
     rows = drift.rows
     if rows is None or drift.mismatches is not None or drift.slices is None:
         return False

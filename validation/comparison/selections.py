@@ -153,7 +153,7 @@ class _Columns:
     def of(
         cls, outputs: Tensors, names: Sequence[str], kind: Rows, tables: Sequence[Array], boxes: set[str]
     ) -> "_Columns":
-        """Those of the tables of expected rows."""
+        """The columns of the tables of expected rows."""
         rows = np.concatenate(tables)
         widths = [math.prod(outputs[name].shape[1 + (kind == "each") :]) for name in names]
         owners = np.repeat(np.arange(len(names)), widths)

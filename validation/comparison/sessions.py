@@ -70,7 +70,11 @@ class OutputComparison:
     actual: Constancy = field(default_factory=Constancy)
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int, decisions: bool = True) -> None:
-        """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
+        """Take the expected and the actual output of a case.
+
+        pair: expected and actual.  samples: entries along axis 0, or 1.  decisions: whether they are compared too.
+        Raises ValueError when their shapes or kinds differ.
+        """
         each = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
         counted = _tokens(case.inputs, pair[0].shape if each else pair[0].shape[:-1])
         drift = measure(*pair, decisions=decisions, samples=samples, counted=counted, elements=each)
@@ -88,6 +92,7 @@ class StageComparison:
 
     declared: by output, the dtype that the candidate declares.  selections: takes selected rows.  failures: checks that
     failed without a value.
+    outputs: what was measured so far, by name.
     """
 
     stage: str
@@ -98,7 +103,10 @@ class StageComparison:
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
-        """Take a failed check without a value."""
+        """Take a failed check without a value.
+
+        name, output, case, note: as in `Check`.
+        """
         self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
@@ -228,7 +236,9 @@ def edge_checks(
     """The checks of one output of a case beside the golden set, judged as an edge case is.
 
     case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  limits: budget and
-    honest drift, of `OutputLimits.at`. Raises ValueError when shapes or kinds differ.
+    honest drift, of `OutputLimits.at`.
+    stage: as in `Check`.
+    Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
     drift = of_edge(measure(*pair, decisions=True, samples=samples_of(inputs, pair[0])), usual)
@@ -265,7 +275,10 @@ def _is_empty(drift: Drift) -> bool:
 
 
 def check_of(stage: str, output: str, case: str, value: Value) -> Check:
-    """A value against its limit as a check."""
+    """A value against its limit as a check.
+
+    stage, output, case: as in `Check`.
+    """
     return Check(stage, value.name, output, case, value.value, value.limit, _passes(value), value.note)
 
 
@@ -306,6 +319,8 @@ def drift_checks(
     The reference, or without one the candidate, runs twice on the first case and must give the same. Errors of the
     candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
     filled with the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
+
+    stage: as in `Check`.  limits: of the drift, for all outputs or by output.
     """
     staged_limits, declared = StagedLimits.of(limits), {spec.name: spec.dtype for spec in candidate.outputs}
     comparison = StageComparison(stage, spreads, declared, selections=Selections(selected or {}))
@@ -334,7 +349,11 @@ def expected_checks(
     limits: Budget | Budgets | OutputLimits,
     spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
-    """The checks of a session against the golden set's own expected outputs."""
+    """The checks of a session against the golden set's own expected outputs.
+
+    stage: as in `Check`.  candidate: the session.  limits: of the drift.  spreads: is filled with how the errors
+    spread.
+    """
     return drift_checks(stage, None, candidate, golden, limits, spreads)
 
 
@@ -369,7 +388,11 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
 def case_checks(
     stage: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
-    """The checks of one output of one case against a budget. Raises ValueError when shapes or kinds differ."""
+    """The checks of one output of one case against a budget.
+
+    stage: as in `Check`.  expected, actual: of one shape.
+    Raises ValueError when shapes or kinds differ.
+    """
     measured_drift = MeasuredDrift(measure(expected, actual, decisions=True), budget)
     return tuple(check_of(stage, output, case, value) for value in measured_drift.values())
 
@@ -377,7 +400,10 @@ def case_checks(
 def limited_checks(
     stage: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
-    """`case_checks` of a case, given by its name and kind, under the limits of its output."""
+    """`case_checks` of a case, given by its name and kind, under the limits of its output.
+
+    stage: as in `Check`.  pair: expected and actual.
+    """
     name, kind = case
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 

@@ -151,7 +151,9 @@ def free_running_checks(
 ) -> tuple[Check, ...]:
     """`drift_checks` on whole sequences: those of the golden cases, under limits that were measured on sequences.
 
-    along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst."""
+    along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst.
+    stage: as in `Check`.  reference, candidate: sessions that run whole sequences.
+    """
     along = along or Along()
     checks = drift_checks(stage, reference, candidate, sequences, limits, along)
     drift_texts = {course.output: course.text for course in along.at(stage)}
@@ -189,6 +191,7 @@ def check_free_running(
 
     opens: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
     are compared with it.  along: as in `free_running_checks`.
+    stage: as in `Check`.  pair: reference and candidate.
     """
     if sequences is None:
         return ()
@@ -228,6 +231,7 @@ def find_broken(
     They are run in turn until one is broken. Its value is what all would have if the others were exact.
     cases: with the expected outputs.  whole: of all golden cases, the drift without an error (`golden_drifts`).
     None also where the candidate cannot be run or compared, which the checks of all cases explain.
+    limits: with the metric that each is of.
     """
     drifts: dict[str, Drift] = defaultdict(Drift)
     try:

@@ -235,7 +235,8 @@ MOST_CASES = 4
 def repeat_checks(
     bitwise: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
+    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front.
+    bitwise: what the contract asks.  session: the engine.  golden: the cases.  budgets: the limits of drift."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
@@ -329,6 +330,7 @@ class OutputSpread:
     """How one output differs between builds. distinct: the number of different outputs, all cases together.
 
     sqnr_db, max_abs: the least SQNR in decibels and the greatest absolute difference; None where none is finite.
+    bit_equal: whether all bits were the same.
     """
 
     distinct: int
@@ -343,6 +345,7 @@ class Reproducibility:
 
     outputs: by name.  passed: whether the outputs stay within the limits of drift of each other.  failed: the failed
     checks.
+    byte_equal: whether the engines' files were the same.
     """
 
     times: int

@@ -165,6 +165,7 @@ def find_broken(
 
     expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
     outputs of the graph and of the engine, for `boxes`.
+    structure: the predicates.
     """
     amounts: list[tuple[str, float, float]] = []
     if structure.finite:

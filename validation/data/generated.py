@@ -21,6 +21,7 @@ class GeneratedSamples:
     """Samples of the generator function `make`, which is called for each pass and must give the same ones each time.
 
     name: as messages name it.  digest: of the function's code, without data that the code reads.
+    inputs, dims: of the model.
     """
 
     make: Callable[[], Iterable[object]]

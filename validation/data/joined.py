@@ -105,7 +105,7 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
 
 class GrownInputs:
     """Inputs that cover what states hold too, as an attention mask over `past + tokens`: what each step adds is joined
-    to that of the steps before it. given: the inputs of a model without its states. For one sequence."""
+    to that of the steps before it. specs: of the inputs without states. For one sequence."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._axes, self._held = list(grown_axes(specs)), dict[str, Array]()
@@ -124,9 +124,10 @@ def read_steps(
 ) -> Steps | None:
     """Which samples are one step: those behind each other, of one sequence, for which an array has the same number.
 
-    steps: the dim, and the array's name; None where each sample is a step.  order: as in `SequenceSamples`. Raises
-    DataError without that array, or for one that has not one number for each sample, and for a step that is larger than
-    the dim allows.
+    steps: the dim, and the array's name; None where each sample is a step.  order: as in `SequenceSamples`.
+    dims: of the model.
+    Raises DataError without that array, or for one that has not one number for each sample, and for a step that is
+    larger than the dim allows.
     """
     if steps is None:
         return None

@@ -61,6 +61,8 @@ def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = 
     """Cases at every boundary with real values, of every kind of values at opt, `count` random ones, and those outside.
 
     The same arguments give the same cases.
+
+    dims: of the model.  seed: of what is drawn.  values: kinds of values.
     """
     generator = np.random.default_rng(seed)
     inner = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
@@ -131,7 +133,8 @@ def reach(precision: Precision) -> tuple[float, float]:
 def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
-    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
+    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come.
+    specs: of the inputs.  seed: of what is drawn.  precision: of the engine."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
     golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)

@@ -39,6 +39,7 @@ class FuzzedCase:
     """A case and its verdict. case: in the words that `parse_only` reads.  outside: no profile covers the sizes.
 
     failed: the failed checks.
+    sizes: dim -> size.  values: their kind.  draw: number of the drawing.  outcome, reason: the verdict, and why.
     """
 
     sizes: Mapping[str, int]
@@ -64,6 +65,7 @@ class FuzzReport:
     """The report of fuzzing one engine: all cases in order. passed: no case failed, and one was judged.
 
     counts: of cases by verdict.
+    seed: of the cases.  smallest: the smallest failing ones.
     """
 
     seed: int
@@ -90,6 +92,7 @@ class FuzzSides:
     limits: for real values.  documented: for other values, which no limits were measured on.  usual: by output, the
     drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.  other_sizes:
     limits at sizes that the golden set lacks, where they differ.
+    precision: of the engine.
     """
 
     reference: Session
@@ -266,7 +269,8 @@ def fuzz(
     sides: FuzzSides,
     seed: int,
 ) -> FuzzRun:
-    """Try every case, and make the first failures small. specs: inputs of the model.  golden: groups of real inputs."""
+    """Try every case, and make the first failures small. specs: inputs of the model.  golden: groups of real inputs.
+    cases: what to try.  dims: of the model.  sides: graph and engine.  seed: of the values."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
@@ -283,7 +287,10 @@ def fuzz(
 def shrink(
     failing: FuzzOutcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], FuzzOutcome]
 ) -> FuzzOutcome:
-    """The outcome of the smallest case that was found to fail too; a case outside of all profiles stays as it is."""
+    """The outcome of the smallest case that was found to fail too; a case outside of all profiles stays as it is.
+
+    failing: the outcome to begin from.  specs, dims: of the model.  attempt: tries a case.
+    """
     if failing.case.outside:
         return failing
     tries = iter(range(MOST_TRIES))

@@ -32,6 +32,7 @@ class Roller:
 
     inputs: of the model.  ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
     same in all of them.  dim: as in `GoldenSequences`.
+    states: the inputs and outputs that are carried.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -145,7 +146,7 @@ class RecordedSession(Session):
     """A session whose first answer to known inputs is the recorded one; it answers itself when it is asked again, so
     that who asks twice compares the record with it.
 
-    cases: the most answers to record.  known: as `save` wrote them.
+    cases: the most answers to record.  golden: answers as `save` wrote them; None for none.
     """
 
     def __init__(self, session: Session, cases: int, golden: GoldenSet | None = None) -> None:

@@ -36,6 +36,7 @@ from validation.metrics.drift import is_exact, measure
 # Golden cases are the given samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
 # combination, where compilers switch kernels and profiles; they are made of the same samples, repeated where too few.
 
+# Combinations grow exponentially with the dims, and the model is run once for each.
 MAX_EDGE_CASES = 64
 _KINDS = "biuf"
 _NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
@@ -48,7 +49,8 @@ CaseKind = Literal["golden", "edge"]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One run of the model: inputs, and the outputs expected for them, by name."""
+    """One run of the model: inputs, and the outputs expected for them, by name.  name: for messages.  kind: 'golden'
+    for real data, 'edge' at an end of a dim."""
 
     name: str
     kind: CaseKind
@@ -187,8 +189,10 @@ def freeze(
     """The golden set of a model, which is run once for each case.
 
     samples: opened samples, or groups of inputs.  specs: of the model's inputs.  run: the model.  labels: of the
-    samples. Raises DataError without samples, or for tensors that are no numpy numbers, and ModelError where the model
-    does not run, with the sizes of an edge.
+    samples.
+    dims: of the inputs.
+    Raises DataError without samples, or for tensors that are no numpy numbers, and ModelError where the model does not
+    run, with the sizes of an edge.
     """
     groups = list(samples.batches() if isinstance(samples, Samples) else samples)
     if not groups:

@@ -174,7 +174,10 @@ class TrialTerms:
 
 @dataclass(frozen=True)
 class TryEngine:
-    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder."""
+    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
+
+    request: what is built.  options: of the backend.  model: the ONNX file.  terms: what is measured, and how long.
+    """
 
     request: BuildRequest
     options: Mapping[str, Scalar]
@@ -202,7 +205,10 @@ class TryEngine:
 
 @dataclass(frozen=True)
 class TryPeer:
-    """Measure a way of PyTorch to run the graph as an engine is measured."""
+    """Measure a way of PyTorch to run the graph as an engine is measured.
+
+    peer: the way.  request, model, cases, terms: as in `TryEngine`.
+    """
 
     peer: Peer
     request: BuildRequest
@@ -246,7 +252,10 @@ class ProveBundled:
 class ProveBundledEnsemble:
     """Run a published ensemble from end to end, and keep what each of its engines answers. engines: by graph.
 
-    What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry."""
+    What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry.
+
+    cases: a folder.  terms: as in `TryEngine`.
+    """
 
     ensemble: BundledEnsemble
     engines: Mapping[str, BundledEngine]

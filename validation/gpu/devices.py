@@ -42,6 +42,8 @@ class KitDevice:
     """The device that is measured. device: 'cuda' or 'cpu', as in torch.  cuda: the driver's CUDA version.
 
     label: of the GPU, as GPU feature discovery labels its node.  driver: its version; '' for the CPU.
+    name: as the driver tells it.  memory_bytes: 0 if unknown.  compute_capability: None for the CPU.
+    product: short name ('l4'); None where it has none.
     """
 
     device: str
@@ -140,7 +142,8 @@ class BundledNode:
 
 @dataclass(frozen=True)
 class BundledEnsemble:
-    """An engine of an ensemble. inputs, outputs: of the whole."""
+    """An engine of an ensemble. inputs, outputs: of the whole.  unit: its name.  digest: of the engine.  nodes: graphs
+    and functions, in order."""
 
     unit: str
     digest: str
@@ -180,6 +183,7 @@ class OfflineBundle:
     """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
 
     ensembles: of a version that is one.  graphs: the folders of its graphs, by name.
+    model, version: of the registry.  engines: those that were carried.  folder: where they lie.
     """
 
     model: str
@@ -272,7 +276,10 @@ class RecordingSession(Session):
 
 class ReplaySession(Session):
     """A session that gives recorded answers. Running it raises IntegrityError for inputs without an answer, and for a
-    damaged answer."""
+    damaged answer.
+
+    outputs: of the engine.  scope: tells answers of several graphs apart; '' for one.
+    """
 
     def __init__(
         self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Answers, scope: str = ""
@@ -280,7 +287,7 @@ class ReplaySession(Session):
         self.inputs, self.outputs, self._answers, self._scope = inputs, outputs, answers, scope
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """The answer that was recorded for these inputs."""
+        """The answer that was recorded for these inputs. Raises IntegrityError where none was, or for a damaged one."""
         answer = self._answers.get(question(inputs, self._scope))
         if answer is None:
             raise IntegrityError(

@@ -67,6 +67,8 @@ class KitOptions:
 
     peers: ways of PyTorch to run a model; engines are compared with the first and the last.  carry: folders of
     published engines.  timeout_s: of each try.
+    device: 'cuda' or 'cpu'.  precisions: those to build.  size: of the kit's models.  peaks: whether peak rates are
+    measured.
     """
 
     device: str

@@ -35,13 +35,15 @@ Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")
 _DTYPES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16"}
 PRECISIONS: tuple[Precision, ...] = tuple(_DTYPES)
+# ONNX's versions: opset 17 came with IR version 8 (onnx, Versioning.md).
 _OPSET, _IR = 17, 8
 _SEED = 20
 
 
 @dataclass(frozen=True)
 class KitModel:
-    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs."""
+    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs.  name: of the
+    model.  path: of its file."""
 
     name: str
     path: Path
@@ -63,7 +65,10 @@ class KitModel:
 
 
 def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
-    """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere."""
+    """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere.
+
+    name: of the model.  precision: that it computes in.  size: 'real', or a small one for tests.
+    """
     network = _Drawn(_DTYPES[precision])
     shape, batch = MODELS[name](network, size)
     spec = TensorSpec("x", network.dtype, ("batch", *shape))
@@ -213,6 +218,7 @@ class BuildTask:
     """An engine to build and run. request: its target may be another one than this machine's.
 
     options: of the backend, those that are not the defaults.
+    name: for messages.  model: what is built.
     """
 
     name: str

@@ -53,6 +53,7 @@ class Peaks:
     """The peak rates. operations_per_s: by type ('tf32' is float32 in TF32).  launch_s: of one small operation.
 
     missing: types that could not be measured, with the reason.
+    bytes_per_s: of the device's memory.
     """
 
     bytes_per_s: float
@@ -164,7 +165,8 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class DeviceLatency:
-    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles."""
+    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles.  runs: their
+    number.  median_s, low_s, high_s: those three."""
 
     runs: int
     median_s: float
@@ -177,6 +179,7 @@ class BatchLatency:
     """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up came to an end.
 
     busy: why the machine counts as busy meanwhile.  device: None where the session does not give its device's time.
+    batch: samples of a run.  runs: their number.  median_s: seconds.  quantiles: with intervals.
     """
 
     batch: int
@@ -191,7 +194,11 @@ class BatchLatency:
 
 @dataclass(frozen=True)
 class PeerComparison:
-    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there was none."""
+    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there was none.
+
+    peer: the way that PyTorch ran it.  reason: why there was none; None where there was.  batch: samples of a run.
+    verdict, ratios, medians_s, runs, openings: as in `PairedTimes`.
+    """
 
     peer: str
     reason: str | None = None
@@ -208,6 +215,8 @@ class TrialOutcome:
     """The outcome of one try. outcome: an `Outcome`.  load_s, load_again_s: of the first opening and the next.
 
     took_s: of its process in all.  races: comparisons with PyTorch.  answers: of a carried engine.
+    name: of the try.  reason: why it is not finished.  build_s: seconds.  size_bytes: of the engine.
+    notes: of the compiler.  checks: against the golden cases.  latency: at each size.  versions: of packages.
     """
 
     outcome: str = "not finished"
@@ -228,7 +237,8 @@ class TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class KitTrial(TrialOutcome):
-    """A try of an engine of a kit's model, or of PyTorch. model: 'mlp fp16'.  options: of the backend."""
+    """A try of an engine of a kit's model, or of PyTorch. model: 'mlp fp16'.  options: of the backend.  precision: of
+    the engine.  built_for: name of the target."""
 
     kind: str
     model: str
@@ -240,7 +250,8 @@ class KitTrial(TrialOutcome):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineTrial(TrialOutcome):
-    """A try of a published engine. manifest, golden, engine: digests."""
+    """A try of a published engine. manifest, golden, engine: digests.  model, version, unit: what was tried.
+    build_key: of the engine.  created_at: of the trial, ISO 8601, UTC."""
 
     model: str
     version: str
@@ -254,7 +265,8 @@ class OfflineTrial(TrialOutcome):
 
 @dataclass(frozen=True)
 class Skipped:
-    """A try that was not made. refused: by the backend; else the backend is not installed, or not for this target."""
+    """A try that was not made. refused: by the backend; else the backend is not installed, or not for this target.
+    model, backend, precision, built_for: of the engine.  reason: in words."""
 
     name: str
     model: str
@@ -268,7 +280,8 @@ class Skipped:
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs."""
+    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs.  operations: of a run.
+    moved_bytes: to and from memory."""
 
     batch: int
     operations: int
@@ -286,7 +299,9 @@ class ModelCosts:
 
 @dataclass(frozen=True)
 class Results:
-    """All results, as the module describes. seconds: of each latency.  size: of the kit's models."""
+    """All results, as the module describes. seconds: of each latency.  size: of the kit's models.  created_at: ISO
+    8601, UTC.  device, host, software: what was measured on.  peaks: None where they were not measured.  tries,
+    skipped: of the kit's models.  carried: of published engines.  kind, format: of this document."""
 
     created_at: str
     device: KitDevice

@@ -118,6 +118,7 @@ def _change(logs: Array, noise: float, start: int, index: int, end: int) -> Leve
 
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
+# Rows of the table of nodes.
 SHOWN_NODES = 12
 # A mean of so many times the median shows that some runs took far longer.
 HELD_UP = 1.5
@@ -415,6 +416,8 @@ class LatencyView:
     """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
 
     measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
+    name: of the engine.  machine: in words.  busy: whether it counted as busy.  remarks, lines: sentences.
+    columns, node_columns: of the tables.
     """
 
     name: str

@@ -114,6 +114,7 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
 
     noise: the noise floor of float32.  honest: the rounding of an honest kernel in the graph that is the stage's
     reference. Both tighten limits and loosen them, the SQNR never below LEAST_DB.
+    precision: of the engine or graph.
     """
     default = default_budget(stage, precision)
     if stage == "task":

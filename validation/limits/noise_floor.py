@@ -151,6 +151,7 @@ def convolve(
     """A convolution as matrix products, one sample at a time: (n, out, places...).
 
     x: (n, c, ...).  w: (out, c / group, kernel...).  b: (out,).  pads: before and behind, for each spatial axis.
+    strides, dilations: for each spatial axis.
     """
     kernel = w.shape[2:]
     matrices = w.reshape(group, w.shape[0] // group, -1)
@@ -174,7 +175,10 @@ def windows(
     pads: Sequence[tuple[int, int]],
     fill: float,
 ) -> Array:
-    """A view of all windows of x, which is (n, c, ...), padded with `fill`: (n, c, places..., kernel...)."""
+    """A view of all windows of x, which is (n, c, ...), padded with `fill`: (n, c, places..., kernel...).
+
+    strides, dilations, pads: as of `convolve`.
+    """
     padded = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
     spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
     view = sliding_window_view(padded, spans, tuple(range(2, x.ndim)))

@@ -34,8 +34,8 @@ CHANCE = 0.1
 
 @dataclass(frozen=True)
 class NearTies:
-    """The integers of a quantized graph, which decides near ties otherwise: as many may change as do not show that more
-    than `MOST_CHANGED` of all do."""
+    """The limit on changed integers of a quantized graph. Quantization decides near ties otherwise, so some integers
+    may change: as many as do not show, at the level LEVEL, that more than `MOST_CHANGED` of all would."""
 
     def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
         """The share of equal elements that a case of so many must have."""
@@ -106,6 +106,7 @@ class Decisions:
         return f"{summary}; twice that, and no less than one near tie more"
 
 
+# The normal quantile of 0.999, in standard errors, and what the other sample adds (`_chance`).
 _THOUSANDTH, _OTHER = 3.09, 1.3
 # `sqnr_of_most` leaves out one of ONE_OF samples, less LESS; it needs FEWEST_SAMPLES.
 ONE_OF, LESS, FEWEST_SAMPLES = 8, 2, 16

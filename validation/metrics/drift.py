@@ -147,6 +147,7 @@ def measure_rows(
 
     divergences: without, only decisions are compared, in a fraction of the time, and top_k, kl and js are NaN.
     counted: bool, of the rows' shape: decisions of the others are left out.
+    expected, actual: [.., classes].  k: of the top-k agreement.
     """
     if expected.ndim == 0 or expected.size == 0:
         return RowSums(k=k)
@@ -412,7 +413,7 @@ class Drift:
 
     @property
     def agreement(self) -> float:
-        """Of integer outputs, the share of equal elements; 1 without any."""
+        """The share of equal elements of an integer output; 1 for an output without elements."""
         return 1 - (self.mismatches or 0) / self.count if self.count else 1.0
 
     def scale_to(self, exponent: int) -> "Drift":
@@ -461,8 +462,9 @@ def measure(
     decisions: whether to compare the argmax of rows along the last axis too, or the classes that integers are.
     counted: as of `measure_rows`.  elements: whether each single value may be a decision; `counted` then names values.
     threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
-    whole array is one; with it, slices and the variation over the samples are measured. Raises ValueError when shapes
-    or kinds differ, and for complex numbers.
+    whole array is one; with it, slices and the variation over the samples are measured.
+    expected, actual: of one shape.
+    Raises ValueError when shapes or kinds differ, and for complex numbers.
     """
     expected, actual = np.asanyarray(expected), np.asanyarray(actual)
     if expected.shape != actual.shape:

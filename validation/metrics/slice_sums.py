@@ -337,7 +337,10 @@ def _peak(values: Array) -> float:
 
 
 def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> Iterator[Part]:
-    """The sums over spans of the flattened arrays."""
+    """The sums over spans of the flattened arrays.
+
+    expected, actual: of one shape.  exponent: sums are in units of 2^exponent.  threads: number of them.
+    """
     shape, at = expected.shape, 0
     if not (expected.flags.c_contiguous and actual.flags.c_contiguous):  # a flat view would copy them whole
         for e, a in pairs_of(expected, actual, CHUNK):
@@ -360,7 +363,10 @@ def sampled_parts(
     expected: Array, actual: Array, exponent: int, threads: int, into: SliceSums, energies: Array
 ) -> Iterator[Part]:
     """The sums over blocks of features for all samples. `into` takes the sums of the slices, and `energies` (samples,)
-    the squared error of each sample."""
+    the squared error of each sample.
+
+    expected, actual, exponent, threads: as of `flat_parts`, with samples along axis 0.
+    """
     e, a = (expected, actual) if into.batched else (expected[None], actual[None])
     whole_rows = math.prod(into.shape) <= CHUNK
     blocks = blocks_of(into.shape, CHUNK if whole_rows else BLOCK) if e.size else []

@@ -108,13 +108,13 @@ class Slices:
         return left._join(right)
 
     def _pool_differing(self, other: "Slices") -> tuple["Slices", "Slices"]:
-        """Both, with means taken over the axes in whose size they differ too."""
+        """Both sides, with means taken over the axes whose sizes differ."""
         shapes = zip(np.asarray(self.mean).shape, np.asarray(other.mean).shape, strict=True)
         differing = [axis for axis, (one, two) in enumerate(shapes) if one != two]
         return self.pool(differing), other.pool(differing)
 
     def _join(self, other: "Slices") -> "Slices":
-        """Both parts together, whose means have one shape."""
+        """The slices of both sides together; their means have one shape."""
         one, two = np.asarray(self.mean), np.asarray(other.mean)
         weight = self.weight + other.weight
         mean, extra = np.empty(one.shape), Marginals(one.shape, 1)
@@ -290,6 +290,7 @@ class WorstSlice:
     """A slice and its SQNR. limit_db: the SQNR that it must have; None without a limit.
 
     of_variation: whether the limit follows from its variation and is broken: more than half of that is lost.
+    axis, index: which slice.  sqnr_db: of it.
     """
 
     axis: int

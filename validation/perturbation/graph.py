@@ -456,7 +456,7 @@ class _Controlled(Session):
         self._session, self._controls = session, controls
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """As of the graph."""
+        """Run the graph with SKIP and FLIPS added to its inputs."""
         return self._session.run({**inputs, **self._controls})
 
 
@@ -468,7 +468,7 @@ class _Controls(Session):
         self._chain, self._controls = chain, controls
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """As of the chain."""
+        """Run the chain, after SKIP and FLIPS were taken out of its inputs and put down for the graphs."""
         model_inputs = dict(inputs)
         self._controls.update({name: model_inputs.pop(name) for name in (SKIP, FLIPS)})
         return self._chain.run(model_inputs)

@@ -199,7 +199,7 @@ class _Bounds:
 
     @classmethod
     def of(cls, graphs: Sequence[Path]) -> Self:
-        """From now on. graphs: the ONNX files."""
+        """Bounds that begin now. graphs: the ONNX files, whose sizes give the memory."""
         extra_mib = BASE_MIB + WEIGHTS * (sum(graph.stat().st_size for graph in graphs) >> 20)
         return cls(time.monotonic() + MOST_S, held_mib(os.getpid()), extra_mib)
 

@@ -58,6 +58,7 @@ class EngineRow:
 
     index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
     ran: whether the engine itself was run, and not its graph alone.
+    entry: in the manifest.  failed_checks: their number.
     """
 
     index: int
@@ -87,7 +88,8 @@ class TargetGroup:
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis."""
+    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  name: of the
+    graph or engine.  value: of the metric.  passed: whether it keeps the limit."""
 
     name: str
     kind: str
@@ -102,6 +104,7 @@ class TaskSection:
 
     limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
     axis: its least and greatest value.
+    name: of the value.  points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
     """
 
     title: str

@@ -26,6 +26,7 @@ STAGES = {
     "quantization": "the quantized or cast graph against the fp32 graph",
     "engine": "the compiled engine against the graph it was built from",
 }
+# The full width of a bar: float32 tells no higher SQNR apart (24 bits of 6.02 dB are 144 dB).
 _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
@@ -93,7 +94,8 @@ class DriftRow:
 
 @dataclass(frozen=True)
 class StageGroup:
-    """The checks of one stage, and the units that have them. sqnr, max_rel, agreement: the worst check of each."""
+    """The checks of one stage, and the units that have them. sqnr, max_rel, agreement: the worst check of each.  title:
+    of the stage.  failed: those of the checks that failed."""
 
     title: str
     units: tuple[str, ...]
@@ -249,7 +251,7 @@ class _SharedSpread:
 @dataclass(frozen=True)
 class ErrorDistribution:
     """The errors of one output. pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without
-    error."""
+    error.  samples, elements: numbers over the golden cases."""
 
     output: str
     samples: int
@@ -261,7 +263,8 @@ class ErrorDistribution:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample with an error. name: of its graph or engine.  off: its SQNR as text, or why there is none."""
+    """A sample with an error. name: of its graph or engine.  off: its SQNR as text, or why there is none.  output: its
+    name.  worst: the sample."""
 
     name: str
     output: str

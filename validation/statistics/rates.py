@@ -60,6 +60,7 @@ class CanaryEvidence:
     design_block: how many successive requests are independent of all others by design, as regards the machine: those of
     two segments of a replay in segments, in the two orders of the engines (`validation.canary.replay`; randomised
     blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
+    candidate, baseline: the observations.
     """
 
     candidate: Side
@@ -100,6 +101,7 @@ class CanaryEvidence:
 # and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
 # failures are facts and are not counted here (`judging.outages`).
 
+# The usual power of a test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 POWER = 0.8
 # The number of requests for which normal bounds that hold at any time are tuned.
 MIXTURE_AT = 1000.0
@@ -182,6 +184,7 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
     """The smallest true share that `total` requests would have shown to be over the margin with power 0.8; None: none.
 
     halves: whether the bound is that of a difference, whose other side saw no failure.
+    level: error of the bound.
     """
     own_level = level / 2 if halves else level
     other = upper(0.0, total, own_level) if halves else 0.0
@@ -221,6 +224,7 @@ class Effect:
     freedom: degrees of freedom of the standard error.  block: about how many requests make one independent observation.
     share_error: standard error of the difference of the shares of requests below the quantile; infinite where there are
     fewer than LEAST_INDEPENDENT blocks, and then `error` is too small.
+    log_ratio: candidate over baseline.
     """
 
     log_ratio: float
@@ -257,6 +261,7 @@ def quantile_effects(
 
     seed, replicates: of the bootstrap, which draws the same blocks on both sides.  design_block: as in
     `CanaryEvidence`.
+    probabilities: of the quantiles, from 0 to 1.
     """
     sides = pair_by_order(*sides)
     if (count := len(sides[0])) < 2 * LEAST_BLOCKS:
@@ -313,6 +318,7 @@ def rank_bounds(sides: tuple[Array, Array], p: float, below: float, above: float
     """The least and the greatest logarithm of the ratio of quantiles, when the rank of either side moves.
 
     below, above: by which share of the requests it moves for the least and for the greatest.
+    sides: as of `quantile_effects`.  p: of the quantile.
     """
     ours, baseline_values = (np.sort(values) for values in sides)
     low = min(

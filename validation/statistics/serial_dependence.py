@@ -219,6 +219,9 @@ def memory_of_difference(
 
     What moves both slowly cancels in it. Where it does not, because the difference has a long memory too and a variance
     like that of both sides together, the longer memory of the two sides counts.
+
+    sides: series of equal length.  least: the shortest block.  levels: as LEVELS.  design_block: as in
+    `CanaryEvidence`.
     """
     apart = sides[0] - sides[1]
     memory, block = memory_of(apart, least, levels, design_block), len(apart) // LEAST_INDEPENDENT

@@ -68,6 +68,7 @@ def simulate_batching(
     each request's bucket, [requests].
     curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from
     0 to 1; a batch of more samples than there are curves takes the last. A run time is drawn for each batch.
+    policy: the batcher's.  seed: of the run times.
     """
     if len(curves) == 1:
         return (_simulate_alone if policy.most == 1 else _simulate_one_queue)(at, samples, curves[0], policy, seed)

@@ -106,7 +106,7 @@ def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa
 
 
 def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """It divides zeros by their norm of zero."""
+    """Write LpNormalization with a divisor of 1 where the norm is 0: IREE divides by the norm as it is."""
     attributes, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
     if kind is None:
         return None
@@ -164,6 +164,7 @@ _RULES: dict[str, Writing] = {
 # Compiles an ONNX file with IREE's importer and compiler; their errors have the model's own names.
 
 _MODULE = "model.mlirbc"
+# Characters of the compiler's words that an error quotes.
 _LONGEST = 1000
 _ERROR = re.compile(r'error: (?:loc\("(?P<node>[^"]*)"\): )?(?P<words>[^\n]*)')
 # Behind its reason it prints the operation, as its own passes have left it.

@@ -23,8 +23,8 @@ _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
-    """Take the external data of its source, which lies in `folder`, into the engine `path`, or see that it lies in
-    shards beside it, where that of its source did; a note where fp16 operators compute in fp32."""
+    """Make the weights of an engine file independent of `folder`, where those of its source lie: they move into `path`,
+    or into shards beside it where the source had shards. Returns a note where fp16 operators compute in fp32."""
     engine = load_graph(path, folder) if list_weight_files(path) else load_outline(path)
     if in_shards(engine):
         save_graph(engine, path)
@@ -260,6 +260,7 @@ def _renamed(tensor: TensorProto, name: str) -> TensorProto:
 # inserted after that fusion, so that the saved file has this order; it is saved with the Cast first, for sessions with
 # any options.
 
+# The place of the bias among the inputs of MatMulIntegerToFloat (com.microsoft).
 _BIAS_INPUT = 6
 # Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
 # are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.

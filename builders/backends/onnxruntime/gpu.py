@@ -42,6 +42,7 @@ from enginesmith.core.types import (
 # a host without CUDA). So the providers are checked before and after, and operators that were placed on the CPU
 # provider are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose. Never run on a GPU.
 
+# Operator types that an error names.
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
@@ -191,8 +192,8 @@ class _OnnxRuntimeGpu(ABC):
         return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """CPU targets, precisions and types that the provider lacks, and everything where the wheel is not installed or
-        another version of the CPU wheel is."""
+        """The reason against CPU targets, and against precisions and types that the provider lacks; against every
+        request where the wheel is not installed, or has another version than the CPU wheel."""
         if not self.serves(request.target):
             return f"{self.name} runs on GPUs, not on {request.target.name}; use onnxruntime"
         if request.precision in self.precisions:

@@ -252,7 +252,8 @@ _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. begun, taken: in microseconds.  inputs, outputs: as the event has them."""
+    """An event of the trace. begun, taken: in microseconds.  inputs, outputs: as the event has them.  name, category:
+    as the runtime writes them.  operator: type of the node, '' where it is about none."""
 
     name: str
     category: str
@@ -264,7 +265,7 @@ class TraceEvent:
 
     @property
     def ended(self) -> float:
-        """In microseconds."""
+        """The end of the event, in microseconds."""
         return self.begun + self.taken
 
     @classmethod
@@ -284,6 +285,7 @@ class TraceEvent:
 def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level: str, threads: int) -> RunProfile:
     """Times of the nodes of a model on disk. level, threads: of its session, as `session_options` takes them.
 
+    path: of the model.  inputs: of each run.  runs: their number.  workdir: where the trace is left.
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
     run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads, of=path))
@@ -324,8 +326,9 @@ def _empty(workdir: Path, options: Untyped) -> RunProfile:
 def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
     """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
 
-    executed: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's. Raises ModelError
-    for a trace without a run, which means that this version of the runtime writes another form.
+    executed: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
+    path: the trace's file.
+    Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:
         trace_events = [TraceEvent.from_json(event) for event in json.loads(path.read_bytes()) if "ts" in event]

@@ -46,8 +46,10 @@ from enginesmith.core.types import (
 # three (`TimingCached.timing_place`), and one that TensorRT refuses all the same is left out, with a note. A cache
 # makes builds quicker and not reproducible (NVIDIA/TensorRT#4798): it is no part of a build key.
 
+# Seconds between two questions whether to stop, and between two reports of the phase (`monitor`).
 _ASK_S = 0.2
 _TELL_S = 2.0
+# Of the inspector's JSON; more is not kept beside an engine.
 MAX_BYTES = 64 << 20
 # What the bindings raise for a cache that TensorRT does not take or give: a null pointer of its own is a TypeError, of
 # which an attribute is an AttributeError.
@@ -67,6 +69,7 @@ def check_model(model: Path) -> None:
 def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. edition: title and name of the backend, for errors.
 
+    trt: the module.  said: its logger, with the messages of this build.  builder: TensorRT's own.
     Raises ModelError naming node, operator and reason. The parser gets the path, so that it finds external data; for
     some files that it cannot use it returns True, so that its errors and the network are checked too.
     """
@@ -143,7 +146,11 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
 
 
 def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
-    """One cache with the content of both. Raises EnginesmithError when TensorRT does not merge them."""
+    """One cache with the content of both.
+
+    trt: the module.  logger: TensorRT's.  older, newer: timing caches, as they are serialized.
+    Raises EnginesmithError when TensorRT does not merge them.
+    """
     words = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
@@ -174,6 +181,8 @@ def kept_layers(
 
     The inspector needs a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
     as good without it, so that a failure is a reason and no error. prepare: called with the runtime first.
+
+    trt: the module.  said: its logger, with the messages of this build.
     """
     before = len(said.messages)
     runtime = trt.Runtime(said)
@@ -250,7 +259,7 @@ class TensorRTEdition:
             raise self._bad("weight_budget_mib", "there is nothing to keep within it; set weight_streaming: true")
 
     def serves(self, target: Target) -> bool:
-        """GPUs only."""
+        """Whether the target is a GPU."""
         return not target.is_cpu
 
     def versions(self) -> dict[str, str]:
@@ -322,7 +331,8 @@ class TensorRTEdition:
         self._import()
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
-        """Time each layer, by TensorRT's own profiler. Never run on a GPU."""
+        """Time each layer, by TensorRT's own profiler. Never run on a GPU. Raises EnginesmithError for another kind of
+        session."""
         from builders.backends.tensorrt.session import EngineSession, profile_layers
 
         with self.open(engine) as session:

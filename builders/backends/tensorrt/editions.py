@@ -33,6 +33,7 @@ from enginesmith.core.requirements import Gpu, Product, Requirement, Runtime, We
 from enginesmith.core.types import NO_LAYERS, BuildRequest, Engine, Target, Untyped
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
+# The least compute capability of engines built with `ampere_plus`.
 _AMPERE = (8, 0)
 # Major versions whose engines, if they are version compatible, the next one runs, too.
 _NEXT_MAJOR = {8: 10, 10: 11}
@@ -91,7 +92,7 @@ class TensorRT(TensorRTEdition):
         self._one_of("layer_information", tuple(_VERBOSITY))
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """As the base class, and requests that its own options do not go with."""
+        """The reason of the base class, else the reason why an option does not go with the request."""
         return super().refuses(request) or self._options_refusal(request)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:

@@ -16,6 +16,7 @@ from enginesmith.descriptions import find_library
 
 # Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy.
 
+# Problems that an error names, and remedies.
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
@@ -182,7 +183,11 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
 
 
 def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
-    """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
+    """Give a loaded engine the weights of an ONNX model.
+
+    trt: the module.  said: its logger, with the messages of this call.
+    Raises EnginesmithError naming what lacks or does not fit.
+    """
     refitter = trt.Refitter(loaded, said)
     parser = trt.OnnxParserRefitter(refitter, said)
     if not parser.refit_from_file(str(model)):
@@ -197,7 +202,7 @@ def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
 
 
 def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
-    """A loaded engine as bytes, with its weights, refittable as before."""
+    """A loaded engine as bytes, with its weights, refittable as before. Raises EnginesmithError with its reason."""
     config = loaded.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)

@@ -20,6 +20,7 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, Tenso
 # not captured: it does the work that TensorRT defers until after a change of shapes (NVIDIA, TensorRT documentation,
 # "Working with CUDA Graphs"). Contexts take memory, so that only the shapes used last keep theirs.
 
+# Contexts that are kept.
 MOST_LANES = 16
 
 Key = tuple[int, tuple[tuple[int, ...], ...]]
@@ -148,6 +149,7 @@ class Lanes:
 def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
     """Load `engine` with the module `trt` and its logger `said`.
 
+    opening: how the engine is opened.
     Raises EnginesmithError with TensorRT's words when it does not fit, UnavailableError without a driver.
     """
     with Device(opening.gpu) as device:
@@ -170,7 +172,11 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
 
 
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
-    """The engine, deserialized. Raises EnginesmithError with TensorRT's words."""
+    """The engine, deserialized.
+
+    runtime: TensorRT's own.  said: its logger.  opening: how the engine is opened.
+    Raises EnginesmithError with TensorRT's words.
+    """
     opening.prepare(runtime, engine)
     if opening.host_code:
         runtime.engine_host_code_allowed = True
@@ -181,7 +187,8 @@ def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> U
 
 
 class EngineSession(Session):
-    """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape."""
+    """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape. Raises
+    EnginesmithError for CUDA graphs of an engine whose inputs give shapes by their values."""
 
     def __init__(
         self, trt: Untyped, request: BuildRequest, loaded: Untyped, device: Device, said: Untyped, opening: Opening
@@ -271,7 +278,10 @@ class EngineSession(Session):
 def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
     """Mean times of each layer over `runs` runs, after a fifth as many (2 at least) that are not counted.
 
-    TensorRT tells neither types nor shapes of a layer. Raises as `session.run` does.
+    TensorRT tells neither types nor shapes of a layer.
+
+    trt: the module.  inputs: of each run.
+    Raises as `session.run` does.
     """
 
     class Listener(trt.IProfiler):  # type: ignore[misc]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names.
 
+# Characters of the compiler's words that an error quotes.
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
 # No build id, no symbols: the linker would write the names of temporary files into the engine.

@@ -91,12 +91,12 @@ def _require_known(x: jax.Array, words: str) -> None:
 
 
 def gelu(x: jax.Array, approximate: str) -> jax.Array:
-    """By erf, or by tanh."""
+    """GELU by erf, or by its approximation with tanh. approximate: 'none' or 'tanh'."""
     return jax.nn.gelu(x, approximate=approximate == "tanh")
 
 
 def truncated_quotient(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Of integers, cut towards zero."""
+    """The quotient of integers, rounded towards zero."""
     return lax.div(*jnp.broadcast_arrays(a, b))
 
 

@@ -55,7 +55,8 @@ class XlaSession(Session):
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once; for shapes that it was not run with before, XLA compiles first.
 
-        Raises DataError for arrays of other names, dtypes or shapes than the profiles have.
+        Raises DataError for arrays of other names, dtypes or shapes than the profiles have, EnginesmithError after it
+        was closed.
         """
         if self._weights is None:
             raise EnginesmithError(f"{self._name}: the session is closed; open it again")

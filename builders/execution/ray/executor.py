@@ -22,6 +22,7 @@ from enginesmith.core.types import Untyped
 #
 # A thread per task that polls Ray would cost a core for a few hundred tasks.
 
+# Seconds to wait for a first event, and between two looks at the nodes; the next two: see `_ready`.
 _WAIT_S = 0.1
 _CHECK_S = 2.0
 _MANY = 16

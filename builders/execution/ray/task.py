@@ -44,7 +44,8 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the cluster, with its resources in all, used or not.  address: host and port of its raylet."""
+    """A node of the cluster, with its resources in all, used or not.  address: host and port of its raylet.  id, name:
+    as Ray has them.  labels: of the node.  cpus, gpus: numbers.  memory_mib: what Ray may set aside."""
 
     id: str
     name: str
@@ -56,7 +57,7 @@ class RayNode:
 
     @property
     def where(self) -> str:
-        """Its name for people: with its labels in brackets."""
+        """The node's name for people, with its labels in brackets."""
         return f"{self.name} ({', '.join(self.labels.values())})" if self.labels else self.name
 
 
@@ -347,6 +348,7 @@ class RayTask:
     modules: as of `RayExecutor`; None for a job that needs no process of its own.
     started, unplaced_since, lost_since: as `time.monotonic` tells.  queued: whether `Waiting` for room was told.
     over: whether `told` has the last event.
+    nodes: of the cluster.  avoid: id of a node that is left out as long as another one suits.
     """
 
     def __init__(

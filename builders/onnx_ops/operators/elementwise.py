@@ -25,6 +25,7 @@ _BINARY |= {"Equal": python.eq, "Greater": python.gt, "GreaterOrEqual": python.g
 _BINARY |= {"Less": python.lt, "LessOrEqual": python.le}
 _BINARY |= {"And": python.and_, "Or": python.or_, "Xor": python.xor}
 _BINARY |= {"BitwiseAnd": python.and_, "BitwiseOr": python.or_, "BitwiseXor": python.xor}
+# The largest finite numbers, of ONNX's table in Cast (https://onnx.ai/onnx/technical/float8.html).
 _FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}
 
 

@@ -44,7 +44,7 @@ def _along(xp: ArrayLibrary, size: Any, axis: int, rank: int) -> Array:
 
 
 def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
-    """An array of indices for each axis, from the last axis of `indices`; sizes: of the axes."""
+    """An array of indices for each axis, read from the last axis of `indices`. sizes: of the axes."""
     return tuple(lookups.into(indices[..., at], sizes[at]) for at in range(indices.shape[-1]))
 
 
@@ -135,8 +135,8 @@ def tensor_scatter(
 
 
 class _ResizedAxis(NamedTuple):
-    """One axis to be resized. size: of the input.  made: of the output.  scale: output over input.  start, end: of the
-    region of interest, in 0..1."""
+    """One axis to be resized. size: of the input.  new_size: of the output.  scale: output over input.  start, end: of
+    the region of interest, in 0..1."""
 
     axis: int
     size: int

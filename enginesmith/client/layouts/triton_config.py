@@ -171,7 +171,7 @@ class ServingHints(Excerpt):
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ServingHints":
-        """Those of a version; the defaults where its spec has no such section."""
+        """The hints of a version; the defaults where its spec has no section `triton`."""
         return decode(manifest.spec.get("triton", {}), cls, "spec.triton")
 
     def batching(self, options: DynamicBatching | None) -> DynamicBatching | None:
@@ -232,6 +232,10 @@ def write_config(
 
     version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
     libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes on to the loader.
+    name: of the model in Triton's repository.
+    files: the engines that the version's folder holds.
+    hints: the section `triton` of the version's spec.
+    batching: how Triton joins requests; None: it does not.
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
     """
     requests = [with_int8_states(make_request(file.entry)) for file in files]

@@ -263,6 +263,7 @@ class Reporter:
     """Reports of one channel by one node. url: where to; None is the registry.  health: None is well after each swap.
 
     say: called where reports cannot be sent.  clock: seconds, for tests.
+    grace_s: seconds after a swap within which a server that is not well yet counts as starting.
     """
 
     def __init__(
@@ -289,7 +290,10 @@ class Reporter:
         error: EnginesmithError | None,
     ) -> None:
         """Report after a look of a watcher, where it is time. channel: what was followed; None where that is not known,
-        and it is read again.  facts: of what is served, as hooks get them.  error: what went wrong, None if nothing."""
+        and it is read again.  facts: of what is served, as hooks get them.  error: what went wrong, None if nothing.
+
+        locator: where channels are read.  reference: the channel.
+        """
         version = facts["version"] if facts else ""
         if version != self._version:
             self._version, self._swapped_at = version, self._clock()

@@ -147,6 +147,7 @@ class Swap:
     """What is served. folder: of the engine.  current: what leads to it.  previous: name of the folder before, or ''.
 
     swapped: whether this look changed it.  origin: where the engine's bytes came from.  identity: as of `Placed`.
+    model, version, channel: what is served, and the channel that leads to it.  digest: of the engine.
     """
 
     model: str
@@ -174,6 +175,9 @@ class ChannelWatcher:
     locator: finds versions in the registry; called at each look.  machines: what engines are for; more than one where
     the layout holds several.  interval_s: seconds between looks, as `looking` has them.  keep: number of older folders
     that stay.  say: called with a message when something happens.  reporter: reports to rollouts what is served.
+
+    reference: the channel.  dest: the folder.  policy: what is accepted.  fetcher: makes what downloads the files.
+    hook: called after each swap with the facts of what is served; None: nothing is.  layout: how the engines lie.
 
     Raises InputError for a reference that is no channel.
     """

@@ -23,6 +23,7 @@ class NodeCost:
 
     dtype: of the computation.  known: False for an operator without a counting rule, whose operations are 0 here.
     intensity: operations per byte moved.
+    name, op_type: of the node.  read_bytes, written_bytes: what it moves from and to memory.
     """
 
     name: str
@@ -64,6 +65,7 @@ class MemoryTraffic:
     source: whether the groups are the runtime's, or those of the greedy fusion model.
 
     saved: share of the unfused bytes that fusion avoids; negative where the runtime added conversions.
+    unfused_bytes, fused_bytes: where every node reads and writes memory, and where only groups do.
     """
 
     unfused_bytes: int
@@ -123,7 +125,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class TimedNode:
-    """A node that the runtime executed. seconds: mean per run.  cost: None where the runtime reports times only."""
+    """A node that the runtime executed. seconds: mean per run.  cost: None where the runtime reports times only.
+
+    name, op_type: as the runtime has them.  diagnosis: what limits it; None without a cost or the machine's limits.
+    """
 
     name: str
     op_type: str
@@ -134,7 +139,10 @@ class TimedNode:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The time of all nodes of one operator type. seconds: mean per run.  share: of the time of all nodes."""
+    """The time of all nodes of one operator type. seconds: mean per run.  share: of the time of all nodes.
+
+    op_type: the type.  nodes: their number.
+    """
 
     op_type: str
     nodes: int
@@ -147,6 +155,7 @@ class NodeTimes:
     """What the runtime's profiler measured. seconds: of a run under it; kernels_s: of the nodes together.
 
     nodes: the slowest, slowest first; omitted: how many more there are.  uncounted: as in `GraphCost`.
+    runs: number of profiled runs.  op_types: the time by type of operator.
     """
 
     runs: int
@@ -164,6 +173,7 @@ class TimeBreakdown:
 
     profile: None where the runtime shows no nodes.  roofs, diagnosis: None where the machine's limits were not
     measured.
+    traffic: bytes moved, with fusion and without.
     """
 
     bucket: str
@@ -210,6 +220,7 @@ class QuantizedTensor:
     quantizing this tensor alone; None without loss, or not measured.  measured: 'histogram' (over all samples), 'rows'
     (over some rows of a smoothed activation) or 'weight' (against the float weight, value by value).
     histogram: of the worst activations.
+    name: of the tensor.  format: what its values are stored as.
     """
 
     name: str

@@ -60,7 +60,10 @@ _ROUNDING_S = 0.03
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine, without its name. kind: of its CPU (`hardware.cpu_kinds.CpuKind`).  gpus: their products."""
+    """A kind of machine, without its name. kind: of its CPU (`hardware.cpu_kinds.CpuKind`).  gpus: their products.
+
+    cpu: the CPU's model.  cores: number of its cores; None if unknown.  system: the operating system.
+    """
 
     cpu: str
     kind: str
@@ -89,6 +92,7 @@ class Quantile:
     """The p-quantile of run times in seconds with its 95 % interval; all None where there are too few runs.
 
     effective: effective sample size of the correlated series.  needed: effective runs that an interval takes.
+    value: the quantile.  low, high: ends of the interval.
     """
 
     p: float
@@ -145,6 +149,8 @@ class BucketLatency:
     items_per_s: of one stream, by the median: runs that the machine delayed belong to the tail.
     streams_items_per_s: of several streams at once, together.  curve: the distribution function as quantiles at equal
     steps from 0 to 1.
+    name, sizes: the bucket, and its size of each dim.  items: samples of one run.
+    surroundings: what else the machine did meanwhile.
     """
 
     name: str
@@ -197,6 +203,7 @@ class EngineLatency:
     a session, without importing the runtime.  import_s: seconds of that import, where known.
 
     loaded_bytes: resident memory that loading took.  memory_resettable: whether the peak memory could be reset after.
+    buckets: the times at each input size.
     """
 
     load_s: float
@@ -212,6 +219,8 @@ class LatencyReport(EngineLatency):
     """An engine's latency, and what was measured where. engine, golden: digests.  created_at: ISO 8601, UTC.
 
     size_bytes: of the engine's file.
+    unit: target, precision and backend.  machine: where it ran.  asked: how long and at which sizes it was to be timed.
+    anatomy: where the time goes.  format: of this document.
     """
 
     unit: str
@@ -244,6 +253,7 @@ class Ratio:
     """The p-quantile of the first engine over that of the second, with its 95 % interval; None with too few runs.
 
     detectable: the smallest difference, as a share, that this much data would have shown with a probability of 0.8.
+    ratio: the quotient.  low, high: ends of the interval.  note: why there is no interval, or ''.
     """
 
     p: float
@@ -257,7 +267,10 @@ class Ratio:
 @dataclass(frozen=True)
 class PairedTimes:
     """The times of two engines that were run alternately. verdict: on the first engine, by the median.  medians_s: of
-    both, in seconds.  runs: of each.  openings: sessions opened of each."""
+    both, in seconds.  runs: of each.  openings: sessions opened of each.
+
+    ratios: of the quantiles.
+    """
 
     verdict: Verdict
     ratios: tuple[Ratio, ...]
@@ -268,7 +281,10 @@ class PairedTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedBenchmark(PairedTimes):
-    """The paired times of two engines at one bucket. items: per run.  seed: of the random order."""
+    """The paired times of two engines at one bucket. items: per run.  seed: of the random order.
+
+    surroundings: what else the machine did meanwhile.
+    """
 
     bucket: str
     items: int

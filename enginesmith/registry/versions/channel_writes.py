@@ -160,7 +160,10 @@ def read_rollout(store: Documents, model: str, channel: str) -> Rollout | None:
 
 def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channel | None], Rollout]) -> Rollout:
     """Write the rollout that `make` returns for a channel's state, and return it. `make` is called again after a lost
-    race, and gives another id each time. Raises what it raises, and as `change_channel`."""
+    race, and gives another id each time.
+
+    Raises what `make` raises, as `change_channel`, and ConflictError where the channel was deleted meanwhile.
+    """
     store = guard.store
 
     def begin(state: Channel | None) -> Channel | None:

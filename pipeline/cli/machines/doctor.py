@@ -29,6 +29,7 @@ from enginesmith.registry.versions.lookup import models
 if TYPE_CHECKING:
     from enginesmith.core.types import Backend, Precision, Target
 
+# Below this the temporary folder has too little room for builds.
 LEAST_FREE_BYTES = 2 << 30
 EXTRAS = {
     "onnx": "build engines: pip install '.[build]' in a clone",

@@ -140,6 +140,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
 
 # `enginesmith status`: the states of runs and their units, while they go on and afterwards.
 
+# Seconds between two looks of `--watch`.
 WATCH_S = 2.0
 
 

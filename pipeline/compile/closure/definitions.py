@@ -113,7 +113,7 @@ Reference = tuple[Target, str | None]
 class Definition:
     """A function, class or constant. digest: of its syntax and of what the names in it are bound to.
 
-    names: what it reads of its own module.  references: what it reads of what was imported.  imported: what its own
+    names: what it reads of its own module.  references: what it reads of what was imported.  imports: what its own
     import statements import.  texts: constants that may name code.
     """
 

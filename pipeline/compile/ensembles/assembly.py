@@ -177,7 +177,8 @@ _DECIDING = ("refused", "failed", "unknown", "build")
 
 @dataclass(frozen=True)
 class ForecastGraph:
-    """What a build would do to a graph. exported: None where that is not on record.  wanted: as of `CompiledGraph`."""
+    """What a build would do to a graph. exported: None where that is not on record.  selection: as of
+    `CompiledGraph`."""
 
     forecast: Forecast
     exported: Exported | None
@@ -187,7 +188,7 @@ class ForecastGraph:
 @dataclass(frozen=True)
 class WholeUnit:
     """An ensemble for a target in a precision. action: 'build' where it would be proven, 'cached', 'refused', 'failed'
-    or 'unknown'."""
+    or 'unknown'.  target, precision: of the unit.  reason: of the action, in words."""
 
     target: str
     precision: str
@@ -223,6 +224,7 @@ class ForecastEnsemble:
     """An ensemble whose graphs were foreseen. chain: of the exported graphs, as far as they are on record.
 
     outputs: of the whole, empty where a graph is not exported.  records: context of `open_records`.
+    loaded: its spec and those of its graphs.  golden: data of the whole.
     """
 
     loaded: LoadedEnsemble
@@ -292,7 +294,8 @@ class ForecastEnsemble:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A graph that was exported, built and published as a model of its own. wanted: what of its spec was asked for."""
+    """A graph that was exported, built and published as a model of its own. selection: what of its spec was asked
+    for."""
 
     outcome: Outcome
     exported: Exported
@@ -307,7 +310,8 @@ ForeseeGraph = Callable[[ModelSpec, str | None], ForecastGraph]
 
 @dataclass
 class Assembly:
-    """An ensemble while it is built. folder: for data, kept as long as the run."""
+    """An ensemble while it is built. folder: for data, kept as long as the run.  loaded: its spec and those of its
+    graphs.  context: of the run.  chain: the graphs that are exported so far."""
 
     loaded: LoadedEnsemble
     context: RunContext

@@ -49,6 +49,7 @@ class ProveEnsemble:
     engines: by graph.  outputs: of the whole.  limits: what the spec says, by stage.  metrics: of outputs of the whole,
     which functions are run for on each side's own answers.  recorded: what the engines answered elsewhere, which is
     judged in their place; None where they are run.
+    whole: the golden data.  graphs: the exported ones, in order.  precision: of the engines.
     """
 
     whole: WholeData
@@ -238,7 +239,9 @@ def request_proof(
 ) -> ProveEnsemble:
     """What proves engines of graphs in the place of a chain, with the limits and task metrics of the spec of the whole.
 
-    golden, outputs: of the whole."""
+    golden, outputs: of the whole.
+    precision: of the engines.
+    """
     limits, labelled = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
     metrics = tuple(metric.resolve(precision, labelled) for metric in spec.golden.metrics)
@@ -248,8 +251,9 @@ def request_proof(
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:
     """The proof of an ensemble's engine; of one that cannot be opened or run, the one check `CRASHED`, which failed.
 
-    afresh: also when the same proof is on record. Raises UnavailableError and IntegrityError, which say nothing about
-    the engines, and StepError when cancelled.
+    afresh: also when the same proof is on record.
+    request, unit: what is proven, and its name.  context: of the run.
+    Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]
     key = {

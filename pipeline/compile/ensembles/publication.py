@@ -51,19 +51,19 @@ class EnsembleUnit:
 
     @property
     def name(self) -> str:
-        """As the names of other units: 'cpu int8 ensemble'."""
+        """The unit's short name, for people: 'cpu int8 ensemble'."""
         return f"{self.target.name} {self.precision} {ENSEMBLE}"
 
     @property
     def status(self) -> tuple[Status, str]:
-        """That of the worst of its engines with the reason; 'refused' where one is lacking."""
+        """The status of the worst of its engines, with the reason; 'refused' where a graph has no engine."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
         graph, worst = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))
         return worst.status, "" if worst.status == "proven" else f"graph {graph!r}: {worst.reason}"
 
     def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
-        """Its entry in a manifest, without an engine. inputs, outputs: of the whole."""
+        """The unit's entry in a manifest, without an engine. inputs, outputs: of the whole."""
         status, reason = self.status
         requirements = [requirement for entry in self.engines.values() for requirement in entry.requires]
         return EngineEntry(
@@ -136,7 +136,7 @@ GOLDEN = "golden data"
 class BuiltEnsemble:
     """An ensemble of which every graph is published. versions: of the graphs.  chain: of the exported graphs.
 
-    golden: data of the whole.  inputs, outputs: of the whole.
+    golden: data of the whole.  outputs: of the whole.  loaded: its spec and those of its graphs.
     """
 
     loaded: LoadedEnsemble
@@ -151,7 +151,7 @@ class BuiltEnsemble:
         return request_proof(self.loaded.spec, unit.precision, engines, self.golden, self.chain, self.outputs)
 
     def pins(self) -> tuple[PinnedGraph, ...]:
-        """Its graphs as a manifest has them."""
+        """The versions of its graphs, as a manifest names them."""
         wiring = self.loaded.wiring()
         graph_versions = self.versions.items()
         return tuple(
@@ -189,6 +189,7 @@ def publish_ensemble(
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
     narrowed: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
+    built: the ensemble.  units: those to judge.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, spec = context.store, built.loaded.spec

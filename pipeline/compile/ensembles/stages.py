@@ -39,7 +39,9 @@ _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
 class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
     blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
-    scales: of states of int8, by output of the whole."""
+    scales: of states of int8, by output of the whole.
+    precision: of the graph.  changed: whether it differs from the exported one.
+    """
 
     exported: Path
     path: Path
@@ -53,7 +55,8 @@ class SourceGraph:
 def fetch_sources(
     place: Store, engines: Mapping[str, EngineBlob], exported: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
-    """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  Raises as `fetch`."""
+    """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  place: the store.  parts:
+    sessions in the place of graphs. Raises as `fetch`."""
     source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request
@@ -70,8 +73,9 @@ def fetch_sources(
 
 @dataclass(frozen=True)
 class Stages:
-    """What the stages of a chain are judged with. opens: the chain with sessions in the place of graphs.
-    limits: what the spec says, by stage.  metrics: of the whole."""
+    """What the stages of a chain are judged with. opens: the chain with sessions in the place of graphs. limits: what
+    the spec says, by stage.  metrics: of the whole.  sources: the graphs of engines, by name.  precision: of the
+    engines.  workdir: for files."""
 
     opens: Callable[[Parts], "AbstractContextManager[Ensemble]"]
     sources: Mapping[str, SourceGraph]

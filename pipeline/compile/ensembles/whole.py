@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ChainedGraph:
     """A graph or a function of a chain. model: digest of the exported model; '' of a function.  inputs, outputs: its
-    tensors.  sources: what gives each of the inputs."""
+    tensors.  sources: what gives each of the inputs.  name: in the ensemble.  function: None of a graph."""
 
     name: str
     model: str
@@ -67,6 +67,7 @@ def open_chain(
     """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
     engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
 
+    place: the registry's store.  graphs: in the order in which they run.  workdir: for the models.
     Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
     """
     from builders.reference import ReferenceSession
@@ -390,7 +391,8 @@ def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
 def request_samples(
     whole: WholeData, before: Sequence[ChainedGraph], spec: "ModelSpec", sources: Mapping[str, str]
 ) -> ComputeSamples:
-    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph."""
+    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph.  whole: the
+    data that the samples are computed from."""
     inputs = step_inputs(spec.tensors(), spec.states())
     taken = {tensor.name: sources[tensor.name] for tensor in inputs}
     steps = find_graph_steps(whole, bool(spec.state), inputs, taken) if whole.states else None
@@ -401,7 +403,8 @@ def request_samples(
 def compute_samples(
     name: str, section: str, request: ComputeSamples, context: RunContext, folder: Path
 ) -> "ComputedData":
-    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration."""
+    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration.
+    request: what is computed.  context: of the run."""
     from pipeline.spec.model import ComputedData
 
     key = {**encode(request), "whole": request.whole.key, **code_key(ComputeSamples)}

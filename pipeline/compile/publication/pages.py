@@ -56,7 +56,7 @@ class Measured:
 
     @classmethod
     def of(cls, judged: Sequence[JudgedUnit]) -> "Measured":
-        """Of judged units."""
+        """The reports and failures of judged units."""
         failures = tuple(unit.built.failure for unit in judged if unit.built.failure)
         return cls(tuple(unit.report for unit in judged if unit.report), failures)
 
@@ -157,7 +157,10 @@ def _parse(data: bytes, what: str) -> dict[str, object]:
 
 
 def version_page(manifest: Manifest, measured: Measured, store: Store, draw: DrawPage) -> str:
-    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
+    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address.
+
+    measured: what was measured of the version.  store: the registry.  draw: makes the HTML of a document.
+    """
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
@@ -187,6 +190,7 @@ def failed_page(
 
     draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
     which node drifted; None where that is not known yet: what an equal run before it found then stays.
+    measured, store, draw: as of `version_page`.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
@@ -242,6 +246,7 @@ BUILD_TYPE = "urn:enginesmith:build:v1"
 # The image that the build runs in, if any, as the one who starts it says; a digest reference where possible.
 IMAGE = "ENGINESMITH_BUILDER_IMAGE"
 
+# A longer text is not a name of a license, but the license itself.
 _LICENSE_TEXT = 100
 _PURL_NAME = re.compile(r"[-_.]+")
 

@@ -224,8 +224,8 @@ def _digest_files(spec: ModelSpec) -> dict[str, str]:
 
 
 def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
-    """What quantizing did, how graphs were written (with the float models that a search wrote: attribution rewrites
-    them)."""
+    """Blobs to keep beside a version, by name: the records of quantization, the recipes of graphs, and the float models
+    of searches, which attribution writes graphs of."""
     extra_blobs = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
     recipes = [(graph.variant.name, graph.recipe) for graph in graphs if graph.recipe]
     extra_blobs |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
@@ -328,6 +328,7 @@ def publish_attributions(
     was published, on the page of the run.
 
     attributed: what was found, or why nothing was.  draw: as of `publish_version`.
+    draft: of the version.  context: of the run.
     """
     store = context.store
     named_attributions = tuple(

@@ -43,6 +43,7 @@ class Suspect:
     """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
 
     cases: of failed checks beside the golden set, which has passed.
+    stage: whose checks failed.
     """
 
     stage: Literal["quantization", "engine"]
@@ -92,8 +93,8 @@ RANKING, WHOLE = 0.5, 0.8
 
 @dataclass(frozen=True)
 class AttributionFound:
-    """attribution: digest of the attribution (`validation.attribution.result`) as a blob.  headline: its finding in one
-    line.  snippet: the proposal as YAML for the spec, '' where there is none."""
+    """The result of an attribution. attribution: digest of the attribution (`validation.attribution.result`) as a blob.
+    headline: its finding in one line.  snippet: the proposal as YAML for the spec, '' where there is none."""
 
     attribution: str
     headline: str
@@ -108,6 +109,7 @@ class AttributeGraph:
     not known: then nothing is proposed. A search moves scales between tensors, so its own float model is then the one
     that the graph is taken apart against; the checks are against `reference` all the same.
     seconds: for all of it (`Clock`).
+    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -208,6 +210,7 @@ class AttributeEngine:
 
     cases: of failed checks of sizes and magnitudes, which are looked at in the place of the golden set: it has passed.
     seconds: for all of it (`Clock`).
+    limits, metrics: what the spec says.
     """
 
     engine: EngineBlob
@@ -328,6 +331,7 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
     """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
+    work: the run.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:

@@ -108,7 +108,7 @@ class MergeParts:
     parts: tuple[Observed, ...]
 
     def run(self, context: WorkerContext) -> Observed:
-        """What all the samples showed."""
+        """The observations of all parts together."""
         from pipeline.quantization.statistics.observations import Observations
         from validation.data.joined import merge_digests
 
@@ -158,6 +158,8 @@ def chosen_ranges(
     """The ranges of the variant's scheme, chosen from the observations (a blob's digest); None without these.
 
     Of precisions other than int8 the ranges are from minimum to maximum, which is all that fp8 and casts need.
+
+    calibration: the method; None where the spec names none.
     """
     from pipeline.quantization.statistics.methods import MinMax, method, ranges
     from pipeline.quantization.statistics.observations import Observations

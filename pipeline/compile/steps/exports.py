@@ -74,6 +74,7 @@ class ExportModel:
     known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
     labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
     steps: as in `read_steps`.
+    source: the model.  metrics, limits: what the spec says.
     """
 
     source: ExportRequest
@@ -255,7 +256,8 @@ class ReadExternalFiles:
     root: Path
 
     def run(self, context: WorkerContext) -> ExternalFiles:  # noqa: ARG002 - the protocol's
-        """Their names. Raises ModelError for a file that is no ONNX model, or leads out of the spec's folder."""
+        """The names of the files. Raises ModelError for a file that is no ONNX model, or leads out of the spec's
+        folder."""
         return _read_external_files(self.path, self.root)
 
 
@@ -310,7 +312,8 @@ def export(work: Work) -> Exported:
     """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
 
     Raises SpecError, with every mistake that the headers of its files show, before anything heavy runs; InputError
-    where the model's files change meanwhile, DataError where the spec has frozen another golden set.
+    where the model's files change meanwhile, DataError where the spec has frozen another golden set, StepError where
+    the job gave no model.
     """
     spec, context = work.spec, work.context
     from pipeline.compile.preflight import check_files  # with pydantic, which no worker needs
@@ -367,7 +370,7 @@ class _ExportKeys:
         )
 
     def golden(self, onnx: str) -> Json:
-        """Of the golden set of an exported model. onnx: its digest."""
+        """The key of the golden set of an exported model. onnx: digest of that model."""
         golden = self.spec.golden
         return {
             **self.reads,

@@ -62,6 +62,7 @@ class GraphRecipe:
     model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
     with the reason.  searched: whether a search chose model and ranges.  states: rounded where the graph takes and
     gives them.
+    variant: precision and scheme of the graph.
     """
 
     model: str
@@ -78,6 +79,8 @@ class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
     written_from: digest of the float model behind it.  idle, shards, quantized_states, share: as in `values.Graph`.
+    model: digest of the ONNX file.  inputs, outputs, notes, scales, record: as in `values.Graph`.  recipe: digest of
+    the `GraphRecipe`.
     """
 
     model: str
@@ -107,6 +110,7 @@ class WriteGraph:
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
     shapes: of the model.  states: those that engines of the graph take and give as int8.
+    calibration: the method.  overrides: the spec's, by node.
     """
 
     model: str
@@ -211,6 +215,7 @@ class CheckGraph:
 
     reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph.
     answers: of the fp32 graph to the golden set (`blobs.open_reference`).
+    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -271,8 +276,10 @@ def quantize(
 ) -> Graph:
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
 
-    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. Raises what says
-    nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
+    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built.
+
+    variant, ranges, choices: as of `write_graph`.  work: the run.
+    Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
     check_own_qdq(variant, work.spec, exported)
     try:
@@ -322,6 +329,7 @@ def write_graph(
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
     says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
+    work: the run.
     """
     spec = work.spec
     model = exported.model

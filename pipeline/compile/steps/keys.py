@@ -118,14 +118,15 @@ FEWEST_PROFILED, MOST_PROFILED = 5, 60
 
 @dataclass(frozen=True)
 class TimedEngine:
-    """latency: digest of the latency report, as a blob."""
+    """The measured latency of an engine. latency: digest of the latency report, as a blob."""
 
     latency: str
 
 
 @dataclass(frozen=True)
 class MeasureEngine:
-    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from."""
+    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from.
+    shapes: of the model.  terms: how long, and at which sizes."""
 
     engine: EngineBlob
     golden: str
@@ -192,7 +193,8 @@ class MeasureEngine:
 
 @dataclass(frozen=True)
 class BenchmarkPair:
-    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order."""
+    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order.  first, second: the
+    engines.  golden: digest of the set that the inputs are from.  shapes: of the model.  seconds: for both together."""
 
     first: EngineBlob
     second: EngineBlob
@@ -258,7 +260,9 @@ def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, a
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
-    afresh: measure also when there is a record. Raises what says nothing about the engine (`stops_run`).
+    afresh: measure also when there is a record.
+    asked: the spec's section.  golden: digest of the set that the inputs are from.  work: the run.
+    Raises what says nothing about the engine (`stops_run`).
     """
     context = work.context
     name = f"latency {engine.request.unit}"

@@ -57,6 +57,7 @@ class CompiledLimits:
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
     graph: as it is run (`blobs.runnable`).  limits: what the spec says; with any, honest rounding is measured at once.
+    request: what the engine was built from.  workdir: for files.
     """
 
     graph: Path
@@ -197,6 +198,7 @@ class ExtraCalls:
 
         golden_passed, compared_s: whether the comparison on the golden set passed, and its seconds. Magnitudes, and
         sizes between those of the golden set, are tried only where it did.
+        request: what the engine was built from.  pair: graph and engine.  graph: the file.
         """
         from validation.calls.checks import Allowance, call_checks, magnitude_checks
 
@@ -404,7 +406,11 @@ def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEng
 
 def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -> Proof:
     """The proof that a job gives, or has on record; the one check `CRASHED` where what it proves cannot be opened or
-    run. Raises what says nothing about that (`stops_run`)."""
+    run.
+
+    step, key: its kind, and what it reads.  context: of the run.
+    Raises what says nothing about that (`stops_run`).
+    """
     try:
         return context.once(step, job.name, key, job)
     except EnginesmithError as error:

@@ -58,7 +58,10 @@ class SearchTerms:
 @dataclass(frozen=True)
 class LatencyProbe:
     """The engine that measures what int8 saves, and the machine that its times hold for; without a request, the reason
-    why none of that kind runs here."""
+    why none of that kind runs here.
+
+    cpu, cores: of the machine.  cannot: the reason, or ''.
+    """
 
     request: BuildRequest | None = None
     cpu: str = ""
@@ -88,6 +91,7 @@ class SearchQuantization:
 
     model, observations: digests.  answer: the output that is judged by labels.  most_s: after so many seconds each kind
     gets what is known of it.
+    calibration: the method.  search: what the spec asks.  samples: of the calibration.
     """
 
     model: str
@@ -207,6 +211,7 @@ def choose(
 ) -> dict[Searched, SearchResult]:
     """Search what to quantize and how, for some kinds of int8, as the spec asks. ranges: what calibration observed.
 
+    exported: the model.  work: the run.
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
     spec = work.spec

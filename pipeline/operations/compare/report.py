@@ -40,6 +40,9 @@ class EngineFacts:
     process before.  sqnr_db: the least of the quantization and the engine stage.  covers: of the fleet's targets, those
     that its backend builds this precision for.  busy: why the machine counts as busy while it was timed
     (`enginesmith.core.reports.latency.SystemLoad`).
+
+    status: as in the registry.  items_per_s: at the bucket.  size_bytes: of the engine.  build_s: of the compiler.
+    metrics: task metrics by name.  notes: of the compiler.
     """
 
     unit: str
@@ -72,7 +75,8 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown."""
+    """The engine that a comparison recommends. unit: the one to take, None where there is none.  ties: units to which
+    no difference in speed was shown."""
 
     unit: str | None
     reason: str
@@ -93,6 +97,7 @@ class PairedComparison:
     verdict: on the first: 'faster', 'slower', 'no difference shown'. Where they could not be timed in turns often
     enough it is by the times that each had alone, and the ratio has no interval.  detectable: the difference, as a
     share, that would have been shown.  busy: as in `EngineFacts`.
+    low, high: ends of the interval.
     """
 
     first: str
@@ -122,6 +127,7 @@ class BackendComparison:
 
     original: task metrics of the exported model.  created_at: ISO 8601, UTC.  duels: pairs of the fastest engine,
     `first` in all of them, with the others.
+    machine: where they were timed.  engines: refused ones last.  recommendation: which to serve, and why.
     """
 
     model: str

@@ -37,7 +37,8 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """target: the only one.  backends, precisions: empty means all that are installed, and all of the spec.
+    """What is compared, and for how long. target: the only one.  backends, precisions: empty means all that are
+    installed, and all of the spec.
 
     seconds: of timing for each bucket, and for each pair ten times as long.
     """

@@ -43,9 +43,10 @@ def write_offline_bundle(
     """Write a version's engines and golden cases into a folder, for `python -m validation.gpu --carry` on a machine
     with torch, numpy and onnx; see `validation.gpu.devices`.
 
-    targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, for a
-    version with a contract and for engines without weights of their own, UnknownNameError where no engine is left,
-    IntegrityError for a damaged blob.
+    targets: names of the targets to keep to; None for all.
+    store, manifest: the registry, and the version in it.
+    Raises InputError for a folder that holds something, for a version with a contract and for engines without weights
+    of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
@@ -89,7 +90,11 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[En
 
 
 def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collection[EngineEntry]) -> OfflineBundle:
-    """Write these engines of a version, and what proves them. Raises as `require_carriable`."""
+    """Write these engines of a version, and what proves them.
+
+    store, manifest: the registry, and the version in it.  chosen: the engines.
+    Raises as `require_carriable`.
+    """
     spec = spec_of(manifest)
     require_carriable(manifest, spec, chosen)
     place = folder / "engines"

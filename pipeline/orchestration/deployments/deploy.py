@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prefect import Flow
 
 TAGS = ("enginesmith",)
+# Builds at once on a GPU generation that has no limit yet.
 _DEFAULT_SLOTS = 1
 _LOST_RUNS = "enginesmith: mark silent runs as Crashed"
 _UNSERVED_RUNS = "enginesmith: start builds again that crashed or had no cluster"
@@ -57,6 +58,7 @@ class DeploymentChange:
     """One thing on the server. action: 'created', 'updated', 'unchanged' or 'deleted'; with a dry run, what would be.
 
     detail: what it is, or what differed.
+    kind, name: of the thing.
     """
 
     kind: str

@@ -39,6 +39,7 @@ class WantedDeployment:
     """One deployment. flow: the name of its file in `flows` and of the function there.  cron: in UTC.
 
     variables: values for the job variables of the pool.
+    parameters: of the flow.  trigger: the event that starts it; None for none.
     """
 
     flow: str
@@ -57,7 +58,7 @@ class WantedDeployment:
 
     @property
     def full_name(self) -> str:
-        """As Prefect calls it: 'compile-model/enginesmith'."""
+        """The deployment's name on Prefect's server: 'compile-model/enginesmith'."""
         return f"{self.flow.replace('_', '-')}/{self.name}"
 
 

@@ -71,7 +71,8 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     """Run the flow here, on the configured Prefect API or on a server of its own.
 
     quiet: whether Prefect logs errors alone.
-    Raises UnavailableError when that API does not answer, and what the run raises.
+    Raises UnavailableError when that API does not answer, TypeError for a flow that ends without an outcome, and what
+    the run raises.
     """
     quiet_flow = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):

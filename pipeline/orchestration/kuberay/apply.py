@@ -37,6 +37,7 @@ from pipeline.orchestration.kuberay.changes import (
 
 _KIND = ("ray.io", "v1")
 _PLURAL = "rayclusters"
+# HTTP's statuses, as Kubernetes uses them.
 _NOT_FOUND, _CONFLICT = 404, 409
 # How often the RayCluster is read, once a second: KubeRay takes milliseconds, and half a minute when it starts.
 _ROUNDS = 120
@@ -70,13 +71,13 @@ class Kubernetes:
         self._namespace, self._name = namespace, name
 
     def find(self) -> Object | None:
-        """It as it is now, None where there is none."""
+        """The RayCluster as the API server has it now; None where there is none."""
         read_object = self._custom.get_namespaced_custom_object
         live_object: Object | None = self._ask_if_there((_NOT_FOUND,), read_object, *self._place, self._name)
         return live_object
 
     def create(self, body: Object) -> None:
-        """Make it."""
+        """Create the RayCluster. Raises UnavailableError for a cluster without the KubeRay operator."""
         make = self._custom.create_namespaced_custom_object
         if self._ask_if_there((_NOT_FOUND,), make, *self._place, body) is None:
             raise UnavailableError(
@@ -84,12 +85,13 @@ class Kubernetes:
             )
 
     def replace(self, body: Object) -> bool:
-        """Write it; False, and nothing written, where it changed since it was read, or is gone."""
+        """Write a new RayCluster in its place. False, and nothing is written, where it changed since it was read, or is
+        gone."""
         write = self._custom.replace_namespaced_custom_object
         return self._ask_if_there((_NOT_FOUND, _CONFLICT), write, *self._place, self._name, body) is not None
 
     def pods(self) -> list[Pod]:
-        """Its pods, without those that are ending."""
+        """The pods of the RayCluster that are not being deleted."""
         items = read(json.loads(self._ask(self._list_pods)), "items", list)
         return [Pod.from_json(pod) for pod in items if not find(pod, "metadata.deletionTimestamp", object, None)]
 
@@ -174,6 +176,8 @@ def apply(
     ones of another image. Busy workers of another image end after their unit.
 
     owner: the ConfigMap with which it is deleted. Returns what was done and which old pods are left, in words.
+    cluster: Kubernetes.  manifest: the wanted RayCluster.  head: Ray's, which is asked who is busy.  wait: sleeps;
+    another one is for tests.
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """

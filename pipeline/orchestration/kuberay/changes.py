@@ -35,6 +35,7 @@ class Pod:
 
     group: its worker group, None for the head.  version: Ray's in it, None: unknown.  ended: nothing runs in it.
     image: of its first container, None: unknown.
+    name: of the pod.
     """
 
     name: str
@@ -155,7 +156,7 @@ def plan_change(
 ) -> tuple[Object, list[str]]:
     """What to write in place of the RayCluster `live`, and the names of the pods and groups that KubeRay then ends; as
     long as there are some, plan and write again. owner: a reference to the object that it is deleted with.  idle: pods
-    that are to end although their group is wanted."""
+    that are to end although their group is wanted.  manifest: the wanted RayCluster."""
     changed = merge(live, manifest, owner)
     unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, manifest), *find_orphans(pods, manifest), *idle]))
     groups = find_unwanted_groups(live, manifest)

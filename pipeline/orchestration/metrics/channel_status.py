@@ -109,7 +109,7 @@ class ConfigMap:
 
     @classmethod
     def parse(cls, text: str) -> "ConfigMap":
-        """The one that NAMESPACE/NAME names. Raises InputError."""
+        """The ConfigMap that NAMESPACE/NAME names. Raises InputError for another text."""
         namespace, _, name = text.partition("/")
         if not namespace or not name or "/" in name:
             raise InputError(f"{VARIABLE}={text!r}: is not NAMESPACE/NAME of a ConfigMap")

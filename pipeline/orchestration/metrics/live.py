@@ -43,7 +43,8 @@ _UNIT = ("target", "backend")
 
 @dataclass(frozen=True)
 class RegistryMetric:
-    """name: without the suffixes that Prometheus adds to counters ('_total') and histograms."""
+    """A metric of a registry. name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
+    kind, help, labels: as Prometheus has them."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]

@@ -171,8 +171,8 @@ class Tracker(events.Progress):
         self._note(name, log=digest, log_bytes=size_bytes)
 
     def pasts(self) -> list[tuple[str, str, Past]]:
-        """Builds that ended since the last time: backend, digest of the graph, and what it took. graph_bytes: of the
-        graph's shards alone."""
+        """Builds that ended since the last time: backend, digest of the graph, and what it took, with the
+        bytes of the graph's shards alone."""
         with self._lock:
             past_builds, self._pasts = self._pasts, []
         return past_builds

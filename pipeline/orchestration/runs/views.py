@@ -128,7 +128,7 @@ class StepTime:
     cpu_s: float = 0.0
 
     def add(self, seconds: float, cpu_s: float) -> "StepTime":
-        """With one process more."""
+        """A copy with the times of one more process."""
         return StepTime(self.step, self.processes + 1, self.seconds + seconds, self.cpu_s + cpu_s)
 
 

@@ -70,7 +70,7 @@ def round_e4m3(values: NDArray[np.floating]) -> Floats:
 @dataclass(frozen=True)
 class BlockFormat:
     """A format of weights and, with `activations`, of what they are multiplied with in blocks. block: numbers in one; 0
-    for whole channels."""
+    for whole channels.  name: of the format.  four_bits: whether its numbers are e2m1; else e4m3."""
 
     name: str
     block: int
@@ -109,7 +109,7 @@ class BlockFormat:
         return round_e2m1(on_grid).astype(E2M1), (scales / whole).astype(E4M3), whole
 
     def decode(self, codes: Array, scales: Array, whole: np.float32) -> Floats:
-        """The weight that is stored so."""
+        """The weight that codes and scales store, in float32. whole: the scale of all blocks together."""
         exact = scales.astype(np.float32) * whole
         if not self.four_bits:
             exact = powers_of(scales.astype(np.int32) - _BIAS)
@@ -176,8 +176,10 @@ def quantize_blocks(
     """The model with its MatMuls and Gemms by constants in the format, where that can be; and notes.
 
     Other nodes with weights go on in fp8 where the format has activations, and ranges are known; the rest in the
-    scheme's float precision. Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of
-    reach.
+    scheme's float precision.
+
+    overrides: node -> precision.
+    Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of reach.
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)

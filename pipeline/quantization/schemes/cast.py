@@ -202,6 +202,7 @@ def cast_float(
 
     keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.  ranges: of all
     activations (`insertion_points.activations`); without them overflow is judged by constants and operators.
+    precision: of the result.
     Raises ModelError when the result is not valid ONNX.
     """
     half, graph = HALVES[precision], tidy(model)
@@ -427,6 +428,6 @@ def _widen_outside(tensor: TensorProto) -> NodeProto:
 
 
 def _widen(tensor: TensorProto) -> None:
-    """In place: a 16-bit tensor becomes float32."""
+    """Convert a 16-bit tensor to float32 in place."""
     if tensor.data_type in _HALF_TYPES:
         tensor.CopyFrom(from_array(to_array(tensor).astype("float32"), tensor.name, tensor))

@@ -17,6 +17,7 @@ from pipeline.quantization.graph import constants, consumers, sort_nodes, unused
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.ranges import Ranges
 
+# Channels that the kernel takes at a time.
 _ALIGNMENT = 4
 
 

@@ -23,6 +23,7 @@ class HalfFormat:
 
     largest: its largest finite value.  tiny: its smallest normal value.
     narrow_range: whether ordinary networks leave its range (fp16: 65504) or only extreme ones (bf16: 3.39e38).
+    name: of the precision.  element_type: ONNX's number of it.  dtype: numpy's.
     """
 
     name: str
@@ -73,7 +74,10 @@ _EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare
 
 
 def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> bool:
-    """Whether all float results of a node can be `half`, or, where it has none, some float input."""
+    """Whether all float results of a node can be `half`, or, where it has none, some float input.
+
+    types: name -> ONNX's element type.  opset: of the model.
+    """
     if node.op_type in _UNCASTABLE:
         return False
     if typed_by_attribute(node):
@@ -89,6 +93,8 @@ def narrowable_positions(
     """Positions of the float inputs that the schema lets be `half`, and of the results that follow them.
 
     Both are empty for an operator that onnx does not know.
+
+    types: name -> ONNX's element type.  opset: of the model.
     """
     try:
         schema = defs.get_schema(node.op_type, opset, node.domain)
@@ -110,7 +116,7 @@ def typed_by_attribute(node: NodeProto) -> bool:
 
 
 def retype(node: NodeProto, half: HalfFormat) -> None:
-    """In place: the attribute that says the type of the result says `half`."""
+    """Set the attribute of a node that states the type of its result to `half`, in place."""
     for attribute in node.attribute:
         if attribute.name == "to":
             attribute.i = half.element_type

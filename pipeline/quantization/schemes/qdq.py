@@ -67,8 +67,9 @@ def quantize_int8(
 
     overrides: node name -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
-    inputs and outputs staying fp32. Raises DataError when `ranges` lacks what a weighted node reads, ModelError when
-    the opset is too old to be lifted.
+    inputs and outputs staying fp32.
+    scheme: the backend's.
+    Raises DataError when `ranges` lacks what a weighted node reads, ModelError when the opset is too old to be lifted.
     """
     return _quantize(model, ranges, scheme, scheme.activation, overrides or {})
 
@@ -113,7 +114,10 @@ def finish_rest(
     overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """A graph that was quantized in place, checked; what is left in float is cast to fp16 where the scheme wants it."""
+    """A graph that was quantized in place, checked; what is left in float is cast to fp16 where the scheme wants it.
+
+    notes: what was done.  overrides: node -> precision.  ranges: None where nothing was measured.
+    """
     if scheme.float_precision == "fp32":
         return finish(graph), notes
     cast, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)

@@ -57,6 +57,7 @@ def quantize_dynamic(
 
     ranges: where there are some, activations that reach as far as a mask leave their node in float.
     levels: the largest magnitude of the int8 weights.
+    overrides: node -> precision.
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
@@ -140,7 +141,9 @@ def quantize_int4(
 ) -> tuple[ModelProto, QuantizationNotes]:
     """The model with the weights of its MatMuls and Gemms in int4, the rest in the scheme's float precision; and notes.
 
-    ranges: measured tensors, for the cast to fp16 only. Raises ModelError when opset 21 is out of reach.
+    ranges: measured tensors, for the cast to fp16 only.
+    overrides: node -> precision.
+    Raises ModelError when opset 21 is out of reach.
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
@@ -252,6 +255,7 @@ def write(
     and block formats only; in these they are in fp8 where the format has activations.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
     them.
+    overrides: the spec's, by node or operator type.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """

@@ -49,6 +49,7 @@ class Timing:
     """Milliseconds of the whole model with one group in int8 and in float. saving_ms: median of the differences.
 
     error_ms: its standard error.  best_saving_ms: the difference of the fastest runs.
+    int8_ms, float_ms: medians.  rounds: how many pairs were timed.
     """
 
     int8_ms: float
@@ -104,6 +105,7 @@ class EngineTiming:
 
     A context manager: it keeps the engines of the last pair open. request: what is built, but for the model.
     inputs: of one run; some backends take only shapes within the request's profiles.
+    workdir: for the engines.
     """
 
     backend: Backend

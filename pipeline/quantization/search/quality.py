@@ -23,7 +23,7 @@ class SearchClock:
 
     @classmethod
     def start(cls, most_s: float) -> "SearchClock":
-        """From now on."""
+        """A clock that ends `most_s` seconds from now."""
         return cls(most_s, time.monotonic() + most_s)
 
     def part(self, parts: int) -> "SearchClock":
@@ -45,6 +45,7 @@ class Quality:
     noise: energy of the difference over that of the signal.  argmax_agreement: share of the rows along the last axis
     whose decision stays.  accuracy: share of right answers, where there are labels.
     missed: how many of the graph's own checks fail, where a search asks for them.
+    cosine: of the angle between both outputs.  finite: whether all outputs are.
     """
 
     noise: float

@@ -22,6 +22,7 @@ from pipeline.quantization.settings.groups import find_groups
 from validation.attribution.cuts import reduce
 from validation.attribution.result import Attribution, CheckChange, Proposal, ProposedOverride
 
+# Graphs that are tried, and seconds, at most: each is written and checked as a whole.
 MOST_RUNS, MOST_S = 60, 900.0
 
 Nodes = tuple[str, ...]
@@ -47,7 +48,7 @@ class QuantizationRecipe:
         return "fp16" if self.scheme and self.scheme.float_precision == "fp16" else "fp32"
 
     def rules_with(self, nodes: Sequence[str]) -> list[Override]:
-        """The rules, and after them, so that they count, those that leave `nodes` in float."""
+        """The rules, followed by rules that leave `nodes` in float: the last rule for a node counts."""
         return [*self.rules, *(Override(name, self.float_precision) for name in nodes)]
 
     def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
@@ -66,6 +67,7 @@ def propose(
 
     attribution: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all.
     most_s: seconds, after which the smallest set so far is proposed.
+    recipe: how the graph was written.
     """
     # Those with the worst own error first.
     place = {name: index for index, row in reversed([*enumerate(attribution.rows)]) for name in row.nodes}

@@ -44,6 +44,7 @@ class SweepCost:
     """CPU seconds of a sweep. inference_s: of one pass of the float model over the same samples, which keeps tensors.
 
     inferences_per_group: the cost of one group, in such passes.
+    groups: how many there were.  sweep_s: of all of it.
     """
 
     groups: int
@@ -73,6 +74,7 @@ def sweep(
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
+    groups: of nodes with one activation.  ranges, scheme, precision: of the kind.
     """
     start = time.process_time()
     stages = list(_find_stages(model, groups))
@@ -214,6 +216,7 @@ def quality(
     that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
     as not finite. judge: counts what the graph's own checks miss, and ends with the first part of the runs that fails.
 
+    answers: the right ones; None without labels.
     Raises DataError when there is not one label for each answer.
     """
     total: dict[str, Drift] = {}

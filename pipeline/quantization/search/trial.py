@@ -59,6 +59,10 @@ class GroupDamage:
     """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized.
 
     int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
+    activation, nodes, op_type: the tensor that is read, and who reads it.  macs, share: multiplications, and their part
+    of all.
+    strength, clip: as in `SmoothingPlan`.  folded: whether other nodes take the smoothing's factors.
+    kept: whether it is quantized.
     """
 
     activation: str
@@ -102,6 +106,7 @@ class MixedPrecisionChoice:
     point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
     have in `model`.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was
     over; '' where it was done.
+    precision: of the quantized nodes.
     """
 
     model: ModelProto
@@ -182,13 +187,14 @@ def _point_in_json(point: FrontierPoint) -> FrontierPoint:
 # Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
 # convolution's weight that two kinds round to the same levels is rounded once.
 
+# Of those that fit settings.
 _MOST_THREADS = 4
 
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """A kind of int8, or a block format, that is searched. ranges: for its activations.  race: what its engines take,
-    where that counts."""
+    """A kind of int8, or a block format, that is searched. ranges: for its activations.  scheme, precision: of the
+    graphs. race: times pairs of graphs, where a group must make the model faster; None where speed does not count."""
 
     ranges: Ranges
     scheme: QuantizationScheme
@@ -202,6 +208,7 @@ class FloatSide:
     it share.  fitted: runs that settings see.
 
     runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
+    overrides: node -> precision.  limits: of the graph's own checks.  clock: when the search ends.
     """
 
     model: ModelProto
@@ -317,6 +324,8 @@ class SearchTrial:
 
     plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
     alone: by group, the noise at the outputs where only it is quantized.
+    side: what is compared with.  ranges, scheme, precision: of the kind.  cost: of the sweep.  qualities, timings:
+    measured so far.
     """
 
     side: FloatSide
@@ -341,7 +350,10 @@ class SearchTrial:
         plans: Mapping[str, SmoothingPlan],
         work: Mapping[str, StatisticsWork],
     ) -> "SearchTrial":
-        """With each group's damage measured."""
+        """With each group's damage measured.
+
+        side: what is compared with.  target, kind: what is searched.  plans, work: as in `SearchTrial`.
+        """
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
         alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check, target.precision)

@@ -30,6 +30,7 @@ from pipeline.quantization.settings.smooth import STRENGTHS, SmoothingPlan, fact
 from pipeline.quantization.statistics.histogram import LogHistogram, decibels
 from pipeline.quantization.statistics.observations import TensorStatistics
 
+# Shares of the activation's range that are tried; 1 clips nothing.
 _CLIPS = (1.0, 0.9, 0.8, 0.7)
 # Estimate of the share of error that `compensate` leaves of rounding to the nearest: a rough reading on MiniLM, never
 # measured properly. It only weighs settings against each other; what is chosen is judged by running the whole model.
@@ -63,6 +64,7 @@ def fit(
 
     matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
     the weights, or their block format; without activations in it nothing but rounding is tried.
+    statistics: of the group's activation.  activation: type that it is held in.
     """
     weights, moments = [matrices[node] for node in group.nodes], statistics.moments
     if isinstance(levels, int) or levels.activations:

@@ -66,7 +66,7 @@ class RunLabels:
     values: Array
 
     def of(self, run: ScoredRun) -> Array:
-        """Those of one run, [n]."""
+        """The labels of one run, [n]."""
         return self.values[run.start : run.stop].reshape(-1)
 
 
@@ -118,7 +118,7 @@ _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq":
 
 
 def with_weights_inside(model: ModelProto) -> ModelProto:
-    """A copy that holds its weights, those that are read, itself."""
+    """A copy of the model that holds those of its weights that are read, in place of names of files."""
     copy = deepcopy(model)
     operand_names = {name for node in copy.graph.node for name in list_reads(node)} | {
         out.name for out in copy.graph.output

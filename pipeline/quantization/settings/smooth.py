@@ -71,7 +71,8 @@ _Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 @dataclass(frozen=True)
 class Fold:
-    """constants: those that take the factors: (node, index of the input, axis of the channels).
+    """Where the factors of an activation's channels go. constants: those that take the factors: (node, index of the
+    input, axis of the channels).
 
     tensors: those between them and the activation, whose values are divided too.
     """
@@ -329,7 +330,7 @@ class _Editor:
 @dataclass(frozen=True)
 class FittedKind:
     """A kind of int8 that settings are fitted for, or a block format. ranges: of activations.  levels: the last one of
-    the weights, or the format."""
+    the weights, or the format.  groups: those that are fitted.  activation: type that activations are held in."""
 
     groups: Sequence[SmoothingGroup]
     ranges: Ranges
@@ -364,6 +365,7 @@ def fit_convolutions(
     their ranges.
 
     runs: from which the moments of the patches are taken.  check: called before each layer; what it raises ends this.
+    kinds: with their groups.
     """
     initializers, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     sites = {site.node: site for kind in kinds for group in kind.convolving for site in group.sites}

@@ -24,6 +24,7 @@ from onnx import TensorProto
 from enginesmith.arrays import Array
 from enginesmith.core.errors import digest_of_bytes
 
+# One for each pattern of the 16 leading bits of a float32.
 BINS = 1 << 16
 # Values measured at a time: passes after the first find them, and 8 bytes more of each, in a core's cache.
 CHUNK = 1 << 15

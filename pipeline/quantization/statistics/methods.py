@@ -60,7 +60,7 @@ class MinMax:
     name: ClassVar[str] = "minmax"
 
     def choose(self, seen: TensorStatistics, _activation: Activation, /) -> Pair:
-        """The extremes."""
+        """The least and the greatest value that was seen."""
         return seen.low, seen.high
 
 

@@ -19,6 +19,7 @@ from enginesmith.core.errors import DataError, IntegrityError, digest_of
 from pipeline.quantization.statistics.histogram import LogHistogram
 
 FORMAT = 1
+# Every float32 is a whole multiple of 2**-149, its smallest subnormal number (IEEE 754).
 SMALLEST_EXPONENT = 149
 
 Span = tuple[int, int]
@@ -30,6 +31,7 @@ class TensorStatistics:
 
     low, high: extremes; infinite for a mask, and (inf, -inf) when nothing was seen.  elements: values counted.
     runs: inferences with finite extremes.  low_sum, high_sum: the extremes of those, added up, in units of 2**-149.
+    histogram: of magnitudes; None where none was taken.
     """
 
     low: float = math.inf
@@ -41,7 +43,7 @@ class TensorStatistics:
     histogram: LogHistogram | None = None
 
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
-        """With one more run, its histogram aside."""
+        """A copy that covers one more run; the histogram stays as it is. low, high: extremes of the run."""
         finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if finite else (0, 0)
         return TensorStatistics(

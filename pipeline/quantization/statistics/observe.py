@@ -84,6 +84,7 @@ def open_source(
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
     digest: of the samples, where they come from code.  extra: names of arrays of stored data that no input takes.
+    inputs, dims: of the model.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
     """
@@ -182,7 +183,10 @@ def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, thread
     """Open a prepared model for measuring.
 
     The model's weights are moved to files in `workdir`, which the caller removes after use: the model is not usable
-    afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
+    afterwards.
+
+    tensors: those to measure.  threads: of a run; 0 for the runtime's own number.
+    Raises ModelError for a name that is no float32 activation, and for a model that does not load.
     """
     input_names = {value.name for value in model.graph.input}
     inner = [name for name in tensors if name not in input_names]

@@ -61,11 +61,11 @@ class EnsembleFunction(SpecPart):
         return self.function.partition(":")[2]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """What it takes."""
+        """The inputs of the function."""
         return _tensors(self.inputs)
 
     def gives(self) -> tuple[TensorSpec, ...]:
-        """What it gives."""
+        """The outputs of the function."""
         return _tensors(self.outputs)
 
     def named_dims(self) -> tuple[Dim, ...]:

@@ -263,7 +263,7 @@ class LoadedEnsemble:
         return {name: dict(node_sources) for name, node_sources in order_nodes(graphs, functions).items()}
 
     def tensors(self, name: str) -> tuple[TensorSpec, ...]:
-        """What a graph or a function takes."""
+        """The inputs of a graph or a function."""
         return tuple((self.graphs.get(name) or self.spec.functions[name]).tensors())
 
     def named_dims(self, name: str) -> tuple[Dim, ...]:

@@ -48,6 +48,7 @@ NOISE = (0.002, 0.01)
 # them. "No difference was found" is no PASS.
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
+# Of the bootstrap.
 REPLICATES = 1000
 # Levels are multiplied by this (calibration: Loh, JASA 82, 1987). The normal interval of the bootstrap at 5 % misses in
 # 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and autocorrelated latencies, 5,000 requests, median).
@@ -93,6 +94,7 @@ class Criterion:
     that allows any statement.  requests: how many there were.
     note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
     assumed: a remark on the interval.
+    name: of what is compared.  verdict: PASS, FAIL or INSUFFICIENT.
     """
 
     name: str
@@ -135,6 +137,7 @@ def latency_criteria(
 
     seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that what slowed both cancels.
     Different requests of the same time are paired by their order.
+    evidence: the observations of both sides.  levels: the errors of a wrong verdict at this look.
     """
     sides = pair_by_order(*select_answered(evidence))
     shares = [probability(name) for name in thresholds.latency]
@@ -203,6 +206,7 @@ def unsteady(what: str, block: int, count: int, paired: bool) -> str:
     """The note on a series whose autocorrelation is too long for its length.
 
     what: the quantity.  paired: whether the series is of the differences of pairs.
+    block: requests that make one independent observation.  count: length of the series.
     """
     subject = f"the two sides' difference in {what}" if paired else what
     remedy = "" if paired else ", or the same requests sent to both sides"
@@ -258,7 +262,8 @@ def error_criterion(
     evidence: CanaryEvidence, margin: float, levels: ErrorLevels, budget: float | None = None
 ) -> Criterion:
     """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
-    to be within `budget`, that share."""
+    to be within `budget`, that share.  evidence: the observations of both sides.  margin: the greatest difference that
+    passes, as a share.  levels: the errors of a wrong verdict at this look."""
     flags = failures(evidence)
     ours, baseline_counts = map(rates.effective, flags)
     count = min(map(len, flags))
@@ -276,7 +281,10 @@ def error_criterion(
 
 
 def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels) -> Criterion:
-    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin."""
+    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin.
+
+    name: of the criterion.  flags: one for each request.  levels: the errors of a wrong verdict at this look.
+    """
     effective_counts = rates.effective(flags)
     low, high = levels.lower(effective_counts), rates.upper(*effective_counts, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan

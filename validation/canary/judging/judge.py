@@ -44,6 +44,7 @@ from validation.statistics.rates import CanaryEvidence
 from validation.statistics.serial_dependence import NORMAL
 
 SEED = 0
+# The least error of a look, above 0 where the spending function gives none; and the least step between looks.
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005
 # A class of sizes has at least so many requests; from USUAL_CLASS on its margin is the widest of the quantiles'.
@@ -127,7 +128,8 @@ class Looks:
 
 @dataclass(frozen=True)
 class CanaryJudgement:
-    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look."""
+    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look.  criteria: the
+    tests behind it.  notes: how the evidence was read."""
 
     verdict: Verdict
     reason: str
@@ -147,7 +149,9 @@ def judge(
 ) -> CanaryJudgement:
     """Judge a candidate by observations of both sides (`pairing.evidence_of`).
 
-    seed, replicates: of the bootstrap. Raises InputError for looks that do not fit the plan.
+    seed, replicates: of the bootstrap.
+    evidence: the observations of both sides.  thresholds: None for the defaults.  looks: None for a single one.
+    Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.

@@ -34,8 +34,8 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
 
 
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
-    """What was observed where the candidate ends in a stretch of failures that the baseline lacks, or spends more time
-    in such stretches than the baseline's share of them explains; '' where it does neither."""
+    """A sentence on a stretch of failures at the candidate's end that the baseline does not have, or on more time in
+    such stretches than the baseline's share of them explains; '' for neither."""
     ours, theirs = failures(evidence)
     if not len(ours) or not len(theirs):
         return ""

@@ -127,7 +127,9 @@ def evidence_of(
     Observations are paired when each one on both sides names its request, else not. A request that only one
     side observed counts as failed on the other, or is left out with `ignore_missing`; the few that may have been in
     flight when logs that are still written to were read are left out in any case.
-    sqnr_db: answers closer than that count as equal. Raises DataError without a request in common.
+    sqnr_db: answers closer than that count as equal.
+    candidate, baseline: the observations of each side.
+    Raises DataError without a request in common.
     """
     notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
     if None in candidate.request or None in baseline.request:

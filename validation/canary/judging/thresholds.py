@@ -11,6 +11,7 @@ from enginesmith.core.errors import InputError
 # Greatest number that is taken; JSON may hold integers above every float.
 MOST_NUMBER = 1e300
 
+# Margins of slowdown, as shares: of the median, and of a tail that varies more.
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")

@@ -28,6 +28,7 @@ from validation.data.samples import resize
 # The sizes at which an engine's latency is measured, and inputs of these sizes, made of real ones.
 
 Which = Literal["few", "all"]
+# Sizes of 'all'; each takes its own seconds.
 MOST = 16
 _ONE = re.compile(r"(\w+)=(\d+)")
 
@@ -264,6 +265,7 @@ def measure_once(
     """Open an engine in this process and run it at each of its sizes.
 
     seconds, least: of each size's runs, as in `loop.latencies`.  imports: imports the runtime, which is timed apart.
+    buckets: the inputs of each size.
     Raises what `imports`, `opens` and the session raise.
     """
     import_s = time_call(imports) if imports else None
@@ -340,5 +342,5 @@ class _Size:
 
 
 def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Those of the inputs that the session takes."""
+    """The inputs that the session takes."""
     return {spec.name: inputs[spec.name] for spec in session.inputs}

@@ -32,6 +32,7 @@ TimeBlock = Callable[[int, int], Sequence[float]]
 # Sends a request to a process of `answer_blocks`, and returns its answer.
 Ask = Callable[[str, Sequence[float]], Any]
 
+# Sessions of each engine; the level of intervals; resamples of the bootstrap; the quantiles that are compared.
 OPENINGS = 8
 LEVEL = 0.95
 REPLICATES = 400
@@ -49,6 +50,8 @@ def run_interleaved(
 ) -> list[Pair]:
     """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
 
+    opens: both engines.  inputs: of each run.  seconds: for all openings together.  openings: sessions of each, one
+    after the other.
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)

@@ -29,6 +29,7 @@ from enginesmith.core.reports.latency import Quantile
 from validation.statistics.rates import estimate_design_effect
 from validation.statistics.serial_dependence import LEAST_BLOCKS, block_length, t_quantile
 
+# Of intervals; and the quantiles that are shown.
 LEVEL = 0.95
 SHOWN = (0.5, 0.9, 0.99, 0.999)
 # Points of the curve that is kept of a distribution.

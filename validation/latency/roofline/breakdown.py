@@ -69,6 +69,7 @@ def diagnose_run(
     """What bounds a run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler.
 
     footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
+    seconds: the time of a run.  roofs: the machine's limits.
     """
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved = sum(cost.moved_bytes for cost in costs)
@@ -81,7 +82,8 @@ def diagnose_run(
 
 
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
-    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run."""
+    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run.
+    cost: of the node.  roofs: the machine's limits."""
     seconds = max(seconds, 1e-6)
     bandwidth = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
     parts = (cost.operations / roofs.rate(cost.dtype), bandwidth, roofs.node_s)
@@ -158,6 +160,7 @@ def break_down(
     """The breakdown of a run. seconds: the median of runs at this bucket, without a profiler.
 
     profile: None where the runtime shows none.  roofs: None where the machine's limits were not measured.
+    graph: costs of the graph that the engine was built from.
     """
     executed = executed_costs(profile)
     kernels = sum(node.seconds for node in profile.nodes) if profile else None

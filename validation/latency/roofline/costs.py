@@ -61,6 +61,7 @@ def multiplications(
     """Multiply-adds of one execution of a node; None for an operator without products, 0 where a shape is missing.
 
     inputs: None for one that is left out or unknown.  equation: of an Einsum.
+    op_type: of the node.  outputs: shapes.
     """
     if op_type in CONVOLUTIONS:
         weight = _at(inputs, CONVOLUTIONS[op_type])
@@ -189,6 +190,7 @@ def cost_of(
     """The cost of a node. inputs, outputs: (dtype, shape) of each, None for an input that is left out.
 
     dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
+    name, op_type: of the node.
     """
     present_inputs = [spec for spec in inputs if spec is not None]
     shapes = [None if spec is None else spec[1] for spec in inputs]
@@ -290,7 +292,7 @@ class GraphCosts:
 
     @property
     def costs(self) -> list[NodeCost]:
-        """Of each node."""
+        """The cost of each node."""
         return [node.cost for node in self.nodes]
 
 
@@ -376,6 +378,8 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 
+# Rows of the square matrices, nodes of the chain that shows the overhead of one, bytes of arrays that fit a cache, and
+# additions one behind the other.
 SIDE = 512
 NODES = 64
 CACHED_BYTES = 256 << 10

@@ -75,7 +75,7 @@ class Embeddings(Score[Array, Array]):
         self._answers.append(answers)
 
     def values(self) -> list[TaskValue]:
-        """Both, or why they are not defined."""
+        """Both, or why they are not defined. Raises DataError for vectors of several sizes, or none."""
         try:
             sides = [np.concatenate(side)[:MOST_SAMPLES] for side in (self._wanted, self._answers)]
         except ValueError as error:
@@ -209,7 +209,7 @@ class Segmentation(Score[Array, Array]):
         return [mean, share("equal_pixels", self._both.total(), self._wanted.total())]
 
     def read(self, outputs: Tensors, none: int) -> Array:
-        """Class indices [samples, ..]."""
+        """Class indices [samples, ..]. Raises DataError for floats without classes along the axis."""
         value, name = np.atleast_1d(output_of(outputs, self.terms.output)), self.terms.output
         if self.terms.threshold is not None:
             return np.where(np.isnan(value), none, (value > self.terms.threshold).astype(np.int64))
@@ -248,7 +248,7 @@ class Signals(Score[Array, Array]):
         self._ratios: list[float] = []
 
     def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
-        """Signals [samples, .., time]."""
+        """Signals [samples, .., time]. Raises DataError for a single number."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim:
             raise DataError(f"metric output {self.terms.output!r} is a single number; si_sdr takes signals")
@@ -296,7 +296,7 @@ class Tokens(Score[Array, Array]):
         self.terms, self._equal, self._places, self._same, self._samples = terms, 0, 0, 0, 0
 
     def read_labels(self, labels: Array) -> Array:
-        """Token ids [samples, places]."""
+        """Token ids [samples, places]. Raises DataError for labels of another rank."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; tokens takes ids [samples, places]")
         return labels
@@ -318,7 +318,7 @@ class Tokens(Score[Array, Array]):
             self._same, self._samples = self._same + (equal == places), self._samples + 1
 
     def values(self) -> list[TaskValue]:
-        """Both shares."""
+        """The shares of equal tokens and of equal sequences."""
         same = share("equal_sequences", self._same, self._samples, True)
         return [share("equal_tokens", self._equal, self._places), same]
 

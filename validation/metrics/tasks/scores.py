@@ -112,7 +112,8 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
-    """A share as a value. independent: whether it is one of samples, and has an interval."""
+    """A share as a value. independent: whether it is one of samples, and has an interval.  name: of the value.  count,
+    total: of samples."""
     if not total:
         return TaskValue(name, None, NOTHING)
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
@@ -159,7 +160,7 @@ class Accuracy(Score[Array, Array]):
         return [share("accuracy", self.right.total(), self._rows, True)]
 
     def read(self, outputs: Tensors, none: int) -> Array:
-        """Class indices [rows]."""
+        """Class indices [rows]. Raises DataError for a single float, which has no argmax."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim and not is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is a single number, which has no argmax")
@@ -177,7 +178,8 @@ class TopK(Score[Array, Array]):
         self.terms, self._right, self._rows = terms, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array:
-        """Values [rows, classes] of answers, class indices [rows] of what is wanted."""
+        """Values [rows, classes] of answers, class indices [rows] of what is wanted. Raises DataError for what are no
+        scores."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is {value.dtype} {value.shape}; top_k takes scores")
@@ -231,7 +233,8 @@ class Perplexity(Score[Following, Array]):
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array | Following:
-        """Log-probabilities [places, vocabulary]; what is wanted is without tokens."""
+        """Log-probabilities [places, vocabulary]; what is wanted is without tokens. Raises DataError for what are no
+        logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
             what = f"{value.dtype} {value.shape}"
@@ -271,7 +274,7 @@ class Perplexity(Score[Following, Array]):
         self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
 
     def values(self) -> list[TaskValue]:
-        """Both values."""
+        """The kept likelihood and the perplexity."""
         names = "kept_likelihood", "perplexity"
         metric_totals = [
             (names[0], self._kept, self._places, NOTHING),
@@ -311,7 +314,8 @@ class Texts(Score[list[Symbols], list[Symbols]]):
         self._characters, self._words = EditRate(), EditRate()
 
     def read_labels(self, labels: Array) -> list[Symbols]:
-        """Class indices of each text, from [samples, length]: negative ones and blanks fill up."""
+        """Class indices of each text, from [samples, length]: negative ones and blanks fill up. Raises DataError for
+        another rank."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; ctc takes class indices [samples, length]")
         return [[int(symbol) for symbol in row if symbol >= 0 and symbol != self.terms.blank] for row in labels]

@@ -215,8 +215,8 @@ class HashingSink:
 
 
 def wait(bucket: BucketApi, key: str, broken: Declined | Failed, pause: float | None) -> None:
-    """Wait `pause` seconds before another attempt to read. Raises where `broken` is not worth one or none is left
-    (pause: None)."""
+    """Wait `pause` seconds before another attempt to read. Raises UnavailableError where none is left (pause: None),
+    and as `refuse` where `broken` is not worth one."""
     if isinstance(broken, Failed):
         refuse(bucket, f"reading {key}", broken, last=pause is None)
     elif pause is None:
