@@ -113,7 +113,7 @@ def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[
     client = enginesmith.Client(registry, cache=place / "cache")
     client.resolve("bench", "cpu")
     measured = measuring()
-    pulled = client.pull("bench", place / "out", machine="cpu")
+    pulled = client.pull("bench", place / "out", target="cpu")
     found = measured()
     assert pulled.engine.digest == digest
     return found

@@ -86,9 +86,9 @@ def measure_node(store: Any, counting: Callable[[Store], Any]) -> dict[str, Any]
             return made
 
         works: dict[str, Callable[[], object]] = {
-            "pull": lambda: client().pull("m:stable", Path(folder) / "e", machine=MACHINE),
-            "pull again": lambda: client().pull("m:stable", Path(folder) / "e", machine=MACHINE),
-            "move": lambda: client().pull("m:stable", Path(folder) / "e", machine=MACHINE),
+            "pull": lambda: client().pull("m:stable", Path(folder) / "e", target=MACHINE),
+            "pull again": lambda: client().pull("m:stable", Path(folder) / "e", target=MACHINE),
+            "move": lambda: client().pull("m:stable", Path(folder) / "e", target=MACHINE),
             "resolve": lambda: client().resolve("m:stable", MACHINE),
         }
         for name, work in works.items():
@@ -168,7 +168,7 @@ def _move_costs(store: CountingStore) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder, store.counted() as sent:
         client = Client(store.uri, cache=Path(folder) / "cache")
         client.__dict__["store"] = store
-        client.pull("m0:stable", Path(folder) / "e", machine=Machine.from_name(MACHINE))
+        client.pull("m0:stable", Path(folder) / "e", target=Machine.from_name(MACHINE))
     return sent.count - 1, sent.received - len(store.objects[channel_key("m0", "stable")])
 
 

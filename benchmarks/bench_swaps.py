@@ -38,7 +38,7 @@ Started = tuple[int, Hook | None]
 def look(store: Store, dest: Path, layout: Layout, hook: Hook | None) -> None:
     """Follow the channel once."""
     Client(store.uri).watch(
-        "digits:candidate", dest, machine="cpu", once=True, layout=layout, hook=hook, say=lambda _: None
+        "digits:candidate", dest, target="cpu", once=True, layout=layout, hook=hook, say=lambda _: None
     )
 
 

@@ -1,17 +1,21 @@
 """The public Python API of Enginesmith. Importing it loads nothing heavy: each name is imported on its first use.
 
-::
+>>> import enginesmith, numpy as np
+>>> pulled = enginesmith.pull("tiny:candidate", registry="registry", target="cpu", precision="int8", dest="engines")
+>>> pulled
+Pulled('tiny-1-cpu-int8.onnx': cpu int8 onnxruntime of tiny@1, proven)
+>>> run = enginesmith.open_onnx(pulled)
+>>> run({"x": np.zeros((2, 8), np.float32)})["logits"].shape
+(2, 10)
 
-    import enginesmith
+The other names, each with the module or guide that shows it::
 
-    spec = enginesmith.load_spec("model.yaml")          # a checked, frozen spec
-    outcome = enginesmith.build("model.yaml", registry="./registry", targets=["cpu"])
-    pulled = enginesmith.pull("model:stable", registry="./registry", target="auto", dest="engines/")
-    client = enginesmith.Client("s3://models/registry")  # what serves: docs/guides/client.md
-    run = enginesmith.open_onnx(pulled)                                                # runs an engine of ONNX Runtime
+    spec = enginesmith.load_spec("model.yaml")                                         # a checked, frozen spec
+    outcome = enginesmith.build("model.yaml", registry="./registry", targets=["cpu"])  # pipeline.api
+    client = enginesmith.Client("s3://models/registry")                                # docs/guides/client.md
     streams = enginesmith.Streams.described(run, pulled.description)                   # of a model with state
     generator = enginesmith.Generator.opened(pulled)                                   # of a decoder: prompts to tokens
-    whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description)     # of several graphs
+    whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description)  # of several graphs
     router = enginesmith.Router.opened(client.pull_all("model:stable", "engines/"))    # requests to buckets
     batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)                       # requests joined to batches
     recorder = enginesmith.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary

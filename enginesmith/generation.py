@@ -1,4 +1,14 @@
-"""Prompts in, tokens out: a decoder with state, step by step, greedy or sampled."""
+"""Prompts in, tokens out: a decoder with state, step by step, greedy or sampled.
+
+>>> import numpy as np
+>>> from enginesmith.core.types import TensorSpec
+>>> from enginesmith.generation import Decoder, Generator, Prompt
+>>> ids = TensorSpec("ids", "int64", ("batch", "tokens"))
+>>> decoder = Decoder((ids,), (), {}, ids, "logits", vocabulary=5, rows=None, places=None)
+>>> generator = Generator(lambda inputs: {"logits": np.eye(5)[inputs["ids"] + 1]}, decoder)  # the next number
+>>> generator.generate([Prompt([1], most=3), Prompt([0], most=2)])
+[[2, 3, 4], [1, 2]]
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,16 @@
-"""Runs a model with state call after call: what the outputs of one call gave, the inputs of the next one take."""
+"""Runs a model with state call after call: what the outputs of one call gave, the inputs of the next one take.
+
+>>> import numpy as np
+>>> from enginesmith import Streams
+>>> from enginesmith.core.state import State
+>>> from enginesmith.core.types import TensorSpec
+>>> inputs = (TensorSpec("x", "float32", ("batch",)), TensorSpec("sum", "float32", ("batch",)))
+>>> def add(given):
+...     return {"next": given["x"] + given["sum"]}
+>>> streams = Streams(add, inputs, [State("sum", "next")])
+>>> [float(streams.run({"x": np.float32([value])})["next"][0]) for value in (1.0, 2.0, 3.0)]
+[1.0, 3.0, 6.0]
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,13 @@
-"""What `import enginesmith` hands on: the verbs of the command line as functions."""
+"""What `import enginesmith` hands on: the verbs of the command line as functions.
+
+>>> import enginesmith
+>>> spec = enginesmith.load_spec("project/tiny.yaml")
+>>> spec.model, spec.precisions
+('tiny', ('fp32', 'int8'))
+>>> outcome = enginesmith.build("project/tiny.yaml", registry="registry")
+>>> outcome.version, len(outcome.engines)
+('1', 6)
+"""
 
 import os
 import reprlib

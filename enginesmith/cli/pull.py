@@ -233,7 +233,7 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
     if not references:
         raise click.UsageError("give a channel to follow, as in digits:stable")
     machine = options.machine.machines() if is_triton else options.machine.one_machine()
-    settings: dict[str, Any] = {"machine": machine, **follow_options.settings()}
+    settings: dict[str, Any] = {"target": machine, **follow_options.settings()}
     try:
         if is_single:
             interval_s = follow_options.interval or INTERVAL_S
@@ -297,11 +297,11 @@ def pull(
     if layout != "plain":
         machines, client_layout = options.machine.machines(), options.layout.of_several()
         with download_bar(quiet) as progress:
-            placed = client.place(reference, dest, client_layout, machine=machines, progress=progress)
+            placed = client.place(reference, dest, client_layout, target=machines, progress=progress)
         show_placed(placed, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
         return
     with download_bar(quiet) as progress:
-        pulled = client.pull(reference, dest, machine=options.machine.one_machine(), progress=progress)
+        pulled = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
     for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
         say(line)
     if as_json:

@@ -1,4 +1,12 @@
-"""The client of serving nodes: resolve, pull, watch, and what configures these."""
+"""The client of serving nodes: resolve, pull, watch, and what configures these.
+
+>>> import enginesmith
+>>> from enginesmith.client import Triton
+>>> client = enginesmith.Client("registry")
+>>> placed = client.place("tiny:candidate", "models", Triton(), target="cpu")
+>>> [pulled.path.name for pulled in placed.pulled]
+['model.onnx']
+"""
 
 from typing import TYPE_CHECKING
 

@@ -83,26 +83,26 @@ class Client:
                 f"registry {self.registry!r}: give a path, {SCHEMES}, such as Client('s3://models/registry')"
             )
 
-    def resolve(self, reference: str, machine: Machine | str = AUTO) -> EngineRanking:
+    def resolve(self, reference: str, target: Machine | str = AUTO) -> EngineRanking:
         """Rank the engines of 'name', 'name@VERSION' or 'name:CHANNEL' for a machine, with the reasons of rejections.
 
-        machine: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
+        target: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
         error. Raises UnknownNameError for an unknown reference or target.
         """
-        return self._rank(reference, machine)[1]
+        return self._rank(reference, target)[1]
 
     def pull(
-        self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
+        self, reference: str, dest: str | Path, *, target: Machine | str = AUTO, progress: Progress = silent
     ) -> Pulled:
         """Download the best compatible engine into the folder `dest`, verified, with a JSON description beside it, and
         the version's attachments that fit into `dest`/attachments (`pull.with_attachments`).
 
         progress: called with the downloaded and the total bytes.
         reference: 'name', 'name@VERSION' or 'name:CHANNEL'.
-        machine: a `Machine`, or a target's name ('auto' is this machine).
+        target: a `Machine`, or a target's name ('auto' is this machine).
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
-        located, ranking = self._rank(reference, machine, sure=False)
+        located, ranking = self._rank(reference, target, sure=False)
         store, fetcher = self._locator.store, self._fetcher(progress)
         pulled = download_best(
             ranking, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
@@ -110,16 +110,16 @@ class Client:
         return with_attachments(pulled, store, ranking, Path(dest), fetcher)
 
     def pull_all(
-        self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
+        self, reference: str, dest: str | Path, *, target: Machine | str = AUTO, progress: Progress = silent
     ) -> list[Pulled]:
         """Download every compatible engine of a version into the folder `dest`, best first, as `pull` does one, with
         its latency on record for machines of this kind: for `enginesmith.Router`, and with Policy(fallback="onnx") the
         version's graph behind them.
 
-        reference, machine, progress: as of `pull`.
+        reference, target, progress: as of `pull`.
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
-        located, ranking = self._rank(reference, machine)
+        located, ranking = self._rank(reference, target)
         return download_each(self._locator.store, located, ranking, Path(dest), self._fetcher(progress))
 
     def place(
@@ -128,12 +128,12 @@ class Client:
         dest: str | Path,
         layout: "Layout",
         *,
-        machine: "Machine | str | Sequence[Machine | str] | AllGenerations" = AUTO,
+        target: "Machine | str | Sequence[Machine | str] | AllGenerations" = AUTO,
         keep: int = 2,
         progress: Progress = silent,
     ) -> "Placed":
         """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
-        does at each move. machine: several, or ALL_GENERATIONS, where each has a compute capability of its own.
+        does at each move. target: several, or ALL_GENERATIONS, where each has a compute capability of its own.
         keep: versions that stay beside it.
 
         reference, progress: as of `pull`.
@@ -143,7 +143,7 @@ class Client:
         from enginesmith.client.layouts.base import hold, rank_each
 
         store, located = self._locator.store, self._locator.locate(parse_reference(reference))
-        located, rankings = rank_each(store, located, _machines(machine), self.policy, layout)
+        located, rankings = rank_each(store, located, _machines(target), self.policy, layout)
         # Before any folder is made.
         layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
         place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
@@ -155,7 +155,7 @@ class Client:
         reference: str,
         dest: str | Path,
         *,
-        machine: "Machine | str | Sequence[Machine | str] | AllGenerations" = AUTO,
+        target: "Machine | str | Sequence[Machine | str] | AllGenerations" = AUTO,
         layout: "Layout | None" = None,
         interval_s: float | None = None,
         hook: "Hook | None" = None,
@@ -171,7 +171,7 @@ class Client:
 
         reference: 'name:CHANNEL'; nothing else can be followed.
         dest: the folder that the engine's folders and the link to the one that is served lie in.
-        machine: what the engine is for; with `Triton()` several, or ALL_GENERATIONS.
+        target: what the engine is for; with `Triton()` several, or ALL_GENERATIONS.
         layout: None is a folder for each version; `Triton()` follows in a model repository of Triton's.
         interval_s: seconds between two looks; None is `watching.server.INTERVAL_S`.
         hook: called after each swap: `Command`, `Post`, or a function of the facts of what is served.
@@ -189,7 +189,7 @@ class Client:
 
         watch = self._watchers(hook, keep, say, progress)(
             parse_reference(reference),
-            _machines(machine),
+            _machines(target),
             Path(dest),
             layout=layout or Plain(),
             interval_s=INTERVAL_S if interval_s is None else interval_s,
@@ -202,7 +202,7 @@ class Client:
         references: Sequence[str],
         dest: str | Path,
         *,
-        machine: Machine | str = AUTO,
+        target: Machine | str = AUTO,
         interval_s: float | None = None,
         hook: "Hook | None" = None,
         once: bool = False,
@@ -216,18 +216,18 @@ class Client:
         """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`).
 
         references: the channels, each as 'name:CHANNEL'.
-        machine: what all the engines are for; one machine.
+        target: what all the engines are for; one machine.
         interval_s: seconds between two looks at all of them; None is `watching.server.INTERVAL_S` for each channel.
         hook, once, keep, stop, say, progress, health, report: as of `watch`, for every channel.
         Raises InputError without references.
         """
         from enginesmith.client.watching.watch import GroupWatcher
 
-        target_machine, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
+        machine, watcher = _machine(target), self._watchers(hook, keep, say, progress)
 
         def make(reference: Reference) -> "ChannelWatcher":
             folder = Path(dest) / reference.model / str(reference.channel)
-            return watcher(reference, [target_machine], folder, reporter=_reporter(health, report, say))
+            return watcher(reference, [machine], folder, reporter=_reporter(health, report, say))
 
         parsed_references = [parse_reference(reference) for reference in references]
         group = GroupWatcher(parsed_references, make, interval_s=interval_s)
@@ -267,9 +267,9 @@ class Client:
         store = self.__dict__.get("store") or self._open(check=False)
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
-    def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
+    def _rank(self, reference: str, target: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
         locator, parsed_reference = self._locator, parse_reference(reference)
-        return locate_and_rank(locator.store, parsed_reference, _machine(machine), self.policy, locator, sure=sure)
+        return locate_and_rank(locator.store, parsed_reference, _machine(target), self.policy, locator, sure=sure)
 
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)
@@ -310,7 +310,7 @@ def pull(
     the signatures that the trust policy asks for), UnavailableError.
     """
     policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust, allow_unsigned=allow_unsigned)
-    return Client(registry, policy=policy).pull(reference, dest, machine=target)
+    return Client(registry, policy=policy).pull(reference, dest, target=target)
 
 
 def _machines(
@@ -322,16 +322,16 @@ def _machines(
         return targets
     target_list = targets if isinstance(targets, Sequence) and not isinstance(targets, str) else (targets,)
     if not target_list:
-        raise InputError("no machine: give one, or a target's name such as 'cpu', 'l4' or 'auto'")
+        raise InputError("no target: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
     return tuple(_machine(target) for target in target_list)
 
 
-def _machine(machine: Machine | str) -> Machine:
-    if isinstance(machine, Machine):
-        return machine
-    if not isinstance(machine, str):
-        raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
-    return Machine.from_name(machine)
+def _machine(target: Machine | str) -> Machine:
+    if isinstance(target, Machine):
+        return target
+    if not isinstance(target, str):
+        raise InputError(f"target {target!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return Machine.from_name(target)
 
 
 def _reporter(health: "Health | None", report: "ReportUrl | bool", say: Callable[[str], object]) -> "Reporter | None":

@@ -1,4 +1,11 @@
-"""Compile caches of torch as files: what is in one, the model it is for, and how a process starts warm out of it."""
+"""Compile caches of torch as files: what is in one, the model it is for, and how a process starts warm out of it.
+
+>>> from enginesmith.compile_caches import warm_start
+>>> warm_start("engines/attachments/cache.attachment.json")  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+    ...
+enginesmith.core.errors.InputError: engines/attachments/cache.attachment.json is no document of a compile cache ...
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,12 @@
-"""Errors with their exit codes, digests, and addresses of servers."""
+"""Errors with their exit codes, digests, and addresses of servers.
+
+>>> import enginesmith
+>>> try:
+...     enginesmith.pull("nothing:stable", registry="registry", dest="engines")
+... except enginesmith.errors.UnknownNameError as error:
+...     print(error.exit_code, error)  # doctest: +ELLIPSIS
+2 no model 'nothing' in file:///.../registry; known: tiny
+"""
 
 import hashlib
 import json

@@ -1,7 +1,13 @@
 """Engines under real traffic: requests routed to buckets and batched, fallbacks, and how often those are used.
 
-`router.Router` sends each request to the cheapest bucket of an engine that holds it; `batcher.Batcher` joins requests
-before a router or a session. Their public signatures are described at the head of those two files.
+>>> import enginesmith, numpy as np
+>>> pulled = enginesmith.Client("registry").pull_all("tiny:candidate", "engines", target="cpu")
+>>> router = enginesmith.Router.opened(pulled)
+>>> router.run({"x": np.zeros((3, 8), np.float32)})["logits"].shape
+(3, 10)
+
+`Router` sends each request to the cheapest bucket of an engine that holds it; `Batcher` joins requests before a router
+or a session.
 """
 
 from typing import TYPE_CHECKING

@@ -20,9 +20,9 @@ import enginesmith
 registry, place = sys.argv[1:]
 client = enginesmith.Client(registry)
 assert client.resolve("tiny", "cpu").candidates
-pulled = client.pull("tiny", place + "/engines", machine="cpu")
+pulled = client.pull("tiny", place + "/engines", target="cpu")
 enginesmith.pull("tiny", registry=registry, target="cpu", dest=place + "/others")
-client.watch("tiny:candidate", place + "/served", machine="cpu", once=True)
+client.watch("tiny:candidate", place + "/served", target="cpu", once=True)
 with enginesmith.Recorder(place + "/traffic.jsonl") as recorder:
     recorder.append({"x": np.zeros((1, 8), "float32")})
 with enginesmith.recording.ObservationLog(place + "/stable.jsonl", pulled.description) as log:

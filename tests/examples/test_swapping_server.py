@@ -33,14 +33,14 @@ def test_a_server_is_swapped_under_load_and_no_request_fails(tmp_path: Path, swa
     store = open_store(tmp_path / "registry", create=True)
     client, dest = Client(store.uri, policy=Policy(proven_only=True)), tmp_path / "engines"
     publish_engines(store, [cpu_engine(store, 0)], 0)
-    client.watch("digits:candidate", dest, machine="cpu", once=True, say=lambda _: None)
+    client.watch("digits:candidate", dest, target="cpu", once=True, say=lambda _: None)
     with swapping.EngineServer(dest, 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         hook = Post(f"http://127.0.0.1:{server.server_port}/reload")
         with SwapLoad(server.server_port) as load:
             for number in range(1, SWAPS + 1):
                 publish_engines(store, [cpu_engine(store, number)], number)
-                client.watch("digits:candidate", dest, machine="cpu", once=True, hook=hook, keep=1, say=lambda _: None)
+                client.watch("digits:candidate", dest, target="cpu", once=True, hook=hook, keep=1, say=lambda _: None)
                 load.least = number
                 # A swap is under load only when requests of before and after it were answered.
                 asked = load.asked
@@ -53,12 +53,12 @@ def test_an_engine_that_cannot_be_opened_leaves_the_old_one_and_fails_the_hook(t
     store = open_store(tmp_path / "registry", create=True)
     client, dest = Client(store.uri), tmp_path / "engines"
     publish_engines(store, [cpu_engine(store, 0)], 0)
-    client.watch("digits:candidate", dest, machine="cpu", once=True, say=lambda _: None)
+    client.watch("digits:candidate", dest, target="cpu", once=True, say=lambda _: None)
     with swapping.EngineServer(dest, 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         hook = Post(f"http://127.0.0.1:{server.server_port}/reload")
         publish_engines(store, [engine(store, data=b"no ONNX at all")], 1)
         with pytest.raises(EnginesmithError, match="answers 400; it is called again"):
-            client.watch("digits:candidate", dest, machine="cpu", once=True, hook=hook, say=lambda _: None)
+            client.watch("digits:candidate", dest, target="cpu", once=True, hook=hook, say=lambda _: None)
         wait_for(server.server_port, "digits", 0, limit_s=0)
         server.shutdown()

@@ -27,7 +27,7 @@ def test_the_client_is_light(published: Store, tmp_path: Path) -> None:
         "enginesmith.Client\n"
         "assert not {'importlib.metadata', 'builders'} & set(sys.modules), 'half of the import time'\n"
         f"client = enginesmith.Client({published.uri!r})\n"
-        f"client.resolve('digits', 'cpu'); client.pull('digits', {str(tmp_path / 'out')!r}, machine='cpu')\n"
+        f"client.resolve('digits', 'cpu'); client.pull('digits', {str(tmp_path / 'out')!r}, target='cpu')\n"
         "print(*sys.modules)"
     )
     done = subprocess.run(
@@ -57,11 +57,11 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
     strict = enginesmith.Client(published.uri, policy=Policy(proven_only=True))
     assert strict.resolve("digits", enginesmith.Machine((8, 9), "l4")).candidates == ()
     with pytest.raises(UnknownNameError, match="only proven engines"):
-        strict.pull("digits", tmp_path / "out", machine="l4")
+        strict.pull("digits", tmp_path / "out", target="l4")
     told: list[int] = []
-    pulled = client.pull("digits", tmp_path / "out", machine="cpu", progress=lambda there, _: told.append(there))
+    pulled = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: told.append(there))
     assert pulled.origin == "registry" and told == [pulled.path.stat().st_size]
-    assert client.pull("digits", tmp_path / "out", machine="cpu").origin == "there"
+    assert client.pull("digits", tmp_path / "out", target="cpu").origin == "there"
     with pytest.raises(UnavailableError):
         enginesmith.Client(tmp_path / "absent").resolve("digits")
 
@@ -69,7 +69,7 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
 def test_the_onnx_model_is_the_last_resort(published: Store, tmp_path: Path) -> None:
     wants = enginesmith.Client(published.uri, policy=Policy(fallback="onnx"))
     assert [one.entry.target for one in wants.resolve("digits", "l4").candidates] == ["l4", "onnx"]
-    pulled = wants.pull("digits", tmp_path / "out", machine="h100")
+    pulled = wants.pull("digits", tmp_path / "out", target="h100")
     assert pulled.path.read_bytes() == b"onnx" and pulled.path.name == "digits-1-onnx-fp32.onnx"
     assert "FALLBACK" in str(pulled.warning) and pulled.engine.inputs[0].name == "image"
     with pytest.raises(UnknownNameError):

@@ -121,7 +121,7 @@ def test_engines_of_two_backends_have_files_of_their_own(store: Store, dest: Pat
     second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
     second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
     publish_engines(store, [engine(store), second])
-    found = Client(store.uri).pull_all("digits", dest, machine="cpu")
+    found = Client(store.uri).pull_all("digits", dest, target="cpu")
     assert {each.engine.backend for each in found} == {"onnxruntime", "xla"}
     for each in found:
         told = json.loads(each.description.read_bytes())

@@ -54,14 +54,14 @@ def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
 
 def test_a_pull_reads_channel_snapshot_and_engine(store, client, tmp_path):
     with store.counted() as found:
-        client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+        client().pull("digits:stable", tmp_path / "engines", target="cpu")
     assert found.kinds == {"GET": 3} and found.keys[0] == f"GET {CHANNEL}"
 
 
 def test_a_pull_when_nothing_changed_is_one_conditional_request(store, client, tmp_path):
-    client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+    client().pull("digits:stable", tmp_path / "engines", target="cpu")
     with store.counted() as found:
-        assert client().pull("digits:stable", tmp_path / "engines", machine="cpu").cached
+        assert client().pull("digits:stable", tmp_path / "engines", target="cpu").cached
     assert found.keys == [f"UNCHANGED {CHANNEL}"] and found.received == 0
 
 
@@ -120,14 +120,14 @@ def test_the_number_does_not_grow_with_evidence(store, client, tmp_path):
     for number in range(20):
         add_attestation(store, manifest, report(manifest.engines[0], host=f"node {number}"))
     with store.counted() as found:
-        client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+        client().pull("digits:stable", tmp_path / "engines", target="cpu")
     assert found.count == 3
 
 
 def test_a_bare_name_finds_candidate(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
     publish_engines(store, [engine(store, data=b"x")], "x", model="other")
     with store.counted() as found:
-        client().pull("other", tmp_path / "engines", machine="cpu")
+        client().pull("other", tmp_path / "engines", target="cpu")
     assert found.count == 4  # channel `stable` is not there
 
 
@@ -137,12 +137,12 @@ def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store:
     with pytest.raises(
         UnavailableError, match="there is no registry at memory://registry; `enginesmith build` makes one"
     ):
-        client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+        client().pull("digits:stable", tmp_path / "engines", target="cpu")
 
 
 def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(client, store, tmp_path):
     best = client().resolve("digits:stable", "cpu").candidates[0].entry
     store.remove(blob_key(str(best.digest)))
-    pulled = client().pull("digits:stable", tmp_path / "engines", machine="cpu")
+    pulled = client().pull("digits:stable", tmp_path / "engines", target="cpu")
     assert pulled.engine.digest != best.digest and pulled.resolution.lost[0][0] == best.unit
     assert client().resolve("digits:stable", "cpu").lost  # which looks for every blob

@@ -23,7 +23,7 @@ def test_it_counts_what_a_bucket_gets(s3_uri: str, tmp_path: Path) -> None:
         one = Client(s3_uri, cache=tmp_path / store.uri.partition(":")[0])
         one.__dict__["store"] = store
         for _ in range(2):
-            one.pull("digits:stable", tmp_path / f"{store.uri.partition(':')[0]}-engines", machine="cpu")
+            one.pull("digits:stable", tmp_path / f"{store.uri.partition(':')[0]}-engines", target="cpu")
 
     for store in (bucket, memory):  # the server is asked once what it can
         publish_engines(store, [engine(store, data=b"zero")], "zero", model="other")

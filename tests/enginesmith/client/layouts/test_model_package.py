@@ -25,7 +25,7 @@ def cuda_engine(store: Store, target: str, number: float = 7) -> EngineEntry:
 
 
 def place(store: Store, dest: Path, *machines: str) -> Placed:
-    return Client(store.uri).place("digits", dest, ModelPackage(), machine=list(machines))
+    return Client(store.uri).place("digits", dest, ModelPackage(), target=list(machines))
 
 
 def test_onnx_runtime_opens_it_and_takes_the_variant_of_its_provider(store: Store, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def dest(tmp_path: Path) -> Path:
 
 
 def place(store: Store, dest: Path, reference: str = "digits", layout: Triton = Triton(), **how):  # noqa: B008
-    how = {"machine": "cpu", **how}
+    how = {"target": "cpu", **how}
     policy = how.pop("policy", Policy())
     return Client(store.uri, policy=policy).place(reference, dest, layout, **how)
 
@@ -171,7 +171,7 @@ def test_instances_preferred_sizes_and_labels_are_those_of_the_spec(store: Store
 
 def test_plans_with_several_profiles_prefer_the_batches_that_these_are_tuned_for(store: Store, dest: Path) -> None:
     publish_engines(store, [plan(store, "l4", profiles=2)])
-    place(store, dest, machine="l4", layout=Triton(DynamicBatching()))
+    place(store, dest, target="l4", layout=Triton(DynamicBatching()))
     assert config(dest)["dynamic_batching"]["preferred_batch_size"] == [8, 16]
 
 
@@ -179,7 +179,7 @@ def test_what_triton_opens_none_of_is_said_first_and_before_any_folder(store: St
     others = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
     publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *others])
     with pytest.raises(UnknownNameError) as caught:
-        place(store, dest, machine="l4")
+        place(store, dest, target="l4")
     first, *rest = str(caught.value).splitlines()
     assert first.startswith(
         "digits@1 has no engine for sm_89 (l4): l4 fp16 tensorrt-rtx: Triton does not load tensorrt-rtx engines"
@@ -192,31 +192,31 @@ def test_what_triton_opens_none_of_is_said_first_and_before_any_folder(store: St
 def test_plans_of_several_generations_are_chosen_by_compute_capability(store: Store, dest: Path) -> None:
     entries = [plan(store, "sm_80", profiles=2), plan(store, "l4", profiles=2), cpu_engine(store, 1)]
     publish_engines(store, entries)
-    placed = place(store, dest, machine=AllGenerations.ALL)
+    placed = place(store, dest, target=AllGenerations.ALL)
     found = config(dest)
     assert found["cc_model_filenames"] == {"8.0": "sm_80-fp16.plan", "8.9": "sm_89-fp16.plan"}
     assert (found["backend"], found["platform"]) == ("tensorrt", "tensorrt_plan")
     assert found["instance_group"] == [{"kind": "KIND_GPU", "count": 1, "profile": ["0", "1"]}]
     assert [item.path.read_bytes() for item in placed.pulled] == [b"sm_80 fp16", b"l4 fp16"]
     assert json.loads((placed.folder / "sm_89-fp16.json").read_bytes())["file"] == "sm_89-fp16.plan"
-    one = place(store, dest / "one", machine="l4")
+    one = place(store, dest / "one", target="l4")
     assert config(dest / "one")["default_model_filename"] == "model.plan" == one.pulled[0].path.name
 
 
 def test_engines_that_one_configuration_does_not_describe_are_refused(store: Store, dest: Path) -> None:
     publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89", profiles=2), plan(store, "l4")])
     with pytest.raises(InputError, match="has other inputs, sizes or profiles"):
-        place(store, dest, machine=["sm_80", "sm_89"])
+        place(store, dest, target=["sm_80", "sm_89"])
     with pytest.raises(InputError, match="tells sm_80 fp16 tensorrt, sm_80 fp16 tensorrt not apart"):
-        place(store, dest, machine=["sm_80", "sm_80"])
+        place(store, dest, target=["sm_80", "sm_80"])
     with pytest.raises(InputError, match="several targets"):
-        Client(store.uri).place("digits", dest, Plain(), machine=["sm_80", "sm_89"])
+        Client(store.uri).place("digits", dest, Plain(), target=["sm_80", "sm_89"])
 
 
 def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, dest: Path) -> None:
     rtx = engine(store, "l4", "int8")
     publish_engines(store, [rtx, stripped(plan(store, "l4", "fp8")), plan(store, "l4")])
-    placed = place(store, dest, machine="l4")
+    placed = place(store, dest, target="l4")
     assert placed.pulled[0].engine.precision == "fp16"
     reasons = dict(placed.pulled[0].resolution.rejected)
     assert "Triton does not load tensorrt-rtx engines" in reasons["l4 int8 tensorrt-rtx"]
@@ -230,9 +230,9 @@ def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, d
 def test_int8_engines_are_refused_on_cpus_whose_sums_saturate(store: Store, dest: Path) -> None:
     publish_engines(store, [wide(cpu_engine(store, 1))])
     with pytest.raises(UnknownNameError, match="sums saturate on x86-64-v3, which has no VNNI; build it for"):
-        place(store, dest, machine=Machine(cpu="x86-64-v3"))
+        place(store, dest, target=Machine(cpu="x86-64-v3"))
     said = [
-        [text for text in place(store, dest, machine=machine).pulled[0].resolution.remarks if "VNNI" in text]
+        [text for text in place(store, dest, target=machine).pulled[0].resolution.remarks if "VNNI" in text]
         for machine in (Machine(), Machine(cpu="x86-64-v4-vnni"))
     ]
     assert said == [["its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"], []]
@@ -263,7 +263,7 @@ def test_a_channel_is_followed_and_old_versions_go(store: Store, dest: Path, tmp
 
     def look(keep: int = 1):
         return Client(store.uri).watch(
-            "digits:candidate", dest, machine="cpu", layout=Triton(), once=True, keep=keep, say=lambda _: None,
+            "digits:candidate", dest, target="cpu", layout=Triton(), once=True, keep=keep, say=lambda _: None,
             hook=lambda facts: called.append((facts["version"], facts["previous"])) and None,
         )  # fmt: skip
 
@@ -354,7 +354,7 @@ def test_configurations_of_others_and_two_writers_are_refused(store: Store, dest
 def test_ensembles_are_refused(store: Store, dest: Path) -> None:
     publish_whole(store, publish_graphs(store))
     with pytest.raises(UnknownNameError, match="which this layout does not write; pull its graphs one by one"):
-        place(store, dest, "pair", machine="sm_89")
+        place(store, dest, "pair", target="sm_89")
 
 
 @given(st.text("0123456789.-abc", min_size=1, max_size=30))

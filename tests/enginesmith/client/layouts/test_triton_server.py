@@ -25,7 +25,7 @@ SWAPS = 3
 
 def look(store: Store, dest: Path, hook=None) -> None:
     Client(store.uri).watch(
-        "digits:candidate", dest, machine="cpu", once=True, layout=Triton(), hook=hook, say=lambda _: None
+        "digits:candidate", dest, target="cpu", once=True, layout=Triton(), hook=hook, say=lambda _: None
     )
 
 

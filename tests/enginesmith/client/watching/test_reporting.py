@@ -214,7 +214,7 @@ def test_a_client_is_a_node(store, rollout, tmp_path, monkeypatch):
     assert Client(store.uri, node=NODE).resolve("digits:stable", "cpu").what == "digits@2"
     assert Client(store.uri, node=None).resolve("digits:stable", "cpu").what == "digits@1"
     monkeypatch.setenv("ENGINESMITH_LABELS", "canary")
-    assert Client(store.uri).pull("digits:stable", tmp_path, machine="cpu").located.manifest.version == "2"
+    assert Client(store.uri).pull("digits:stable", tmp_path, target="cpu").located.manifest.version == "2"
     assert SILENT_S > 120
 
 

@@ -40,7 +40,7 @@ def look(store: Store, dest: Path) -> Callable[..., Swap]:
 
     def once(hook=None, **options) -> Swap:
         found = Client(store.uri).watch(
-            "digits:candidate", dest, machine="cpu", once=True, hook=hook, say=lambda text: None, **options
+            "digits:candidate", dest, target="cpu", once=True, hook=hook, say=lambda text: None, **options
         )
         assert found is not None
         return found

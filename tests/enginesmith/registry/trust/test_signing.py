@@ -135,7 +135,7 @@ def test_a_follower_of_a_channel_keeps_what_is_signed(store: FileStore, manifest
     client = Client(store.root, policy=Policy(trust=policy))
 
     def look() -> str:
-        swap = client.watch("digits:stable", tmp_path / "serving", machine="cpu", once=True, say=heard.append)
+        swap = client.watch("digits:stable", tmp_path / "serving", target="cpu", once=True, say=heard.append)
         assert swap is not None
         return swap.version
 
