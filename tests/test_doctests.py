@@ -1,0 +1,35 @@
+"""The calls at the head of each public module, run as they stand there beside a published version."""
+
+import doctest
+import shutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+MODULES = (
+    "enginesmith",
+    "enginesmith.client",
+    "enginesmith.compile_caches",
+    "enginesmith.core.errors",
+    "enginesmith.generation",
+    "enginesmith.recording",
+    "enginesmith.serving",
+    "enginesmith.streams",
+    "enginesmith.user_code",
+    "pipeline.api",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_its_first_call_gives_what_it_says(
+    name: str, built_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(built_once, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    text = import_module(name).__doc__ or ""
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    assert example.examples
+    report: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+    assert not report, "".join(report)
