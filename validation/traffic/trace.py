@@ -1,7 +1,7 @@
 """Traces of traffic, simulated batching, service times."""
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,30 +124,40 @@ def _simulate_one_queue(
     at: Array, samples: Array, curves: Sequence[Array], policy: BatchPolicy, seed: int
 ) -> SimulatedService:
     """The same of one bucket, some times faster: one step for each batch, whose requests are consecutive."""
-    table = [curve.tolist() for curve in curves]
-    arrivals, cumulative_samples = at.tolist(), [0, *np.cumsum(samples).tolist()]
-    draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
+    table = [[*curve.tolist(), float(curve[-1])] for curve in curves]
+    cumulative_samples = np.concatenate([[0], np.cumsum(samples)])
+    limits = cumulative_samples[:-1] + policy.most
+    full = np.minimum(np.searchsorted(cumulative_samples, limits) - 1, len(at))
+    filled = np.maximum(at, np.append(at, np.inf)[full])  # inf: so many requests never come
+    ready = np.minimum(at + policy.wait_s, filled).tolist()
+    fits = (np.searchsorted(cumulative_samples, limits, "right") - 1).tolist()
+    arrivals, sums = at.tolist(), cumulative_samples.tolist()
+    draws = np.random.default_rng(seed).random(len(arrivals))
+    places = {size: _places(draws, size) for size in {len(curve) - 1 for curve in table}}
     ends, begun, took = [0], list[float](), list[float]()
     now = 0.0
     while (start := ends[-1]) < len(arrivals):
-        full = bisect_left(cumulative_samples, cumulative_samples[start] + policy.most, start) - 1
-        ready = arrivals[start] + policy.wait_s
-        if full < len(arrivals):
-            ready = min(ready, max(arrivals[start], arrivals[full]))
-        now = max(now, ready)
-        fits = bisect_right(cumulative_samples, cumulative_samples[start] + policy.most, start) - 1
-        end = max(min(fits, bisect_right(arrivals, now, start)), start + 1)
-        seconds = _quantile(
-            table[min(cumulative_samples[end] - cumulative_samples[start], len(table)) - 1], draws[len(begun)]
-        )
+        now = max(now, ready[start])
+        end = max(bisect_right(arrivals, now, start, max(fits[start], start)), start + 1)
+        curve = table[min(sums[end] - sums[start], len(table)) - 1]
+        lows, parts = places[len(curve) - 1]
+        low = curve[at_low := lows[len(begun)]]
+        seconds = low + parts[len(begun)] * (curve[at_low + 1] - low)
         ends.append(end)
         begun.append(now)
         took.append(seconds)
         now += seconds
     count = np.diff(ends)
     waited, service = np.repeat(begun, count) - at, np.repeat(took, count)
-    batches, members = np.diff(np.array(cumulative_samples, np.int64)[ends]), np.repeat(np.arange(len(count)), count)
+    batches, members = np.diff(cumulative_samples.astype(np.int64)[ends]), np.repeat(np.arange(len(count)), count)
     return SimulatedService(waited, service, batches, float(sum(took)), now - arrivals[0], members)
+
+
+def _places(shares: Array, size: int) -> tuple[list[int], list[float]]:
+    """Where shares lie in a curve of `size` quantiles: the index below each, and the part of the way to the next."""
+    places = shares * (size - 1)
+    lows = np.minimum(places.astype(np.int64), max(size - 2, 0))
+    return lows.tolist(), (places - lows).tolist()
 
 
 def _quantile(curve: Sequence[float], share: float) -> float:
