@@ -343,7 +343,7 @@ def search_missed(
     """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
     the same ones. Each says why it was searched and what came of it.
 
-    exported, ranges: the model, and what calibration observed.  work: the run.
+    export, ranges: the model, and what calibration observed.  work: the run.
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:
@@ -377,7 +377,7 @@ def describe_deciding(spec: ModelSpec) -> str:
 
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, deciding_text: str = "") -> Graph:
-    """The graph with what came of the search that made it. beside: what else is to be said of it."""
+    """The graph with what came of the search that made it. deciding_text: what else is to be said of it."""
     share = f"{100 * choice.share:.1f} % of the multiplications with weights"
     float_text = (
         f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"

@@ -177,7 +177,7 @@ def _wrong_weights(path: Path) -> Iterator[Mistake]:
 def _wrong_samples(
     loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], columns: Sequence[str], others: set[str]
 ) -> Iterator[Mistake]:
-    """What of stored samples does not fit these inputs. extra: other arrays.  others: what is not looked at."""
+    """What of stored samples does not fit these inputs. columns: other arrays.  others: what is not looked at."""
     from validation.data.samples import Samples
 
     if inputs:

@@ -148,7 +148,7 @@ class _Draft:
     texts: set[str] = field(default_factory=set)
 
     def finish(self, module: Module, defined_names: Collection[str]) -> Definition:
-        """The definition. defined: names that the module defines; a local variable of such a name counts as it."""
+        """The definition. defined_names: names that the module defines; a local of such a name counts as it."""
         used_targets = {(name, target) for name, _ in self.reads for target in module.bound.get(name, ())}
         references = {
             (target, attribute)

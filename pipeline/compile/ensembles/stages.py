@@ -55,8 +55,8 @@ class SourceGraph:
 def fetch_sources(
     place: Store, engines: Mapping[str, EngineBlob], exported_digests: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
-    """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  place: the store.  parts:
-    sessions in the place of graphs. Raises as `fetch`."""
+    """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.  place: the store.
+    parts: sessions in the place of graphs. Raises as `fetch`."""
     source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request
@@ -153,7 +153,7 @@ class Stages:
     def _graph_limits(
         self, exported_chain: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the graphs that the engines were built from, as `WrittenLimits` of one graph. rolled: the
+        """The limits of the graphs that the engines were built from, as `WrittenLimits` of one graph. sequences: the
         sequences that `golden` has, where sessions take whole ones."""
         from validation.limits.budget import StagedLimits
 
@@ -213,7 +213,7 @@ class Stages:
     @contextmanager
     def _perturb(self, stage: "Stage", sequences: "GoldenSequences | None") -> "Iterator[Perturbed]":
         """The chain with graphs that round as other kernels would. At the stage of the graphs these are the exported
-        ones, in the precision that each engine has. rolled: the sequences that it takes whole, with its own states."""
+        ones, in the precision that each engine has. sequences: those that it takes whole, with its own states."""
         from validation.golden.free_running import FreeRunningSession
         from validation.perturbation.graph import perturb_chain, perturb_graph
 

@@ -393,7 +393,7 @@ def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
 def request_samples(
     data: WholeData, before: Sequence[ChainedGraph], spec: "ModelSpec", sources: Mapping[str, str]
 ) -> ComputeSamples:
-    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph.  whole: the
+    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph.  data: the
     data that the samples are computed from."""
     inputs = step_inputs(spec.tensors(), spec.states())
     taken_sources = {tensor.name: sources[tensor.name] for tensor in inputs}

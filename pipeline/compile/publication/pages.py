@@ -67,7 +67,7 @@ def write_document(document: VersionDocument) -> bytes:
 
 
 def read_version(data: bytes, document_name: str) -> VersionDocument:
-    """The document that `write_document` wrote. what: how errors call it. Raises IntegrityError."""
+    """The document that `write_document` wrote. document_name: how errors call it. Raises IntegrityError."""
     return _version(_parse(data, document_name), document_name)
 
 
@@ -194,7 +194,7 @@ def failed_page(
 
     draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
     which node drifted; None where that is not known yet: what an equal run before it found then stays.
-    measured, store, draw: as of `version_page`.
+    results, store, draw: as of `version_page`.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)

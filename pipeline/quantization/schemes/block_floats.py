@@ -112,7 +112,7 @@ class BlockFormat:
         return round_e2m1(on_grid).astype(E2M1), (scales / tensor_scale).astype(E4M3), tensor_scale
 
     def decode(self, codes: Array, scales: Array, tensor_scale: np.float32) -> Floats:
-        """The weight that codes and scales store, in float32. whole: the scale of all blocks together."""
+        """The weight that codes and scales store, in float32. tensor_scale: the scale of all blocks together."""
         exact = scales.astype(np.float32) * tensor_scale
         if not self.four_bits:
             exact = powers_of(scales.astype(np.int32) - _BIAS)

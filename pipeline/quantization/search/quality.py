@@ -32,7 +32,7 @@ class SearchClock:
         return replace(self, end=now + (self.end - now) / parts)
 
     def check(self, during: str, done_count: int | None = None) -> None:
-        """Raises OutOfTimeError when the time is over. during: what comes next.  done: how many of these there were."""
+        """Raises OutOfTimeError when the time is over. during: what comes next.  done_count: how many there were."""
         if time.monotonic() > self.end:
             count = "" if done_count is None else f", {done_count} done"
             raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count}")

@@ -189,7 +189,7 @@ class Levels:
         return float(self.values[0] - margin_below), float(self.values[-1] + margin_above)
 
     def clipped(self, histogram: LogHistogram, extremes: tuple[float, float]) -> float:
-        """The share of the values that saturate. seen: the extremes."""
+        """The share of the values that saturate. extremes: the least and the greatest value."""
         low, high = self.reach
         if low <= extremes[0] and extremes[1] <= high:
             return 0.0

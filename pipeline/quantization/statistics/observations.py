@@ -127,7 +127,7 @@ class Observations:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str = "observations") -> "Observations":
-        """Read what `to_bytes` gave. Raises DataError for anything else. where: what to call it in the message."""
+        """Read what `to_bytes` gave. Raises DataError for anything else. place: what to call it in the message."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 

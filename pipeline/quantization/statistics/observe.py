@@ -83,7 +83,7 @@ def open_source(
 ) -> Iterator[SampleSource]:
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
-    digest: of the samples, where they come from code.  extra: names of arrays of stored data that no input takes.
+    digest: of the samples, where they come from code.  columns: names of arrays of stored data that no input takes.
     inputs, dims: of the model.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
@@ -170,8 +170,8 @@ def _count_run(
 
 
 def _obstacle(name: str, low: float, high: float, is_needed: bool) -> str | None:
-    """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  needed: whether int8 computes with
-    the tensor."""
+    """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  is_needed: whether int8 computes
+    with the tensor."""
     nan, is_empty = math.isnan(low), low > high
     if not nan and (is_empty or not is_needed or math.inf not in (-low, high)):
         return None
