@@ -187,12 +187,12 @@ def check_required(plan: BuildPlan) -> None:
         )
 
 
-def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
+def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
     context = work.context
     request, aside = _request(work.spec, candidate, graph), ""
     is_required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     search_text = f"; {graph.searched}" if graph.searched else ""
-    reason = _refusal(exported, candidate, request, graph.idle)
+    reason = _refusal(export, candidate, request, graph.idle)
     # An engine that is on record was built from a graph without known faults, or with them rewritten.
     stored_engine = None if reason or graph.failure else recall_engine(request, context)
     judgement = None if reason or graph.failure or stored_engine else _judge_known(request, context)
@@ -209,7 +209,7 @@ def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Ca
     aside += search_text + "".join(f"; {note}" for note in (judgement.notes if judgement else ()))
     if graph.failure:
         return Unit(request, graph, "failed", graph.failure.reason, is_required)
-    if failed_checks := [*exported.proof.failed, *graph.proof.failed]:
+    if failed_checks := [*export.proof.failed, *graph.proof.failed]:
         more = f" (and {len(failed_checks) - 1} more)" if len(failed_checks) > 1 else ""
         failure = f"not built: its graph failed: {describe(failed_checks[0])}{more}"
         return Unit(request, graph, "failed", f"{failure}{search_text}", is_required)
@@ -221,7 +221,7 @@ def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Ca
     if stored_engine:
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, is_required)
-    return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, is_required)
+    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + aside, is_required)
 
 
 def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":

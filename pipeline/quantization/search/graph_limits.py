@@ -50,10 +50,10 @@ def budget_of(limits: GraphLimits) -> Budget:
     base_limits = Budgets(default_budget("quantization", "int8")).override(limits.given).default
     factor = 10 ** (MARGIN_DB / 20)
     set_limits = {name: limit for name, limit in base_limits.items() if limit is not None}
-    tightened = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
-    tightened |= {name: limit / factor for name, limit in set_limits.items() if name.startswith("max_")}
-    tightened |= {name: 1 - (1 - limit) / factor**2 for name, limit in set_limits.items() if name == "cosine"}
-    return base_limits.override(tightened)
+    tight_limits = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
+    tight_limits |= {name: limit / factor for name, limit in set_limits.items() if name.startswith("max_")}
+    tight_limits |= {name: 1 - (1 - limit) / factor**2 for name, limit in set_limits.items() if name == "cosine"}
+    return base_limits.override(tight_limits)
 
 
 @dataclass

@@ -237,7 +237,7 @@ def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tu
     """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
     layer_batch: list[Layer] = []
     for layer in layers:
-        full = len(layer_batch) == MOST_LAYERS or sum(held.bytes for held in layer_batch) + layer.bytes > max_bytes
+        full = len(layer_batch) == MOST_LAYERS or sum(member.bytes for member in layer_batch) + layer.bytes > max_bytes
         if layer_batch and full:
             yield tuple(layer_batch)
             layer_batch = []
