@@ -144,8 +144,8 @@ def quantized_limits(
         budgets("quantization", precision, golden.noise), decisions=dict.fromkeys(exact, NearTies())
     ).override(limits)
     weak = "" if judged_by_task or "sqnr_db" in limits else WEAK
-    decision_limit = "" if DECISIONS in limits else str(NearTies())
-    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decision_limit)))
+    decision_text = "" if DECISIONS in limits else str(NearTies())
+    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decision_text)))
 
 
 def _unknown(honest: "Honest") -> str:

@@ -287,12 +287,12 @@ def _search(
 
 def _key(request: SearchQuantization, ranges: Observed) -> Json:
     probe = request.kinds[0].probe
-    timed_roots = [backend_root(probe.request.backend)] if probe and probe.request else []
+    backend_roots = [backend_root(probe.request.backend)] if probe and probe.request else []
     return {
         **encode(request),
         "observations": ranges.seen,
         "samples": samples_key(request.samples),
-        **code_key(SearchQuantization, *timed_roots),
+        **code_key(SearchQuantization, *backend_roots),
     }
 
 
