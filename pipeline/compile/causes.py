@@ -70,7 +70,7 @@ def recall_builds(model: str, context: RunContext) -> dict[str, LastBuild]:
 
 def remember_builds(
     model: str,
-    built: Sequence[BuildRequest],
+    build_requests: Sequence[BuildRequest],
     reads: str,
     read_sources: Callable[[], BuildSources],
     context: RunContext,
@@ -80,20 +80,20 @@ def remember_builds(
 
     reads: see `Exported`.  read_sources: reads the files; called only for a version that is new, or where a request or
     `reads` is another than at the last build.
-    model: its name.  built: the requests.  context: of the run.  new: whether the version is new.
+    model: its name.  build_requests: the requests.  context: of the run.  new: whether the version is new.
     """
     previous_builds = recall_builds(model, context)
-    before = [previous_builds.get(request.unit) for request in built]
+    before = [previous_builds.get(request.unit) for request in build_requests]
     if not new and all(
         last and (last.request, last.sources.reads) == (request, reads)
-        for last, request in zip(before, built, strict=True)
+        for last, request in zip(before, build_requests, strict=True)
     ):
         return
     sources = read_sources()
-    builds = {**previous_builds, **{request.unit: LastBuild(request, sources) for request in built}}
-    named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
-    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
-    value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
+    builds = {**previous_builds, **{request.unit: LastBuild(request, sources) for request in build_requests}}
+    named_builds = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
+    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named_builds.items()}
+    value = _LatestBuilds(units, {name: last.sources for last, name in named_builds.values()})
     context.remember("latest-builds", {"model": model}, encode(value), [])
 
 
@@ -193,10 +193,10 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """
     names, changes = sorted(before.keys() | now.keys()), list[str]()
     if code := [name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)]:
-        named = [name.removeprefix(_CODE) for name in code[:_MOST_MODULES]]
-        if more := len(code) - len(named):
-            named.append(pluralize(more, "other module"))
-        changes.append(f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed")
+        module_names = [name.removeprefix(_CODE) for name in code[:_MOST_MODULES]]
+        if more := len(code) - len(module_names):
+            module_names.append(pluralize(more, "other module"))
+        changes.append(f"{_CODE}{' and '.join(filter(None, (', '.join(module_names[:-1]), module_names[-1])))} changed")
     for name in (name for name in names if not name.startswith(_CODE)):
         old, new = before.get(name), now.get(name)
         if old == new or (new is None and is_digest(str(old))):
@@ -237,8 +237,8 @@ class Causes:
         before = self.before.get(request.unit)
         if before is None:
             return explain_change(None, request)
-        exported = before.sources.onnx != onnx or _shapes(before.request) != _shapes(request)
-        stages = ["export"] if exported else ["calibration"]
+        is_exported_anew = before.sources.onnx != onnx or _shapes(before.request) != _shapes(request)
+        stages = ["export"] if is_exported_anew else ["calibration"]
         if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
         return explain_change(before.request, request, self.list_changes(request.unit, *stages))
@@ -251,12 +251,12 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
     """
     if before is None:
         return "no engine for this unit yet"
-    regraphed = before.model != now.model
-    reshaped = _shapes(before) != _shapes(now)
+    has_new_graph = before.model != now.model
+    has_new_shapes = _shapes(before) != _shapes(now)
     of_shapes = [cause for cause in causes if cause.startswith(_SHAPES)]
     reasons = [
-        *((causes or ["its graph changed"]) if regraphed else []),
-        *((of_shapes or ["the shapes changed"]) if reshaped and not (regraphed and of_shapes) else []),
+        *((causes or ["its graph changed"]) if has_new_graph else []),
+        *((of_shapes or ["the shapes changed"]) if has_new_shapes and not (has_new_graph and of_shapes) else []),
         *differences(_name("option", before.options), _name("option", now.options)),
         *differences(_name("version of", before.toolchain), _name("version of", now.toolchain)),
     ]

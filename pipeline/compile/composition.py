@@ -60,11 +60,11 @@ MOST_THREADS = 256
 class StepRunner(Protocol):
     """Carries out steps: directly, or as Prefect tasks."""
 
-    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **kwargs: P.kwargs) -> Value:
         """Run one step and return its value."""
 
     def map(
-        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **kwargs: P.kwargs
     ) -> list[Value]:
         """Run a step for each item, side by side, and return the values in order.
 
@@ -75,16 +75,16 @@ class StepRunner(Protocol):
 class InProcess:
     """Runs the steps here and now; `map` runs side by side in threads."""
 
-    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
+    def call(self, step: Callable[P, Value], *arguments: P.args, **kwargs: P.kwargs) -> Value:
         """Call the function."""
-        return step(*arguments, **named)
+        return step(*arguments, **kwargs)
 
     def map(
-        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **kwargs: P.kwargs
     ) -> list[Value]:
         """Call the function for each item in a thread of its own."""
         with ThreadPoolExecutor(MOST_THREADS) as pool:
-            futures = [pool.submit(step, item, *arguments, **named) for item in items]
+            futures = [pool.submit(step, item, *arguments, **kwargs) for item in items]
             return [future.result() for future in futures]
 
 
@@ -123,17 +123,17 @@ class Run(Work):
             self.context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
         return self.runner.call(export, self)
 
-    def quantize(self, exported: Exported) -> Iterator[Quantized]:
+    def quantize(self, export: Exported) -> Iterator[Quantized]:
         """The model in every variant that the selection needs, in two batches: first the exported model itself, which
         waits for no calibration, then the others."""
-        variants = buildable_variants(self.spec, self.selection, exported)
-        plain = [variant for variant in variants if is_exported(variant, exported)]
-        others = [variant for variant in variants if variant not in plain]
-        if plain:
-            yield self._write(plain, exported)
-        ranges = self._calibrate(exported)
-        choices = self._search(find_searched_kinds(others, self.spec, exported), exported, ranges)
-        yield self._write(others, exported, ranges, choices)
+        variants = buildable_variants(self.spec, self.selection, export)
+        plain_variants = [variant for variant in variants if is_exported(variant, export)]
+        other_variants = [variant for variant in variants if variant not in plain_variants]
+        if plain_variants:
+            yield self._write(plain_variants, export)
+        ranges = self._calibrate(export)
+        choices = self._search(find_searched_kinds(other_variants, self.spec, export), export, ranges)
+        yield self._write(other_variants, export, ranges, choices)
 
     def plan(self, graphs: Iterable[Quantized]) -> Iterator[Prepared]:
         """The units of each batch of graphs, each unit once; those whose int8 graph missed its limits come last, with
@@ -141,10 +141,10 @@ class Run(Work):
         no batch comes before that one: it may turn out to be refused, and then nothing is to be built."""
         unit_names = set[str]()
         for batch in _merge(graphs) if self._waits else graphs:
-            for ready in self._plan_batch(batch):
-                units = tuple(unit for unit in ready.plan.units if unit.name not in unit_names)
+            for ready_batch in self._plan_batch(batch):
+                units = tuple(unit for unit in ready_batch.plan.units if unit.name not in unit_names)
                 unit_names |= {unit.name for unit in units}
-                yield replace(ready, plan=replace(ready.plan, units=units))
+                yield replace(ready_batch, plan=replace(ready_batch.plan, units=units))
 
     def build_and_prove(self, plan: Iterable[Prepared]) -> Judged:
         """Every unit built and judged, in the order of the spec. When a step raises, what is under way is finished and
@@ -159,95 +159,95 @@ class Run(Work):
                 # In this context: what a runner knows of its run is kept in variables of it.
                 judging.append(pool.submit(copy_context().run, self._judge, batch))
         verdicts = {unit.built.unit.name: unit for future in judging for unit in future.result()}
-        whole = self._in_order([unit for batch in batches for unit in batch.plan.units])
-        return Judged(batches[-1].exported, whole, tuple(verdicts[unit.name] for unit in whole.wanted))
+        whole_plan = self._in_order([unit for batch in batches for unit in batch.plan.units])
+        return Judged(batches[-1].exported, whole_plan, tuple(verdicts[unit.name] for unit in whole_plan.wanted))
 
     def prepare(self) -> Iterator[Prepared]:
         """The first three steps, for who does not go on as `compile_model` does."""
         return self.plan(self.quantize(self.export()))
 
-    def time(self, judged: Judged) -> Judged:
+    def time(self, judgement: Judged) -> Judged:
         """The same with latency reports, where the spec asks for them. One by one: two engines at once would time each
         other."""
-        units = tuple(self.runner.call(measure, unit, judged.exported, self) for unit in judged.units)
-        return replace(judged, units=units)
+        units = tuple(self.runner.call(measure, unit, judgement.exported, self) for unit in judgement.units)
+        return replace(judgement, units=units)
 
-    def draft(self, judged: Judged) -> VersionDraft:
+    def draft(self, judgement: Judged) -> VersionDraft:
         """What `publish` would publish. Raises OSError for a file of the spec that is gone."""
-        return draft_version(judged, self)
+        return draft_version(judgement, self)
 
-    def publish(self, judged: Judged) -> Outcome:
+    def publish(self, judgement: Judged) -> Outcome:
         """The version that holds what passed; then which node drifted in what failed."""
-        judged = self.time(judged)
-        draft = self.draft(judged)
+        judgement = self.time(judgement)
+        draft = self.draft(judgement)
         outcome = self.runner.call(publish_version, draft, draw_page, self.context)
         # What is proven is published by now: it does not wait for what failed.
-        broken = find_suspects(judged.units) if self.spec.validation.attribution != "off" else []
+        broken = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
         if broken:
-            reference, golden = judged.exported.model.digest, judged.exported.golden
-            attributed = self.runner.map(attribute, broken, reference, golden, self)
-            outcome = self.runner.call(publish_attributions, outcome, draft, attributed, draw_page, self.context)
+            reference, golden = judgement.exported.model.digest, judgement.exported.golden
+            attributions = self.runner.map(attribute, broken, reference, golden, self)
+            outcome = self.runner.call(publish_attributions, outcome, draft, attributions, draw_page, self.context)
         self.context.progress.emit(RunConcluded(outcome))
         return outcome
 
-    def observe(self, exported: Exported) -> Observed | None:
+    def observe(self, export: Exported) -> Observed | None:
         """What calibration samples show, observed in as many parts as the spec says; None when there are none. Raises
         what observing raises."""
-        parts = self.runner.map(observe, parts_of(self.spec, exported), exported, self)
+        parts = self.runner.map(observe, parts_of(self.spec, export), export, self)
         return parts[0] if len(parts) == 1 else self.runner.call(merge, parts, self) if parts else None
 
-    def _calibrate(self, exported: Exported) -> Observed | StepFailure | None:
+    def _calibrate(self, export: Exported) -> Observed | StepFailure | None:
         """`observe`, or why the samples could not be observed."""
         try:
-            return self.observe(exported)
+            return self.observe(export)
         except EnginesmithError as error:
             return fail_step("calibrate", error, self.context)
 
     def _search(
-        self, kinds: Sequence[Searched], exported: Exported, ranges: Observed | StepFailure | None
+        self, kinds: Sequence[Searched], export: Exported, ranges: Observed | StepFailure | None
     ) -> Mapping[Searched, SearchResult | StepFailure]:
         """What the searches that the spec asks for chose, by kind of int8, or why there is none: calibration failed, or
         the search, which is one job for all kinds."""
         if not kinds or isinstance(ranges, StepFailure):
             return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
         try:
-            return self.runner.call(choose, kinds, exported, ranges, self)
+            return self.runner.call(choose, kinds, export, ranges, self)
         except EnginesmithError as error:
             return dict.fromkeys(kinds, fail_step("search int8", error, self.context))
 
     def _write(
         self,
         variants: Sequence[GraphVariant],
-        exported: Exported,
+        export: Exported,
         ranges: Observed | StepFailure | None = None,
         choices: Mapping[Searched, SearchResult | StepFailure] | None = None,
     ) -> Quantized:
-        graphs = self.runner.map(quantize, variants, exported, ranges, choices or {}, self)
-        return Quantized(exported, tuple(graphs), ranges)
+        graphs = self.runner.map(quantize, variants, export, ranges, choices or {}, self)
+        return Quantized(export, tuple(graphs), ranges)
 
     @cached_property
     def _waits(self) -> bool:
         """Whether the spec requires a unit that is not the exported model in fp32."""
-        others = [
+        other_units = [
             candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.precision != "fp32"
         ]
-        return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in others)
+        return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units)
 
     def _plan_batch(self, batch: Quantized) -> Iterator[Prepared]:
-        exported, ranges = batch.exported, batch.ranges
-        plan = self.runner.call(plan_builds, exported, batch.graphs, self)
-        missed = find_missed(plan, self.spec, exported)
-        waiting = {graph.variant for kind in missed for graph in kind.graphs}
-        ready = tuple(unit for unit in plan.units if unit.graph.variant not in waiting)
-        yield Prepared(exported, batch.graphs, replace(plan, units=ready))
-        if missed:
-            observed = None if isinstance(ranges, StepFailure) else ranges
-            graphs = self.runner.call(search_missed, missed, exported, observed, self)
-            yield Prepared(exported, graphs, self.runner.call(plan_builds, exported, graphs, self))
+        export, ranges = batch.exported, batch.ranges
+        plan = self.runner.call(plan_builds, export, batch.graphs, self)
+        missed_graphs = find_missed(plan, self.spec, export)
+        waiting = {graph.variant for kind in missed_graphs for graph in kind.graphs}
+        ready_units = tuple(unit for unit in plan.units if unit.graph.variant not in waiting)
+        yield Prepared(export, batch.graphs, replace(plan, units=ready_units))
+        if missed_graphs:
+            observed_ranges = None if isinstance(ranges, StepFailure) else ranges
+            graphs = self.runner.call(search_missed, missed_graphs, export, observed_ranges, self)
+            yield Prepared(export, graphs, self.runner.call(plan_builds, export, graphs, self))
 
     def _judge(self, batch: Prepared) -> list[JudgedUnit]:
-        built = self.runner.map(build, batch.plan.wanted, self)
-        return self.runner.map(validate, built, batch.exported, self)
+        built_units = self.runner.map(build, batch.plan.wanted, self)
+        return self.runner.map(validate, built_units, batch.exported, self)
 
     def _in_order(self, units: Sequence[Unit]) -> BuildPlan:
         units_by_name = {unit.name: unit for unit in units}
@@ -259,11 +259,11 @@ class Run(Work):
 
 def compile_model(run: Run) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
-    exported = run.export()
-    graphs = run.quantize(exported)
+    export = run.export()
+    graphs = run.quantize(export)
     plan = run.plan(graphs)
-    judged = run.build_and_prove(plan)
-    return run.publish(judged)
+    judgement = run.build_and_prove(plan)
+    return run.publish(judgement)
 
 
 def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:

@@ -68,21 +68,21 @@ class _Recalling(InProcess):
         self.missing: list[str] = []
 
     def map(
-        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **kwargs: P.kwargs
     ) -> list[Value]:
         """The values that are on record. Raises NotOnRecord for other steps than that of a graph."""
         if step.__name__ != quantize.__name__:
-            return super().map(step, items, *arguments, **named)
-        value_lists = [self._recall(step, item, *arguments, **named) for item in items]
+            return super().map(step, items, *arguments, **kwargs)
+        value_lists = [self._recall(step, item, *arguments, **kwargs) for item in items]
         return [value for values in value_lists for value in values]
 
     def _recall(
-        self, step: Callable[Concatenate[Item, P], Value], item: Item, *arguments: P.args, **named: P.kwargs
+        self, step: Callable[Concatenate[Item, P], Value], item: Item, *arguments: P.args, **kwargs: P.kwargs
     ) -> list[Value]:
         with suppress(NotOnRecord):
-            return [step(item, *arguments, **named)]
+            return [step(item, *arguments, **kwargs)]
         try:
-            return [cast("Value", write_graph(item, *arguments, **named))]  # type: ignore[arg-type]
+            return [cast("Value", write_graph(item, *arguments, **kwargs))]  # type: ignore[arg-type]
         except NotOnRecord as lacking:
             self.missing.append(str(lacking))
             return []
@@ -91,42 +91,42 @@ class _Recalling(InProcess):
 def on_record(run: Run) -> OnRecord:
     """The export and the graphs of a run as far as they are on record. Its context is of `open_records`."""
     try:
-        exported = recorded_export(run)
+        export = recorded_export(run)
     except NotOnRecord as step:
         return OnRecord(missing=(str(step),))
-    if exported is None:
+    if export is None:
         return OnRecord(missing=("export",))
     recalling, batches = _Recalling(), list[Quantized]()
-    missing = [] if exported.golden else ["golden set"]
+    missing_parts = [] if export.golden else ["golden set"]
     try:
-        batches.extend(replace(run, runner=recalling).quantize(exported))
+        batches.extend(replace(run, runner=recalling).quantize(export))
     except NotOnRecord as step:
-        missing.append(str(step))
+        missing_parts.append(str(step))
     ranges = batches[-1].ranges if batches else None
     record_state = OnRecord(
-        exported,
+        export,
         tuple(graph for batch in batches for graph in batch.graphs),
-        tuple(dict.fromkeys([*missing, *recalling.missing])),
+        tuple(dict.fromkeys([*missing_parts, *recalling.missing])),
     )
-    return _search_on_record(record_state, exported, None if isinstance(ranges, StepFailure) else ranges, run)
+    return _search_on_record(record_state, export, None if isinstance(ranges, StepFailure) else ranges, run)
 
 
-def _search_on_record(records: OnRecord, exported: Exported, ranges: Observed | None, run: Run) -> OnRecord:
+def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | None, run: Run) -> OnRecord:
     """The same with searched graphs in the place of those that missed their limits; without these where the search is
     not on record."""
     if not any(graph.proof.failed for graph in records.graphs):
         return records
-    searched, waiting = list[Graph](), list[MissedGraphs]()
-    for missed in find_missed(plan_builds(exported, records.graphs, run), run.spec, exported):
+    searched_graphs, waiting = list[Graph](), list[MissedGraphs]()
+    for missed_graphs in find_missed(plan_builds(export, records.graphs, run), run.spec, export):
         try:
-            searched += search_missed([missed], exported, ranges, run)
+            searched_graphs += search_missed([missed_graphs], export, ranges, run)
         except NotOnRecord:
-            waiting.append(missed)
-    others = [graph for kind in waiting for graph in kind.graphs]
-    by_variant = {graph.variant: graph for graph in searched}
-    graphs = tuple(by_variant.get(graph.variant, graph) for graph in records.graphs if graph not in others)
-    missing = (*records.missing, *(f"search of {kind.name}" for kind in waiting))
-    return OnRecord(exported, graphs, missing, tuple(waiting))
+            waiting.append(missed_graphs)
+    other_graphs = [graph for kind in waiting for graph in kind.graphs]
+    by_variant = {graph.variant: graph for graph in searched_graphs}
+    graphs = tuple(by_variant.get(graph.variant, graph) for graph in records.graphs if graph not in other_graphs)
+    missing_parts = (*records.missing, *(f"search of {kind.name}" for kind in waiting))
+    return OnRecord(export, graphs, missing_parts, tuple(waiting))
 
 
 # What a proof depends on beside the engine.
@@ -204,13 +204,14 @@ def foresee(records: OnRecord, run: Run, new_steps: Collection[str] = ()) -> For
 
     new_steps: names of the steps that were not on record and were carried out for this forecast.
     """
-    causes, planned = Causes(run), dict[str, Unit]()
+    causes, planned_units = Causes(run), dict[str, Unit]()
     if records.exported is not None:
         plan = plan_builds(records.exported, records.graphs, run)
-        planned = {unit.name: unit for unit in plan.units}
+        planned_units = {unit.name: unit for unit in plan.units}
     unit_candidates = candidates(run.spec, run.selection)
     units = tuple(
-        _foresee_unit(candidate, planned.get(candidate.unit), records, causes, run) for candidate in unit_candidates
+        _foresee_unit(candidate, planned_units.get(candidate.unit), records, causes, run)
+        for candidate in unit_candidates
     )
     forecast = Forecast(run.spec.model, units, (), records.missing)
     return replace(forecast, changes=tuple(_changes(forecast, records, causes, (*new_steps, *records.missing))))
@@ -220,30 +221,34 @@ def _foresee_unit(
     candidate: PlanCandidate, unit: Unit | None, records: OnRecord, causes: Causes, work: Work
 ) -> UnitForecast:
     if unit is None or records.exported is None:
-        required = any(matches_unit(pattern, candidate.unit) for pattern in work.spec.build.required)
-        return UnitForecast(candidate, "unknown", _explain_unknown(candidate, records, causes), required)
+        is_required = any(matches_unit(pattern, candidate.unit) for pattern in work.spec.build.required)
+        return UnitForecast(candidate, "unknown", _explain_unknown(candidate, records, causes), is_required)
     reason, again = unit.reason, False
     if unit.action == "cached":
         try:
             validate(build(unit, work), records.exported, work)
         except NotOnRecord:  # the engine runs here, and its proof is not on record
-            changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "this proof is not in the registry"
-            reason, again = f"{reason}; it is proven again: {changed}", True
+            change_text = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "this proof is not in the registry"
+            reason, again = f"{reason}; it is proven again: {change_text}", True
     return UnitForecast(candidate, unit.action, reason, unit.required, unit, again)
 
 
 def _explain_unknown(candidate: PlanCandidate, records: OnRecord, causes: Causes) -> str:
-    for missed in records.missed:
-        if candidate.variant in {graph.variant for graph in missed.graphs}:
-            return f"{missed.why}: build searches for a better quantization; the action is known after the search"
-    name, exported = candidate.unit, records.exported is not None
-    stages = ["calibration"] if exported else ["export", *(["calibration"] if candidate.precision != "fp32" else [])]
+    for missed_graphs in records.missed:
+        if candidate.variant in {graph.variant for graph in missed_graphs.graphs}:
+            return (
+                f"{missed_graphs.why}: build searches for a better quantization; the action is known after the search"
+            )
+    name, is_exported = candidate.unit, records.exported is not None
+    stages = ["calibration"] if is_exported else ["export", *(["calibration"] if candidate.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(records.missing)}"
-    after = "quantized" if exported else "exported"
+    after = "quantized" if is_exported else "exported"
     follows = candidate.variant.searched and search_follows(causes.work.spec)
-    searched = "; if plain calibration misses the limits, build searches for a better quantization" if follows else ""
+    search_text = (
+        "; if plain calibration misses the limits, build searches for a better quantization" if follows else ""
+    )
     changes = "; ".join(causes.list_changes(name, *stages)) or none
-    return f"{changes}; the action is known once the model is {after}{searched}"
+    return f"{changes}; the action is known once the model is {after}{search_text}"
 
 
 def _changes(forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]) -> list[ForecastChange]:
@@ -257,13 +262,13 @@ def _changes(forecast: Forecast, records: OnRecord, causes: Causes, new_steps: S
     new_steps = [name for name in new_steps if name in write_steps or not name.startswith(("write ", "quantize"))]
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
-            for what in causes.list_changes(unit.candidate.unit, stage):
-                effects.setdefault(what, _follows(what, stage, forecast, records, causes, new_steps))
-    return [ForecastChange(what, follows) for what, follows in effects.items()]
+            for change in causes.list_changes(unit.candidate.unit, stage):
+                effects.setdefault(change, _follows(change, stage, forecast, records, causes, new_steps))
+    return [ForecastChange(change, follows) for change, follows in effects.items()]
 
 
 def _follows(
-    what: str, stage: str, forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]
+    change: str, stage: str, forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]
 ) -> str:
     """What a build does because of a change: the steps that are not on record, and engines of which it is the cause."""
     if records.exported is None:
@@ -272,20 +277,20 @@ def _follows(
         if stage != "calibration":
             again = "the golden set is made again; " if stage == "golden" else ""
             return f"{again}which engines are proven again is known after the export"
-    caused = [unit for unit in forecast.units if what in unit.reason]
-    built = _count(sum(unit.action == "build" for unit in caused), "built and proven")
-    proven = _count(sum(unit.proven_again for unit in caused), "proven again")
+    caused_units = [unit for unit in forecast.units if change in unit.reason]
+    built_text = _count(sum(unit.action == "build" for unit in caused_units), "built and proven")
+    proven = _count(sum(unit.proven_again for unit in caused_units), "proven again")
     if stage == "export":
         before = [causes.before[unit.candidate.unit] for unit in forecast.units if unit.candidate.unit in causes.before]
-        same = records.exported is not None and {entry.sources.onnx for entry in before} == {
+        is_same_export = records.exported is not None and {entry.sources.onnx for entry in before} == {
             records.exported.model.digest
         }
-        return f"{_say_export(new_steps, same)}; {built or 'no engine changes'}"
+        return f"{_say_export(new_steps, is_same_export)}; {built_text or 'no engine changes'}"
     if stage == "calibration":
         steps = _list_steps(new_steps)
-        done = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
-        open_ = "which graphs change is known then" if steps and forecast.count("unknown") else ""
-        return f"{done}; {open_ or built or 'no engine changes'}"
+        done_text = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
+        open_text = "which graphs change is known then" if steps and forecast.count("unknown") else ""
+        return f"{done_text}; {open_text or built_text or 'no engine changes'}"
     proven = proven or "no engine is proven again"
     if stage != "golden":
         return proven
@@ -293,10 +298,10 @@ def _follows(
     return f"{'the golden set is made again' if anew else 'its golden set is in the registry'}; {proven}"
 
 
-def _say_export(new_steps: Sequence[str], same: bool) -> str:
+def _say_export(new_steps: Sequence[str], is_same_export: bool) -> str:
     if not _has(new_steps, "export"):
         return "its export is in the registry"
-    to = "the same ONNX model" if same else "a different ONNX model"
+    to = "the same ONNX model" if is_same_export else "a different ONNX model"
     steps = _list_steps(new_steps)
     return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
 
@@ -310,5 +315,5 @@ def _has(new_steps: Sequence[str], *steps: str) -> bool:
     return any(name.startswith(steps) for name in new_steps)
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {'engine is' if count == 1 else 'engines are'} {what}" if count else ""
+def _count(count: int, outcome: str) -> str:
+    return f"{count} {'engine is' if count == 1 else 'engines are'} {outcome}" if count else ""

@@ -96,8 +96,8 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ..
     def is_wanted(target: Target, tool: Backend, precision: Precision) -> bool:
         if not (tool.serves(target) and selection.covers(target, precision, tool.name)):
             return False
-        named = tool.name in selection.backends
-        return named or spec.has_unit(target, precision, tool.name, tunes and target.name in workers)
+        is_named = tool.name in selection.backends
+        return is_named or spec.has_unit(target, precision, tool.name, tunes and target.name in workers)
 
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
     native_io = spec.quantization.io == "native"
@@ -118,17 +118,17 @@ def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
     return "; ".join(filter(None, map(", ".join, names)))
 
 
-def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
+def buildable_variants(spec: ModelSpec, selection: Selection, export: Exported) -> tuple[GraphVariant, ...]:
     """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
     variants = (
-        candidate.variant for candidate in candidates(spec, selection) if _refuse_files(exported, candidate) is None
+        candidate.variant for candidate in candidates(spec, selection) if _refuse_files(export, candidate) is None
     )
     return tuple(dict.fromkeys(variants))
 
 
-def _refuse_files(exported: Exported, candidate: PlanCandidate) -> str | None:
+def _refuse_files(export: Exported, candidate: PlanCandidate) -> str | None:
     """Why a unit of a model whose operators or weights lie in files of their own cannot be built, or None."""
-    model, backend = exported.model, candidate.backend
+    model, backend = export.model, candidate.backend
     if not model.library_entries:
         return backends.refuse_shards(backend, sum(size for _, size in model.shards))
     entries = backend.capabilities.library_entries
@@ -148,31 +148,31 @@ def _refuse_files(exported: Exported, candidate: PlanCandidate) -> str | None:
 
 def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
-    served = {candidate.target for candidate in candidates(spec, selection)}
+    served_targets = {candidate.target for candidate in candidates(spec, selection)}
     spec_targets = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
-    missing = tuple(target.name for target in spec_targets if target not in served)
-    if not served:
+    missing_targets = tuple(target.name for target in spec_targets if target not in served_targets)
+    if not served_targets:
         names = [name for name in spec.backends if not selection.backends or name in selection.backends]
         raise InputError(
-            f"none of the backends ({', '.join(names)}) builds for {', '.join(missing)}; "
+            f"none of the backends ({', '.join(names)}) builds for {', '.join(missing_targets)}; "
             "`enginesmith backends list` says what does"
         )
-    return missing
+    return missing_targets
 
 
-def plan_builds(exported: Exported, graphs: Sequence[Graph], work: Work) -> BuildPlan:
+def plan_builds(export: Exported, graphs: Sequence[Graph], work: Work) -> BuildPlan:
     """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
     graph, which no target's engine can put right; and say why."""
     spec = work.spec
     by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
-    model, units = exported.model, list[Unit]()
+    model, units = export.model, list[Unit]()
     for candidate in candidates(spec, work.selection):
         graph = by_variant.get(candidate.variant)
-        if graph is None and _refuse_files(exported, candidate):
+        if graph is None and _refuse_files(export, candidate):
             # None was written for a refusal.
             graph = Graph(candidate.variant, model.digest, model.inputs, model.outputs)
         if graph is not None:
-            units.append(_unit(exported, candidate, graph, causes, work))
+            units.append(_unit(export, candidate, graph, causes, work))
     return BuildPlan(spec.model, tuple(units))
 
 
@@ -187,12 +187,12 @@ def check_required(plan: BuildPlan) -> None:
         )
 
 
-def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
+def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
     context = work.context
     request, aside = _request(work.spec, candidate, graph), ""
-    required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
-    searched = f"; {graph.searched}" if graph.searched else ""
-    reason = _refusal(exported, candidate, request, graph.idle)
+    is_required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
+    search_text = f"; {graph.searched}" if graph.searched else ""
+    reason = _refusal(export, candidate, request, graph.idle)
     # An engine that is on record was built from a graph without known faults, or with them rewritten.
     stored_engine = None if reason or graph.failure else recall_engine(request, context)
     judgement = None if reason or graph.failure or stored_engine else _judge_known(request, context)
@@ -203,25 +203,25 @@ def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Ca
             "there, or with --executor ray and such a worker"
         )
     if reason:
-        return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
+        return Unit(request, graph, "refused", reason + (search_text if graph.idle else ""), is_required)
     if graph.own_int8 and candidate.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
-    aside += searched + "".join(f"; {note}" for note in (judgement.notes if judgement else ()))
+    aside += search_text + "".join(f"; {note}" for note in (judgement.notes if judgement else ()))
     if graph.failure:
-        return Unit(request, graph, "failed", graph.failure.reason, required)
-    if failed_checks := [*exported.proof.failed, *graph.proof.failed]:
+        return Unit(request, graph, "failed", graph.failure.reason, is_required)
+    if failed_checks := [*export.proof.failed, *graph.proof.failed]:
         more = f" (and {len(failed_checks) - 1} more)" if len(failed_checks) > 1 else ""
         failure = f"not built: its graph failed: {describe(failed_checks[0])}{more}"
-        return Unit(request, graph, "failed", f"{failure}{searched}", required)
-    if stored_engine is None and (reduced := recall_reduced(request, context)):
+        return Unit(request, graph, "failed", f"{failure}{search_text}", is_required)
+    if stored_engine is None and (reduced_request := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
-        before, now = (dict(each.options)[option] for each in (request, reduced))
+        before, now = (dict(build_request.options)[option] for build_request in (request, reduced_request))
         aside = f"{aside}; with {option} {now}, because a build with {before} ran out of memory"
-        request, stored_engine = reduced, recall_engine(reduced, context)
+        request, stored_engine = reduced_request, recall_engine(reduced_request, context)
     if stored_engine:
         reason = f"an engine with this build key is in the registry{aside}"
-        return Unit(request, graph, "cached", reason, required)
-    return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
+        return Unit(request, graph, "cached", reason, is_required)
+    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + aside, is_required)
 
 
 def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":
@@ -241,21 +241,19 @@ def _list_known(store: str, model: str, compiler: str) -> tuple[tuple[str, str],
         return tuple(list_faults(fetch_graph(open_store(store), model, Path(folder) / "graph.onnx"), compiler))
 
 
-def _refusal(
-    exported: Exported, candidate: PlanCandidate, request: BuildRequest, idle: str | None = None
-) -> str | None:
-    if reason := _refuse_files(exported, candidate):
+def _refusal(export: Exported, candidate: PlanCandidate, request: BuildRequest, idle: str | None = None) -> str | None:
+    if reason := _refuse_files(export, candidate):
         return reason
-    if exported.model.carries_qdq and candidate.precision != "int8":
+    if export.model.carries_qdq and candidate.precision != "int8":
         precision = candidate.precision
         return f"the model carries Q/DQ of its own (QAT); {precision} would not be {precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not candidate.target.is_cpu:
         return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets, or profiles: wide"
     if (reason := candidate.backend.refuses(with_int8_states(request))) or idle is None:
         return reason
-    own_int8 = exported.model.own_int8
+    own_int8 = export.model.own_int8
     remedy = f"{own_int8}: use int8-dynamic" if own_int8 and candidate.precision == "int8" else "use fp32"
-    remedy = "give the float model" if exported.model.carries_qdq else remedy
+    remedy = "give the float model" if export.model.carries_qdq else remedy
     return f"{idle}; {remedy}"
 
 
@@ -276,8 +274,8 @@ def _request(spec: ModelSpec, candidate: PlanCandidate, graph: Graph) -> BuildRe
 
 def _buckets_for(backend: Backend, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """The dims as a backend wants them: one bucket each where its options ask for one profile over all of them."""
-    wide = backend.capabilities.options.wide_profile in backends.options_of(backend)
-    return tuple(replace(dim, edges=()) for dim in dims) if wide else dims
+    has_wide_profile = backend.capabilities.options.wide_profile in backends.options_of(backend)
+    return tuple(replace(dim, edges=()) for dim in dims) if has_wide_profile else dims
 
 
 @lru_cache(maxsize=64)
@@ -305,8 +303,8 @@ class MissedGraphs:
     @property
     def why(self) -> str:
         """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
-        first_check, *others = self.graphs[0].proof.failed
-        more = f" (and {len(others)} more)" if others else ""
+        first_check, *other_checks = self.graphs[0].proof.failed
+        more = f" (and {len(other_checks)} more)" if other_checks else ""
         return f"plain ranges missed {describe(replace(first_check, note=''))}{more}"
 
 
@@ -321,10 +319,10 @@ def search_follows(spec: ModelSpec) -> bool:
     )
 
 
-def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[MissedGraphs, ...]:
+def find_missed(plan: BuildPlan, spec: ModelSpec, export: Exported) -> tuple[MissedGraphs, ...]:
     """The graphs of a plan that a search may mend, by kind; none where the spec wants no search or has one already,
     where the weights lie in shards, which a search would hold in memory, and where the exported model has failed."""
-    if not search_follows(spec) or exported.proof.failed or exported.model.shards:
+    if not search_follows(spec) or export.proof.failed or export.model.shards:
         return ()
     failed_graphs = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
     graphs_by_kind: dict[Searched, list[Graph]] = {}
@@ -340,31 +338,33 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[M
 
 
 def search_missed(
-    missed: Sequence[MissedGraphs], exported: Exported, ranges: Observed | None, work: Work
+    missed_graphs: Sequence[MissedGraphs], export: Exported, ranges: Observed | None, work: Work
 ) -> tuple[Graph, ...]:
     """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
     the same ones. Each says why it was searched and what came of it.
 
-    exported, ranges: the model, and what calibration observed.  work: the run.
+    export, ranges: the model, and what calibration observed.  work: the run.
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
-    for group in missed:
+    for group in missed_graphs:
         work.context.progress.emit(
             Finished(f"plain {group.name}", words=f"{group.why}; it is searched what int8 takes")
         )
     try:
-        choices = search_for_limits([group.kind for group in missed], exported, ranges, work)
-        pairs = [(group, graph) for group in missed for graph in group.graphs]
-        new_graphs = [(group, quantize(graph.variant, exported, ranges, choices, work)) for group, graph in pairs]
-        beside = describe_deciding(work.spec)
-        return tuple(_describe_search(graph, group.why, choices[group.kind], beside) for group, graph in new_graphs)
+        choices = search_for_limits([group.kind for group in missed_graphs], export, ranges, work)
+        pairs = [(group, graph) for group in missed_graphs for graph in group.graphs]
+        new_graphs = [(group, quantize(graph.variant, export, ranges, choices, work)) for group, graph in pairs]
+        deciding_text = describe_deciding(work.spec)
+        return tuple(
+            _describe_search(graph, group.why, choices[group.kind], deciding_text) for group, graph in new_graphs
+        )
     except EnginesmithError as error:
         if stops_run(error):
             raise
-        names = " and ".join(group.name for group in missed)
+        names = " and ".join(group.name for group in missed_graphs)
         work.context.progress.emit(Finished(f"search {names}", "failed", str(error)))
         failure_text = f"the search that followed failed: {error}"
-        return tuple(replace(graph, searched=failure_text) for group in missed for graph in group.graphs)
+        return tuple(replace(graph, searched=failure_text) for group in missed_graphs for graph in group.graphs)
 
 
 def describe_deciding(spec: ModelSpec) -> str:
@@ -376,12 +376,12 @@ def describe_deciding(spec: ModelSpec) -> str:
     return f"; its trials were held to decibels, not to {' and '.join(deciding)}, by which the graph is judged"
 
 
-def _describe_search(graph: Graph, why: str, choice: SearchResult, beside: str = "") -> Graph:
-    """The graph with what came of the search that made it. beside: what else is to be said of it."""
+def _describe_search(graph: Graph, why: str, choice: SearchResult, deciding_text: str = "") -> Graph:
+    """The graph with what came of the search that made it. deciding_text: what else is to be said of it."""
     share = f"{100 * choice.share:.1f} % of the multiplications with weights"
     float_text = (
         f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
     )
-    ended = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
-    searched = f"searched, because {why}: {share} in int8, {float_text}{ended}{beside}"
-    return replace(graph, searched=searched, notes=(searched, *graph.notes))
+    end_text = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
+    search_text = f"searched, because {why}: {share} in int8, {float_text}{end_text}{deciding_text}"
+    return replace(graph, searched=search_text, notes=(search_text, *graph.notes))

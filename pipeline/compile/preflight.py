@@ -73,12 +73,12 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
             if reason := why_no_function(spec.folder, path, function):
                 yield place, reason
         else:
-            extra = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
-            yield from _wrong_samples(place, spec, path, sound, extra, others)
+            columns = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
+            yield from _wrong_samples(place, spec, path, sound, columns, others)
     if spec.golden and ("golden", "data") not in unread:
         path = spec.file(spec.golden.data)
-        extra = [name for name in (spec.golden.labels, *spec.golden.orders) if name]
-        yield from _wrong_samples(("golden", "data"), spec, path, sound, extra, others)
+        columns = [name for name in (spec.golden.labels, *spec.golden.orders) if name]
+        yield from _wrong_samples(("golden", "data"), spec, path, sound, columns, others)
 
 
 def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
@@ -128,10 +128,10 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
         return
     contract = spec.validation.contract.outputs()
     golden = spec.golden.outputs() if spec.golden else []
-    named: list[tuple[Loc, str]] = [(("golden", *below), output) for below, output in golden]
-    named += [(("validation", "contract", *below), output) for below, output in contract]
-    named += [(("state", name, "output"), state.output) for name, state in spec.state.items()]
-    for loc, name in named:
+    named_outputs: list[tuple[Loc, str]] = [(("golden", *inner_path), output) for inner_path, output in golden]
+    named_outputs += [(("validation", "contract", *inner_path), output) for inner_path, output in contract]
+    named_outputs += [(("state", name, "output"), state.output) for name, state in spec.state.items()]
+    for loc, name in named_outputs:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
 
 
@@ -155,8 +155,11 @@ def _memory_too_small(spec: ModelSpec) -> Iterator[Mistake]:
         weight_bits = max(TRAITS[precision].bits for precision in spec.precision_list())
         held_mib = (size * weight_bits // 32) >> 20
         if held_mib > spec.build.memory_mib:
-            needed = f"an engine with {weight_bits} bits a weight holds {held_mib} MiB of them"
-            yield ("build", "memory_mib"), f"{spec.build.memory_mib} MiB are too few: {needed}; set {held_mib + 2048}"
+            need_text = f"an engine with {weight_bits} bits a weight holds {held_mib} MiB of them"
+            yield (
+                ("build", "memory_mib"),
+                f"{spec.build.memory_mib} MiB are too few: {need_text}; set {held_mib + 2048}",
+            )
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:
@@ -172,14 +175,14 @@ def _wrong_weights(path: Path) -> Iterator[Mistake]:
 
 
 def _wrong_samples(
-    loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], extra: Sequence[str], others: set[str]
+    loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], columns: Sequence[str], others: set[str]
 ) -> Iterator[Mistake]:
-    """What of stored samples does not fit these inputs. extra: other arrays.  others: what is not looked at."""
+    """What of stored samples does not fit these inputs. columns: other arrays.  others: what is not looked at."""
     from validation.data.samples import Samples
 
     if inputs:
         try:
-            mistakes = Samples.find_mistakes(path, inputs, spec.named_dims(), extra, others)
+            mistakes = Samples.find_mistakes(path, inputs, spec.named_dims(), columns, others)
             yield from ((loc, text) for text in mistakes)
         except EnginesmithError as error:
             yield loc, str(error)

@@ -158,25 +158,25 @@ def _find_distributions(package: str) -> str:
 
 
 @contextmanager
-def hold_lock(context: RunContext, name: str, what: str) -> Iterator[None]:
+def hold_lock(context: RunContext, name: str, lock_name: str) -> Iterator[None]:
     """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
-    begun, holders = time.monotonic(), list[str]()
+    started_s, holders = time.monotonic(), list[str]()
 
     def note(holder: str) -> None:
         holders.append(holder)
         context.progress.emit(Waiting("lock", holder))
 
-    with hold_build_lock(context.store, name, what, note):
+    with hold_build_lock(context.store, name, lock_name, note):
         if holders:
-            context.progress.emit(Finished("lock", reason=f"waited {time.monotonic() - begun:.0f} s"))
+            context.progress.emit(Finished("lock", reason=f"waited {time.monotonic() - started_s:.0f} s"))
         yield
 
 
 def stops_run(error: EnginesmithError) -> bool:
     """Whether an error says nothing about what a step worked on, so that the run must end: something is out of reach, a
     blob is damaged, or the step was cancelled."""
-    cancelled = isinstance(error, StepError) and error.kind == "cancelled"
-    return cancelled or isinstance(error, UnavailableError | IntegrityError)
+    is_cancelled = isinstance(error, StepError) and error.kind == "cancelled"
+    return is_cancelled or isinstance(error, UnavailableError | IntegrityError)
 
 
 def fail_step(name: str, error: EnginesmithError, context: RunContext) -> StepFailure:

@@ -53,8 +53,8 @@ def tidy_from(model: ModelProto, lowest: int) -> ModelProto:
 
     Raises ModelError when it cannot be lifted.
     """
-    raised = raise_opset(model, lowest)
-    return model if raised is model else tidy(raised)
+    raised_model = raise_opset(model, lowest)
+    return model if raised_model is model else tidy(raised_model)
 
 
 def finish(model: ModelProto) -> ModelProto:
@@ -69,14 +69,14 @@ def finish(model: ModelProto) -> ModelProto:
         output.name for output in graph.output
     }
     _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in operand_names])
-    stated = {value.name: value for value in graph.value_info}
+    stated_values = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
-        inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
-        if shape_infos := list(_kept_shapes(stated, inferred)):
+        inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+        if shape_infos := list(_kept_shapes(stated_values, inferred_model)):
             graph.value_info.extend(shape_infos)
-            inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
-        inferred_graph = inferred.graph
+            inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+        inferred_graph = inferred_model.graph
         for field, items in (
             (graph.node, inferred_graph.node),
             (graph.output, inferred_graph.output),
@@ -90,15 +90,17 @@ def finish(model: ModelProto) -> ModelProto:
     return model
 
 
-def _kept_shapes(stated: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> Iterator[onnx.ValueInfoProto]:
+def _kept_shapes(
+    stated_values: Mapping[str, onnx.ValueInfoProto], inferred_model: ModelProto
+) -> Iterator[onnx.ValueInfoProto]:
     """The stated shapes that inference does not find in full, of tensors whose type and rank stayed."""
-    for value in inferred.graph.value_info:
-        before, now = stated.get(value.name), value.type.tensor_type
+    for value in inferred_model.graph.value_info:
+        before, now = stated_values.get(value.name), value.type.tensor_type
         if before is None or before.type.tensor_type.elem_type != now.elem_type:
             continue
-        ranked = now.HasField("shape")
-        complete = ranked and all(dim.HasField("dim_value") for dim in now.shape.dim)
-        if not complete and (not ranked or len(before.type.tensor_type.shape.dim) == len(now.shape.dim)):
+        has_rank = now.HasField("shape")
+        complete = has_rank and all(dim.HasField("dim_value") for dim in now.shape.dim)
+        if not complete and (not has_rank or len(before.type.tensor_type.shape.dim) == len(now.shape.dim)):
             yield before
 
 
@@ -182,21 +184,21 @@ def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelP
 
 def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
     """The tensors of the main graph, with types and shapes as far as they can be inferred."""
-    inferred = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
-    return [*inferred.value_info, *inferred.input, *inferred.output]
+    inferred_graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    return [*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output]
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
     """The model with large constants as inputs: inference copies its argument several times, weights included."""
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph, whole = light.graph, model.graph
-    graph.name = whole.name
-    graph.node.extend(whole.node)
-    graph.input.extend(whole.input)
-    graph.output.extend(whole.output)
-    graph.value_info.extend(whole.value_info)
-    input_names = {value.name for value in whole.input}
-    for tensor in whole.initializer:
+    graph, full_graph = light.graph, model.graph
+    graph.name = full_graph.name
+    graph.node.extend(full_graph.node)
+    graph.input.extend(full_graph.input)
+    graph.output.extend(full_graph.output)
+    graph.value_info.extend(full_graph.value_info)
+    input_names = {value.name for value in full_graph.input}
+    for tensor in full_graph.initializer:
         if math.prod(tensor.dims) <= _SMALL_CONSTANT:
             graph.initializer.add().CopyFrom(tensor)
         elif tensor.name not in input_names:
@@ -206,13 +208,13 @@ def _without_weights(model: ModelProto) -> ModelProto:
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
     """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
-    attribute = next((each for each in node.attribute if each.name == name), None)
+    attribute = next((attribute_proto for attribute_proto in node.attribute if attribute_proto.name == name), None)
     return default if attribute is None else cast("T", helper.get_attribute_value(attribute))
 
 
-def unused_name(name: str, taken: Container[str]) -> str:
-    """The name, with as many underscores behind it as it takes to be none of `taken`."""
-    while name in taken:
+def unused_name(name: str, used_names: Container[str]) -> str:
+    """The name, with as many underscores behind it as it takes to be none of `used_names`."""
+    while name in used_names:
         name += "_"
     return name
 
@@ -220,10 +222,10 @@ def unused_name(name: str, taken: Container[str]) -> str:
 def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
     """Rename what the bodies of a node read. ONNX forbids shadowing, so a name means one value throughout."""
     for body in list_bodies(node):
-        for inner in body.node:
-            for index, name in enumerate(inner.input):
-                inner.input[index] = names.get(name, name)
-            rename_captured(inner, names)
+        for inner_node in body.node:
+            for index, name in enumerate(inner_node.input):
+                inner_node.input[index] = names.get(name, name)
+            rename_captured(inner_node, names)
 
 
 def sort_nodes(graph: GraphProto) -> None:
@@ -239,19 +241,19 @@ def sort_nodes(graph: GraphProto) -> None:
         for j in before:
             followers.setdefault(j, []).append(i)
     wait_counts = [len(before) for before in waits]
-    ready, order = [i for i, count in enumerate(wait_counts) if count == 0], []
-    while ready:
-        order.append(heappop(ready))
+    ready_indices, order = [i for i, count in enumerate(wait_counts) if count == 0], []
+    while ready_indices:
+        order.append(heappop(ready_indices))
         for j in followers.get(order[-1], ()):
             wait_counts[j] -= 1
             if wait_counts[j] == 0:
-                heappush(ready, j)
+                heappush(ready_indices, j)
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
     if order != list(range(len(nodes))):
-        ordered = [nodes[i] for i in order]
+        ordered_nodes = [nodes[i] for i in order]
         del graph.node[:]
-        graph.node.extend(ordered)
+        graph.node.extend(ordered_nodes)
 
 
 def _lift_constants(graph: GraphProto) -> None:

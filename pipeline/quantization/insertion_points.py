@@ -37,24 +37,24 @@ def fold_computed_weights(model: ModelProto, readers: Collection[str]) -> int:
     Gives how many. The nodes that computed them are removed where nothing else reads them.
     """
     graph = model.graph
-    initializers, producers, outside = constants(graph), _find_computing(graph), find_external(graph)
+    initializers, producers, external_names = constants(graph), _find_computing(graph), find_external(graph)
     outputs = {value.name for value in graph.output}
     names = {node.name for node in producers.values()}
     tensor_names = {name for node in graph.node for name in node.output} | initializers.keys()
-    folded = 0
+    fold_count = 0
     for name in dict.fromkeys(_list_wanted(graph, producers, readers)):
         values = None if name in outputs else _compute(model, name, initializers, producers)
         if values is None or values.dtype != np.float32:
             continue
-        tensor_names.add(fresh := unused_name(name, tensor_names))
+        tensor_names.add(new_name := unused_name(name, tensor_names))
         results = producers.pop(name).output
-        results[[*results].index(name)] = fresh
-        initializers[name] = from_array(values, name, outside)
+        results[[*results].index(name)] = new_name
+        initializers[name] = from_array(values, name, external_names)
         graph.initializer.append(initializers[name])
-        folded += 1
-    if folded:
+        fold_count += 1
+    if fold_count:
         _remove_unread(graph, names)
-    return folded
+    return fold_count
 
 
 def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
@@ -79,13 +79,13 @@ def _compute(
     model: ModelProto, name: str, initializers: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
 ) -> Array | None:
     """The values of a tensor that nodes make out of constants; None where they do not run."""
-    visited_names, unread, needed = set[str](), {name}, set[str]()
+    visited_names, unread, needed_names = set[str](), {name}, set[str]()
     while unread:
         visited_names.add(tensor_name := unread.pop())
         if tensor_name in makers:
-            needed.add(makers[tensor_name].name)
+            needed_names.add(makers[tensor_name].name)
             unread |= {*filter(None, makers[tensor_name].input)} - visited_names
-    nodes = [node for node in model.graph.node if node.name in needed]
+    nodes = [node for node in model.graph.node if node.name in needed_names]
     operands = {operand: initializers[operand] for operand in sorted(visited_names & initializers.keys())}
     inputs = [
         helper.make_tensor_value_info(operand, tensor.data_type, tensor.dims) for operand, tensor in operands.items()
@@ -194,11 +194,13 @@ def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ..
         if reason := _obstacle(node, initializers, types):
             float_nodes.append(FloatNode(node.name, node.op_type, reason))
             continue
-        result, fused = node.output[0], None
+        result, fused_node = node.output[0], None
         after = readers.get(result, [])
         if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], initializers):
-            result, fused = after[0].output[0], after[0].name
-        sites.append(Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused))
+            result, fused_node = after[0].output[0], after[0].name
+        sites.append(
+            Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused_node)
+        )
     return tuple(sites), tuple(float_nodes)
 
 
@@ -206,13 +208,13 @@ def _out_of_reach(node: NodeProto) -> str | None:
     """Why a node of another type than `OP_TYPES` multiplies by weights in float; None where it does not multiply."""
     if node.op_type in RECURRENT:
         return "recurrent nodes have no int8 form here"
-    inside = sum(_multiplications_in(body) for body in list_bodies(node))
-    return f"{inside} of the nodes in its bodies multiply; control flow is not entered" if inside else None
+    inner_count = sum(_multiplications_in(body) for body in list_bodies(node))
+    return f"{inner_count} of the nodes in its bodies multiply; control flow is not entered" if inner_count else None
 
 
 def _multiplications_in(body: GraphProto) -> int:
-    inner = sum(_multiplications_in(deeper) for node in body.node for deeper in list_bodies(node))
-    return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
+    inner_count = sum(_multiplications_in(deeper) for node in body.node for deeper in list_bodies(node))
+    return inner_count + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
 
 
 def _obstacle(node: NodeProto, initializers: Mapping[str, TensorProto], types: Mapping[str, int]) -> str | None:
@@ -291,10 +293,10 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
     """The nodes all of whose inputs are quantized, given the tensors that integer kernels write; in graph order."""
     readers = consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
-    quantized, joins = set(written), []
+    quantized_names, joins = set(written), []
     for node in model.graph.node:
         single = node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
-        if node.op_type not in _JOINING or not single or not all(name in quantized for name in node.input):
+        if node.op_type not in _JOINING or not single or not all(name in quantized_names for name in node.input):
             continue
         result = node.output[0]
         after = readers.get(result, [])
@@ -303,7 +305,7 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
             join = JoinNode(node.name, result, same_as=node.input[0])
         elif len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
             join = JoinNode(node.name, after[0].output[0], after[0].name)
-        quantized.add(join.result)
+        quantized_names.add(join.result)
         joins.append(join)
     return tuple(joins)
 
@@ -318,17 +320,17 @@ def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
     """Every tensor of a prepared model whose range some backend's scheme needs: sites, residual operands, joins."""
     sites = find_sites(model)[0]
     convolutions = [site for site in sites if site.op_type == "Conv"]
-    beside = {residual.tensor for residual in residuals(model, [site.node for site in convolutions])}
+    residual_names = {residual.tensor for residual in residuals(model, [site.node for site in convolutions])}
     joins = find_joins(model, [site.result for site in convolutions])
-    return tuple(sorted({*taps(sites), *beside, *(join.result for join in joins if join.same_as is None)}))
+    return tuple(sorted({*taps(sites), *residual_names, *(join.result for join in joins if join.same_as is None)}))
 
 
 def activations(model: ModelProto) -> tuple[str, ...]:
     """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
-    prepared = prepare_model(model)
-    types, initializers = element_types(prepared), constants(prepared.graph)
-    names = [value.name for value in prepared.graph.input]
-    names += [name for node in prepared.graph.node for name in node.output]
+    prepared_model = prepare_model(model)
+    types, initializers = element_types(prepared_model), constants(prepared_model.graph)
+    names = [value.name for value in prepared_model.graph.input]
+    names += [name for node in prepared_model.graph.node for name in node.output]
     return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in initializers))
 
 

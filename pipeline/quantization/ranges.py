@@ -28,9 +28,9 @@ def refuse_share(share: float | None, precision: str, why: str = "") -> str | No
     """Why a graph of this share is none of its precision; None where it is. why: what is left in float, and why."""
     if share is None or share >= LEAST_SHARE:
         return None
-    rest, tenths = f"; {why}" if why else "", math.floor(1000 * share)  # rounded down: 9.99 % is less than 10 %
-    least = f"minimum {100 * LEAST_SHARE:.0f} %"
-    return f"only {tenths / 10:.1f} % of the multiplications would be in {precision} ({least}){rest}"
+    reason_text, tenths = f"; {why}" if why else "", math.floor(1000 * share)  # rounded down: 9.99 % is less than 10 %
+    minimum_text = f"minimum {100 * LEAST_SHARE:.0f} %"
+    return f"only {tenths / 10:.1f} % of the multiplications would be in {precision} ({minimum_text}){reason_text}"
 
 
 def _explain_idle(lines: Sequence[str]) -> str:
@@ -112,12 +112,12 @@ class QuantizationNotes:
             return ("the model already carries quantized nodes and passed through untouched",)
         float_text = pluralize(len(self.float_nodes), "candidate stays", "candidates stay")
         head = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
-        rest = self.cast.lines() if self.cast else ()
-        return (head, *(f"in fp8: {node}" for node in self.eight_bits), *_kept_lines(self.float_nodes, "float"), *rest)
+        lines = self.cast.lines() if self.cast else ()
+        return (head, *(f"in fp8: {node}" for node in self.eight_bits), *_kept_lines(self.float_nodes, "float"), *lines)
 
 
-def _kept_lines(float_nodes: Sequence[FloatNode], where: str) -> list[str]:
-    return [f"{_LEFT} {where}: {node}" for node in float_nodes]
+def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:
+    return [f"{_LEFT} {place}: {node}" for node in float_nodes]
 
 
 # Calibrated ranges: the JSON file between calibration and Q/DQ insertion.

@@ -117,8 +117,8 @@ class _PairReader:
             if node.op_type != "DequantizeLinear":
                 continue
             zeros = self.initializers.get(node.input[2]) if len(node.input) > 2 else None
-            stored = self.initializers.get(node.input[0], zeros)
-            element_type = TensorProto.UINT8 if stored is None else int(stored.data_type)
+            zero_point = self.initializers.get(node.input[0], zeros)
+            element_type = TensorProto.UINT8 if zero_point is None else int(zero_point.data_type)
             scales, zero = self._constant(node, 1), self._constant(node, 2)
             if element_type not in NAMES or scales is None:
                 continue
@@ -126,10 +126,10 @@ class _PairReader:
             maker = self.makers.get(source)
             if maker is not None and maker.domain == "trt":
                 continue  # the scales of blocks, which are made at run time
-            rounded = maker.input[0] if maker is not None else source
+            source_name = maker.input[0] if maker is not None else source
             yield _QdqPair(
-                names=tuple(dict.fromkeys([node.output[0], *self._before(rounded)])),
-                weight=rounded in self.initializers,
+                names=tuple(dict.fromkeys([node.output[0], *self._before(source_name)])),
+                weight=source_name in self.initializers,
                 element_type=element_type,
                 scales=scales,
                 zero_point=0.0 if zero is None else float(zero.reshape(-1)[0]),
@@ -177,10 +177,10 @@ def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:
 
 def _add_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence) -> Iterator[QuantizedTensor]:
     """The activations, the worst with histograms over all that was seen and all that the format holds."""
-    worst = [tensor.name for tensor in _sort_worst_first(activations) if tensor.sqnr_db is not None][:PICTURES]
+    worst_names = [tensor.name for tensor in _sort_worst_first(activations) if tensor.sqnr_db is not None][:PICTURES]
     for tensor in activations:
         observation = evidence.smoothed.get(tensor.name) or evidence.seen.tensors.get(tensor.name)
-        if tensor.name in worst and observation is not None and observation.histogram is not None:
+        if tensor.name in worst_names and observation is not None and observation.histogram is not None:
             low, high = min(observation.low, tensor.range[0]), max(observation.high, tensor.range[1])
             counts = tuple(rebin(observation.histogram, low, high, BINS))
             yield replace(tensor, histogram=TensorHistogram((low, high), counts))
@@ -205,7 +205,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
         if pair.format == "int8":
             span = (-evidence.weight_levels * largest, evidence.weight_levels * largest)
         # A search has rounded the weights of the float model, and measured the SQNR of that.
-        searched = [evidence.weight_db[name] for name in pair.readers if name in evidence.weight_db]
+        searched_db = [evidence.weight_db[name] for name in pair.readers if name in evidence.weight_db]
         yield QuantizedTensor(
             float_weight.name,
             "weight",
@@ -215,7 +215,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
             largest,
             seen=(float(values.min()), float(values.max())),
             clipped=0.0,
-            sqnr_db=searched[0] if searched else _finite(_rounding_db(pair, values, scales)),
+            sqnr_db=searched_db[0] if searched_db else _finite(_rounding_db(pair, values, scales)),
             measured="weight",
         )
 
@@ -223,9 +223,9 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
 def _rounding_db(pair: _QdqPair, values: NDArray[np.float64], scales: NDArray[np.float64]) -> float:
     """SQNR in dB of a weight that is rounded to the pair's grid."""
     axis = pair.axis % values.ndim
-    rounded = GRIDS[pair.format].rounded(values, scales, axis).astype(np.float64)
-    spread = np.expand_dims(scales, [other for other in range(values.ndim) if other != axis])
-    return decibels(float(np.square(values).sum()), float(np.square(rounded * spread - values).sum()))
+    rounded_values = GRIDS[pair.format].rounded(values, scales, axis).astype(np.float64)
+    spread = np.expand_dims(scales, [dim for dim in range(values.ndim) if dim != axis])
+    return decibels(float(np.square(values).sum()), float(np.square(rounded_values * spread - values).sum()))
 
 
 def _finite(value: float) -> float | None:

@@ -36,26 +36,26 @@ _MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 def narrow_share(
     model: ModelProto,
-    quantized: Collection[str],
+    node_names: Collection[str],
     inputs: Mapping[str, Shape],
     elements: Mapping[str, float] | None = None,
 ) -> float | None:
-    """The share of the multiplications with weights that are narrow: those of the nodes called `quantized`, and those
+    """The share of the multiplications with weights that are narrow: those of the nodes called `node_names`, and those
     that came so; None of a model without any.
 
     inputs: shapes of the inputs.  elements: of tensors, as samples had them on average; the others follow from
     `inputs`.
     """
-    counted = count_multiplications(model, inputs, elements or {})
-    total, narrow_nodes = sum(counted.values()), find_own_narrow(model.graph)
-    narrow_count = sum(count for name, count in counted.items() if name in narrow_nodes or name in quantized)
+    counts = count_multiplications(model, inputs, elements or {})
+    total, narrow_nodes = sum(counts.values()), find_own_narrow(model.graph)
+    narrow_count = sum(count for name, count in counts.items() if name in narrow_nodes or name in node_names)
     return narrow_count / total if total else None
 
 
 def sizes_at(shapes: ModelShapes) -> dict[str, Shape]:
     """Shapes of the inputs at the sizes that the model is tuned for."""
-    tuned = tuned_for(shapes.dims)
-    return {spec.name: spec.at(tuned) for spec in shapes.inputs}
+    tuned_sizes = tuned_for(shapes.dims)
+    return {spec.name: spec.at(tuned_sizes) for spec in shapes.inputs}
 
 
 def find_own_narrow(graph: GraphProto) -> set[str]:
@@ -77,20 +77,20 @@ def count_multiplications(
     model: ModelProto, inputs: Mapping[str, Shape], elements: Mapping[str, float]
 ) -> dict[str, float]:
     """Multiplications with weights in a run, by node of the main graph; control flow has those of its bodies."""
-    inferred, initializers = _infer(model, inputs), constants(model.graph)
-    graph = inferred.graph
+    inferred_shapes, initializers = _infer(model, inputs), constants(model.graph)
+    graph = inferred_shapes.graph
     shapes = shapes_of(graph) | {name: tuple(tensor.dims) for name, tensor in initializers.items()}
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
     kinds |= {name: tensor.data_type for name, tensor in initializers.items()}
-    both = [name for name in elements if name in shapes and 0 not in shapes[name]]
-    at_inputs = sum(math.prod(shapes[name]) for name in both)
-    scale = sum(elements[name] for name in both) / at_inputs if at_inputs else 1.0
+    shared_names = [name for name in elements if name in shapes and 0 not in shapes[name]]
+    at_inputs = sum(math.prod(shapes[name]) for name in shared_names)
+    scale = sum(elements[name] for name in shared_names) / at_inputs if at_inputs else 1.0
     trips = {
         name: int(to_array(tensor))
         for name, tensor in initializers.items()
         if tensor.data_type == 7 and not tensor.dims
     }
-    scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, initializers)), elements, scale, trips)
+    scope = _Scope(inferred_shapes, shapes, kinds, frozenset(_list_fixed(graph, initializers)), elements, scale, trips)
     return {node.name: count for node in graph.node if (count := scope.count(node))}
 
 
@@ -133,15 +133,15 @@ class _Scope:
     def count(self, node: NodeProto) -> float:
         """Multiplications with weights of a node in a run; 0 of one that does none."""
         if bodies := list_bodies(node):
-            inside = [self._count_body(self._infer_loop(node, body)) for body in bodies]
-            return max(inside) if node.op_type == "If" else self._iterations(node, bodies[0]) * sum(inside)
-        fixed = [name for name in node.input if name in self.fixed and self.shapes.get(name)]
-        if not fixed or all(name in self.fixed for name in node.input if name):
+            body_counts = [self._count_body(self._infer_loop(node, body)) for body in bodies]
+            return max(body_counts) if node.op_type == "If" else self._iterations(node, bodies[0]) * sum(body_counts)
+        fixed_names = [name for name in node.input if name in self.fixed and self.shapes.get(name)]
+        if not fixed_names or all(name in self.fixed for name in node.input if name):
             return 0.0
         if node.op_type in _RECURRENT:
             return self._count_recurrent(node)
         usual = node.input[_WEIGHTED[node.op_type] :][:1] if node.op_type in _WEIGHTED else []
-        weight = usual[0] if usual and usual[0] in fixed else fixed[0]
+        weight = usual[0] if usual and usual[0] in fixed_names else fixed_names[0]
         dims = self.shapes[weight]
         if node.op_type in _WEIGHTED:
             values = self._values(node.input[0] if node.op_type in TRANSPOSED_CONVOLUTIONS else node.output[0])
@@ -169,9 +169,9 @@ class _Scope:
     def _count_body(self, body: GraphProto) -> float:
         shapes = {**self.shapes, **shapes_of(body)}
         body_names = {tensor.name for tensor in body.initializer}
-        fixed = self.fixed | {*_list_fixed(body, {*self.fixed, *body_names})}
-        inner = replace(self, shapes=shapes, fixed=fixed, elements={})
-        return sum(inner.count(node) for node in body.node)
+        fixed_names = self.fixed | {*_list_fixed(body, {*self.fixed, *body_names})}
+        body_counter = replace(self, shapes=shapes, fixed=fixed_names, elements={})
+        return sum(body_counter.count(node) for node in body.node)
 
     def _infer_loop(self, node: NodeProto, body: GraphProto) -> GraphProto:
         """The body of a Loop with the shapes that its states begin with, which inference takes for open; another body
@@ -185,9 +185,9 @@ class _Scope:
         graph.CopyFrom(body)
         begins = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
         states = {name: self.shapes[source_name] for name, source_name in begins.items() if source_name in self.shapes}
-        outside = {name: shape for name, shape in outer_shapes.items() if self.kinds.get(name)}
+        outer_known = {name: shape for name, shape in outer_shapes.items() if self.kinds.get(name)}
         graph.input.extend(
-            helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outside.items()
+            helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outer_known.items()
         )
         part = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
         return _infer(part, states).graph

@@ -74,11 +74,11 @@ class _Mistake:
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
     """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
     mistakes = [_Mistake(**entry) for entry in error.errors(include_url=False)]
-    inside = {mistake.loc[:depth] for mistake in mistakes for depth in range(len(mistake.loc))}
+    outer_locs = {mistake.loc[:depth] for mistake in mistakes for depth in range(len(mistake.loc))}
     kinds: dict[Loc, list[str]] = {}
     out: dict[tuple[Loc, str], str] = {}
     for mistake in mistakes:
-        if mistake.type == "too_short" and mistake.loc in inside:
+        if mistake.type == "too_short" and mistake.loc in outer_locs:
             continue  # it only counts the items that are wrong
         if mistake.type == "default_factory_not_called":
             continue  # it follows from the other mistakes, which say more
@@ -88,7 +88,7 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kin
             kinds.setdefault(loc, []).append(_KINDS[mistake.type])
             sentences = [(loc, "", f"{format_value(mistake.input)}: must be {_either(kinds[loc])}")]
         elif isinstance(cause, Mistakes):
-            sentences = (((*loc, *below), sentence, sentence) for below, sentence in cause.mistakes)
+            sentences = (((*loc, *inner_loc), sentence, sentence) for inner_loc, sentence in cause.mistakes)
         else:
             sentences = ((loc, sentence, sentence) for sentence in _explain(mistake, loc, kind).splitlines())
         key = ".".join(map(str, loc))
@@ -99,8 +99,8 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kin
 
 def _either(kinds: Sequence[str]) -> str:
     """'text, a number, or true or false'."""
-    each = [kind for kind in dict.fromkeys(kinds) if not (kind == "a whole number" and "a number" in kinds)]
-    return each[0] if len(each) == 1 else ", ".join(each[:-1]) + (", or " if len(each) > 2 else " or ") + each[-1]
+    names = [kind for kind in dict.fromkeys(kinds) if not (kind == "a whole number" and "a number" in kinds)]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + (", or " if len(names) > 2 else " or ") + names[-1]
 
 
 def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
@@ -140,22 +140,22 @@ def _explain(error: _Mistake, loc: Loc, kind: Kind[M]) -> str:
 
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
     """The keys allowed at a place in the file, found by walking the types."""
-    here: object = model
+    part_type: object = model
     for part in loc:
-        if tagged := _tagged(here, part):
-            here = tagged
+        if tagged_type := _tagged(part_type, part):
+            part_type = tagged_type
             continue
-        if fields := _fields(here):
+        if fields := _fields(part_type):
             if isinstance(part, int):
                 continue  # the items of a list were stepped into with its field
-            extra = getattr(here, "__annotations__", {}).get("__pydantic_extra__")
-            here = fields[str(part)] if str(part) in fields else typing.get_args(extra)[-1]
+            extra_type = getattr(part_type, "__annotations__", {}).get("__pydantic_extra__")
+            part_type = fields[str(part)] if str(part) in fields else typing.get_args(extra_type)[-1]
         else:
-            here = typing.get_args(here)[0 if isinstance(part, int) else -1]
-        members = [member for member in typing.get_args(here) if _fields(member)]
-        if members and typing.get_origin(here) not in (dict, Mapping):
-            here = members[0]  # of `Part | None`
-    return list(_fields(here))
+            part_type = typing.get_args(part_type)[0 if isinstance(part, int) else -1]
+        members = [member for member in typing.get_args(part_type) if _fields(member)]
+        if members and typing.get_origin(part_type) not in (dict, Mapping):
+            part_type = members[0]  # of `Part | None`
+    return list(_fields(part_type))
 
 
 def _fields(kind: object) -> Mapping[str, object]:
@@ -163,13 +163,13 @@ def _fields(kind: object) -> Mapping[str, object]:
         return {name: field_info.annotation for name, field_info in kind.model_fields.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
-        return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     return {}
 
 
-def _tagged(here: object, tag: int | str) -> object:
+def _tagged(part_type: object, tag: int | str) -> object:
     """The member of a union, however deep, that pydantic tried by its tag; None where there is none."""
-    for part in typing.get_args(here):
+    for part in typing.get_args(part_type):
         if any(
             isinstance(annotation, Tag) and annotation.tag == tag for annotation in getattr(part, "__metadata__", ())
         ):
@@ -273,8 +273,8 @@ def _compose(path: Path, text: str, kind: Kind[M]) -> yaml.Node:
         root = _quickly_composed(text) or yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = f":{mark.line + 1}" if mark else ""
-        raise SpecError([f"{path}{where}: is not YAML: {error.problem or error.context}"]) from None
+        line_text = f":{mark.line + 1}" if mark else ""
+        raise SpecError([f"{path}{line_text}: is not YAML: {error.problem or error.context}"]) from None
     except (yaml.YAMLError, RecursionError) as error:
         raise SpecError([f"{path}: is not YAML: {str(error).splitlines()[0]}"]) from None
     if not isinstance(root, yaml.MappingNode):
@@ -303,24 +303,24 @@ def _quickly_composed(text: str) -> yaml.Node | None:
 
 def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
     """A message for each key given twice; walks the tree as its aliases expand, and stops at `MOST_NODES` or a loop."""
-    pending: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
+    pending_nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
     node_count = 0
-    while pending:
-        node, above = pending.pop()
+    while pending_nodes:
+        node, parent_lines = pending_nodes.pop()
         node_count += 1
-        if node_count > MOST_NODES or id(node) in above:
+        if node_count > MOST_NODES or id(node) in parent_lines:
             yield f"{path}:{node.start_mark.line + 1}: aliases expand to more than {MOST_NODES} values; write them out"
             return
-        line = (*above, id(node))
+        line = (*parent_lines, id(node))
         if isinstance(node, yaml.SequenceNode):
-            pending += [(child, line) for child in node.value]
+            pending_nodes += [(child, line) for child in node.value]
         elif isinstance(node, yaml.MappingNode):
             keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
             last = {key.value: key for key in keys}
             twins = Counter(key.value for key in keys) if len(last) < len(keys) else {}
             for name in sorted(name for name, count in twins.items() if count > 1):
                 yield f"{path}:{last[name].start_mark.line + 1}: key {name!r} is given twice; keep one"
-            pending += [(child, line) for _, child in node.value]
+            pending_nodes += [(child, line) for _, child in node.value]
 
 
 def _construct(path: Path, root: yaml.Node) -> object:
@@ -329,7 +329,7 @@ def _construct(path: Path, root: yaml.Node) -> object:
     except (yaml.YAMLError, ValueError, TypeError) as error:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
+        line_text = f":{mark.line + 1}" if mark else ""
         raise SpecError(
-            [f"{path}{where}: is not plain YAML: {problem}; use strings, numbers, lists and mappings"]
+            [f"{path}{line_text}: is not plain YAML: {problem}; use strings, numbers, lists and mappings"]
         ) from None

@@ -42,7 +42,7 @@ def _read(value: object, handler: Any) -> TaskMetric:
     if (name := value.get("name", _DEFAULT)) not in METRICS:
         raise Mistakes([(("name",), f"metric {name!r} is not known; {suggest(str(name), METRICS)}")])
     if isinstance(decides := value.get("decides"), bool):
-        value = {**value, "decides": [each for each in PRECISIONS if decides and each != "fp32"]}
+        value = {**value, "decides": [precision for precision in PRECISIONS if decides and precision != "fp32"]}
     metric = handler(value)
     if not value.keys() & metric.limit_keys():
         keys = ", ".join(f"{key}: VALUE" for key in metric.limit_keys())

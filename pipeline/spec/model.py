@@ -32,19 +32,24 @@ def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if rules and spec.state:
         yield ("inputs", next(iter(rules)), "pad"), "a model with state is not padded; remove pad"
         return
-    summed = {dim for _, _, total in list_sums(spec.tensors()) for dim in total.split(" + ")}
+    summed_dims = {dim for _, _, total in list_sums(spec.tensors()) for dim in total.split(" + ")}
     for name, pads in rules.items():
         for dim, value in pads.items():
             place: Loc = ("inputs", name, "pad", dim)
             text = f"inputs.{name}.pad has dim {dim!r}, which"
-            lacking = [
-                other for other, tensor in spec.inputs.items() if dim in tensor.shape and dim not in (tensor.pad or {})
+            input_names = [
+                input_name
+                for input_name, tensor in spec.inputs.items()
+                if dim in tensor.shape and dim not in (tensor.pad or {})
             ]
             if dim not in spec.inputs[name].shape:
                 yield place, f"{text} is no axis of {name!r}; name one of {list(spec.inputs[name].shape)}"
-            elif lacking:
-                yield place, f"{text} input {lacking[0]!r} has too and does not pad; add inputs.{lacking[0]}.pad"
-            elif dim in summed:
+            elif input_names:
+                yield (
+                    place,
+                    f"{text} input {input_names[0]!r} has too and does not pad; add inputs.{input_names[0]}.pad",
+                )
+            elif dim in summed_dims:
                 yield place, f"{text} is part of a sum of dims, and those are not padded; remove it"
             if value != "repeat" and not is_value_of(dtype := spec.inputs[name].dtype, value):
                 yield place, f"inputs.{name}.pad is {value:g}, which {dtype} does not hold; give a value that it holds"
@@ -57,8 +62,8 @@ def is_value_of(dtype: str, value: float) -> bool:
     if dtype.startswith("float"):
         return abs(value) <= _GREATEST.get(dtype, abs(value))
     values = 2 ** int(dtype.lstrip("uint"))
-    least = 0 if dtype.startswith("u") else -values // 2
-    return value.is_integer() and least <= value < least + values
+    least_value = 0 if dtype.startswith("u") else -values // 2
+    return value.is_integer() and least_value <= value < least_value + values
 
 
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -81,17 +86,17 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
         place = ("quantization", "floor", "accuracy")
         yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
-    built = list(itertools.product(spec.precision_list(), spec.backends))
-    units = [f"{target.name} {precision} {name}" for target in spec.target_list() for precision, name in built]
+    combinations = list(itertools.product(spec.precision_list(), spec.backends))
+    units = [f"{target.name} {precision} {name}" for target in spec.target_list() for precision, name in combinations]
     for index, pattern in enumerate(spec.build.required):
         if not any(matches_unit(pattern, unit) for unit in units):
             yield (
                 ("build", "required", index),
                 f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
             )
-    for below, output in spec.golden.outputs() if spec.golden and spec.outputs else ():
+    for inner_loc, output in spec.golden.outputs() if spec.golden and spec.outputs else ():
         if output not in (spec.outputs or ()):
-            loc = "golden", *below
+            loc = "golden", *inner_loc
             yield loc, f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
     yield from _broken_contract(spec)
 
@@ -110,18 +115,18 @@ def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Dims that inputs name and `dims` does not define, and the other way round: (key, message)."""
-    used: dict[str, Loc] = {}
+    used_dims: dict[str, Loc] = {}
     for name, tensor in spec.inputs.items():
         for axis, dim in enumerate(tensor.shape):
             place = ("inputs", name, "shape", axis)
             if dim == FILL_IN:
                 yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
             elif isinstance(dim, str) and PLUS not in dim:
-                used.setdefault(dim, place)
-    yield from _wrong_sums(spec, used)
-    for dim in sorted(set(used) - set(spec.dims)):
-        yield used[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
-    for dim in sorted(set(spec.dims) - set(used)):
+                used_dims.setdefault(dim, place)
+    yield from _wrong_sums(spec, used_dims)
+    for dim in sorted(set(used_dims) - set(spec.dims)):
+        yield used_dims[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
+    for dim in sorted(set(spec.dims) - set(used_dims)):
         yield ("dims", dim), f"dims.{dim} is used by no input; remove it or name it in a shape"
 
 
@@ -146,7 +151,7 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         if outputs and state.output not in outputs:
             text = f"state {name!r} takes {state.output!r}, which is not one of the outputs {outputs}; add it"
             yield ("state", name, "output"), text
-        twin = next(other for other, output in state_outputs.items() if output == state.output)
+        twin = next(input_name for input_name, output in state_outputs.items() if output == state.output)
         if twin != name:
             text = f"state {name!r} takes {state.output!r}, as state {twin!r} does; name the output that is its own"
             yield ("state", name, "output"), text
@@ -166,15 +171,15 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """States of int8 that no engine would have, or whose values are not known: (key, message)."""
     for state in spec.int8_states():
         place: Loc = ("state", state.input, "dtype")
-        where = ".".join(map(str, place))
+        path = ".".join(map(str, place))
         if state.input in spec.inputs and (input_dtype := spec.inputs[state.input].dtype) != "float32":
-            yield place, f"{where} is int8, which stands for float32, and the input is {input_dtype}; remove it"
+            yield place, f"{path} is int8, which stands for float32, and the input is {input_dtype}; remove it"
         if state.initial:
-            yield place, f"{where} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
+            yield place, f"{path} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
         if not set(QUANTIZED).intersection(spec.precisions):
-            yield place, f"{where} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
+            yield place, f"{path} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
         elif spec.calibration is None:
-            yield place, f"{where} is int8, whose scale comes from real sequences; add calibration.data"
+            yield place, f"{path} is int8, whose scale comes from real sequences; add calibration.data"
 
 
 def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -183,11 +188,11 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for name, state in spec.state.items():
         if name not in spec.inputs or (places := state.places) is None:
             continue
-        shape, at, place = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
+        shape, position_spec, place = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
         if places.axis >= len(shape) or isinstance(shape[places.axis], str):
             text = f"state {name!r} {list(shape)} has no fixed size on axis {places.axis}; name the axis of its places"
             yield (*place, "axis"), text
-        if at is None or not at.dtype.startswith(("int", "uint")):
+        if position_spec is None or not position_spec.dtype.startswith(("int", "uint")):
             yield (*place, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
         if places.count and places.count not in input_dims:
             yield (*place, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
@@ -208,28 +213,28 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc, str]]:
     """A dim that samples of a step cannot be joined along: (key, message)."""
-    where = ".".join(map(str, place))
+    path = ".".join(map(str, place))
     is_state_dim = any(dim in tensor.shape for name, tensor in spec.inputs.items() if name in spec.state)
     is_input_dim = any(dim in tensor.shape for name, tensor in spec.inputs.items() if name not in spec.state)
     if not spec.state:
-        yield place, f"{where} is for models with state; add state, or remove it"
+        yield place, f"{path} is for models with state; add state, or remove it"
     elif not is_input_dim:
-        yield place, f"{where} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
+        yield place, f"{path} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
     elif is_state_dim:
-        yield place, f"{where} joins samples along {dim!r}, which states have too; name a dim of a step alone"
+        yield place, f"{path} joins samples along {dim!r}, which states have too; name a dim of a step alone"
 
 
 def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Outputs and inputs that the contract names and the spec does not have: (key, message)."""
     contract, place = spec.validation.contract, ("validation", "contract")
-    for below, output in contract.outputs():
+    for loc, output in contract.outputs():
         if spec.outputs and output not in spec.outputs:
-            where = ".".join((*place, *below))
-            yield (*place, *below), f"{where} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
+            path = ".".join((*place, *loc))
+            yield (*place, *loc), f"{path} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
     seeds = contract.distributional.seeds if contract.distributional else None
     if seeds and seeds.vary is not None and seeds.vary not in spec.inputs:
-        below = ("distributional", "seeds", "vary")
-        yield (*place, *below), f"{'.'.join((*place, *below))} {seeds.vary!r} is not one of {list(spec.inputs)}"
+        loc = ("distributional", "seeds", "vary")
+        yield (*place, *loc), f"{'.'.join((*place, *loc))} {seeds.vary!r} is not one of {list(spec.inputs)}"
 
 
 def matches_unit(pattern: str, unit: str) -> bool:
@@ -281,9 +286,9 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
     if calibration:
         before = spec.calibration or Calibration(data="-")
         changes["calibration"] = before.model_copy(update={**calibration.keys, "labels": None})
-    changed = spec.model_copy(update=changes)
-    changed._computed = {data.path.name: data.path for data in (golden, calibration) if data}
-    return changed
+    changed_spec = spec.model_copy(update=changes)
+    changed_spec._computed = {data.path.name: data.path for data in (golden, calibration) if data}
+    return changed_spec
 
 
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginesmith init` writes a commented spec")
@@ -316,8 +321,8 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
         spec._path, spec._address = path, address
         if hub_file := spec.source.hub_file:
             fetch(hub_file, spec.folder)
-        if missing := list(_missing_files(spec)):
-            raise SpecError(locate(path, root, missing))
+        if missing_files := list(_missing_files(spec)):
+            raise SpecError(locate(path, root, missing_files))
     except SpecError as error:
         raise SpecError(_address_lines(error.lines, path, address)) from None
     return spec
@@ -341,13 +346,13 @@ def _missing_files(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
     folder. Samples may be a folder."""
     folder = spec.folder
     for loc, name in spec.named_files():
-        real, what = spec.file(name).resolve(), ""
+        real, mistake = spec.file(name).resolve(), ""
         if not real.is_relative_to(folder):
-            what = f"leads outside the spec's folder; copy the file into {folder}"
+            mistake = f"leads outside the spec's folder; copy the file into {folder}"
         elif real.is_dir():
             if loc[-1] != "data" or (loc[0] == "calibration" and spec.calibration and spec.calibration.function):
-                what = "is a folder; name the file in it"
+                mistake = "is a folder; name the file in it"
         elif not real.is_file():
-            what = f"does not exist in {folder}; paths are relative to the spec"
-        if what:
-            yield loc, f"{name!r} {what}"
+            mistake = f"does not exist in {folder}; paths are relative to the spec"
+        if mistake:
+            yield loc, f"{name!r} {mistake}"

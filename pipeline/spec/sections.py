@@ -215,19 +215,21 @@ class SpecSections(SpecFile):
 
     @field_validator("backends", mode="before")
     @classmethod
-    def _options_of_each(cls, chosen: object) -> object:
-        if isinstance(chosen, list) and chosen and all(isinstance(name, str) for name in chosen):
-            raise ValueError(f"give each its options: {{{', '.join(f'{name}: {{}}' for name in chosen)}}}")
-        if isinstance(chosen, dict) and (bare := next((k for k, v in chosen.items() if not isinstance(v, dict)), None)):
-            raise ValueError(f"{bare} has {format_value(chosen[bare])}; give its options, or {{}} for none")
-        return chosen
+    def _options_of_each(cls, value: object) -> object:
+        if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+            raise ValueError(f"give each its options: {{{', '.join(f'{name}: {{}}' for name in value)}}}")
+        if isinstance(value, dict) and (
+            bare_key := next((k for k, v in value.items() if not isinstance(v, dict)), None)
+        ):
+            raise ValueError(f"{bare_key} has {format_value(value[bare_key])}; give its options, or {{}} for none")
+        return value
 
     @field_validator("backends")
     @classmethod
-    def _known_backends(cls, chosen: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:
-        if mistakes := tuple(_wrong_options(chosen)):
+    def _known_backends(cls, options: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:
+        if mistakes := tuple(_wrong_options(options)):
             raise Mistakes(mistakes)
-        return chosen
+        return options
 
     @property
     def is_copy(self) -> bool:
@@ -313,8 +315,8 @@ def wrong_server(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             yield ("backends", name), f"{title} opens no engines of {name}; remove it, or change serve: {spec.serve}"
 
 
-def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
-    for name, options in chosen.items():
+def _wrong_options(backend_options: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
+    for name, options in backend_options.items():
         try:
             backends.configure(name, options)
         except EnginesmithError as error:

@@ -226,8 +226,8 @@ class Source(SpecPart):
         if not isinstance(keys, dict) or not any(keys.get(key) for key in ("hf", "revision", "file")):
             return keys
         hf, revision, file = (keys.get(key) for key in ("hf", "revision", "file"))
-        if missing := next((key for key in ("hf", "revision", "file") if not keys.get(key)), None):
-            raise ValueError(f"hf, revision and file belong together; add {missing}")
+        if missing_key := next((key for key in ("hf", "revision", "file") if not keys.get(key)), None):
+            raise ValueError(f"hf, revision and file belong together; add {missing_key}")
         if not isinstance(revision, str) or not re.fullmatch("[0-9a-f]{40}", revision):
             raise Mistakes([(("revision",), f"{format_value(revision)} {_COMMIT.format(hf)}")])
         role = "weights" if keys.get("torch") else "onnx"
@@ -325,8 +325,8 @@ class Input(SpecPart):
         if not isinstance(data, dict) or isinstance(pad := data.get("pad"), dict) or pad is None:
             return data
         shape = data.get("shape")
-        named = [dim for dim in shape if isinstance(dim, str)] if isinstance(shape, list | tuple) else []
-        return {**data, "pad": dict.fromkeys((dim for dim in named if PLUS.strip() not in dim), pad)}
+        dim_names = [dim for dim in shape if isinstance(dim, str)] if isinstance(shape, list | tuple) else []
+        return {**data, "pad": dict.fromkeys((dim for dim in dim_names if PLUS.strip() not in dim), pad)}
 
 
 class PlacesSection(SpecPart):

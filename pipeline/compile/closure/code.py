@@ -59,8 +59,8 @@ def _find(roots: tuple[str, ...]) -> Closure:
 
 
 @lru_cache(maxsize=64)
-def _sources(others: frozenset[str]) -> SourceFiles:
-    return SourceFiles(others)
+def _sources(other_names: frozenset[str]) -> SourceFiles:
+    return SourceFiles(other_names)
 
 
 def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:

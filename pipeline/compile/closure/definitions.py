@@ -83,13 +83,13 @@ class SourceFiles:
     def _spec(self, module: str) -> ModuleSpec | None:
         if module not in self._specs:
             parent = module.rpartition(".")[0]
-            above = self._spec(parent) if parent else None
+            parent_spec = self._spec(parent) if parent else None
             if not parent:
                 self._specs[module] = importlib.util.find_spec(module)
-            elif above is None or above.submodule_search_locations is None:
+            elif parent_spec is None or parent_spec.submodule_search_locations is None:
                 self._specs[module] = None
             else:
-                self._specs[module] = PathFinder.find_spec(module, above.submodule_search_locations)
+                self._specs[module] = PathFinder.find_spec(module, parent_spec.submodule_search_locations)
         return self._specs[module]
 
 
@@ -147,9 +147,9 @@ class _Draft:
     imports: set[Target] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
 
-    def finish(self, module: Module, defined: Collection[str]) -> Definition:
-        """The definition. defined: names that the module defines; a local variable of such a name counts as it."""
-        used = {(name, target) for name, _ in self.reads for target in module.bound.get(name, ())}
+    def finish(self, module: Module, defined_names: Collection[str]) -> Definition:
+        """The definition. defined_names: names that the module defines; a local of such a name counts as it."""
+        used_targets = {(name, target) for name, _ in self.reads for target in module.bound.get(name, ())}
         references = {
             (target, attribute)
             for name, attribute in self.reads
@@ -157,8 +157,8 @@ class _Draft:
             for target in table.get(name, ())
         }
         return Definition(
-            digest_of([self.tree, sorted(used, key=str)]),
-            frozenset(name for name, _ in self.reads if name in defined),
+            digest_of([self.tree, sorted(used_targets, key=str)]),
+            frozenset(name for name, _ in self.reads if name in defined_names),
             frozenset(references),
             frozenset(self.imports),
             frozenset(self.texts),
@@ -183,8 +183,8 @@ class _Reader:
                             self._module.bound.setdefault(name, set()).add(target)
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     # A decorator of this code base may put what it decorates into a table, others are known not to.
-                    registered = any(self._is_ours(decorator) for decorator in statement.decorator_list)
-                    self._take(statement, [statement.name, *([BODY] if registered else [])])
+                    is_registered = any(self._is_ours(decorator) for decorator in statement.decorator_list)
+                    self._take(statement, [statement.name, *([BODY] if is_registered else [])])
                 case ast.Assign() | ast.AnnAssign():
                     self._take(statement, _find_assigned(statement))
                 case ast.If() if _is_typing_only(statement):
@@ -263,8 +263,8 @@ class _Reader:
             return
         base = statement.module or ""
         if statement.level:
-            above = self._package.split(".")[: len(self._package.split(".")) + 1 - statement.level]
-            base = ".".join([*above, *([statement.module] if statement.module else [])])
+            parent_parts = self._package.split(".")[: len(self._package.split(".")) + 1 - statement.level]
+            base = ".".join([*parent_parts, *([statement.module] if statement.module else [])])
         for alias in statement.names:
             yield alias.asname or alias.name, (base, alias.name)
 
@@ -272,9 +272,11 @@ class _Reader:
 def _find_assigned(statement: ast.Assign | ast.AnnAssign) -> list[str]:
     """The names that a statement defines; `BODY` where it changes something else."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    plain = all(isinstance(target, ast.Name | ast.Tuple) for target in targets)
+    is_plain = all(isinstance(target, ast.Name | ast.Tuple) for target in targets)
     return (
-        [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)] if plain else [BODY]
+        [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        if is_plain
+        else [BODY]
     )
 
 
@@ -423,10 +425,10 @@ class _ReachWalk:
             self._add(target_module, name)
         if name in target_module.bound or name in target_module.definitions:
             return True
-        inner = self._module(f"{module}.{name}")
-        if inner is not None:
-            self._execute(inner)
-            return self._reach_into(inner, attribute)
+        inner_module = self._module(f"{module}.{name}")
+        if inner_module is not None:
+            self._execute(inner_module)
+            return self._reach_into(inner_module, attribute)
         return "__getattr__" in target_module.definitions and self._add(target_module, "__getattr__")
 
     def _reach_into(self, module: Module, attribute: str | None) -> bool:
@@ -458,6 +460,6 @@ class _ReachWalk:
             return
         self._execute(target_module)
         if name and name not in target_module.definitions and name not in target_module.bound:
-            inner = self._module(f"{module}.{name}")
-            if inner is not None:
-                self._execute(inner)
+            inner_module = self._module(f"{module}.{name}")
+            if inner_module is not None:
+                self._execute(inner_module)

@@ -31,18 +31,18 @@ from pipeline.values import EngineBlob, Exported, Json
 Tensor = HeaderTensor | TensorSpec
 
 
-def check_connections(loaded: LoadedEnsemble, exported_outputs: Mapping[str, Sequence[Tensor]] | None = None) -> None:
+def check_connections(ensemble: LoadedEnsemble, exported_outputs: Mapping[str, Sequence[Tensor]] | None = None) -> None:
     """Raise SpecError, a line for each connection between tensors that cannot meet.
 
     exported_outputs: outputs by graph, of those that were exported; of the others what the headers of ONNX files say.
     """
     outputs: dict[str, Sequence[Tensor] | None] = {
-        **{name: _header_outputs(graph) for name, graph in loaded.graphs.items()},
-        **{name: function.gives() for name, function in loaded.spec.functions.items()},
+        **{name: _header_outputs(graph) for name, graph in ensemble.graphs.items()},
+        **{name: function.gives() for name, function in ensemble.spec.functions.items()},
         **(exported_outputs or {}),
     }
-    if mistakes := [*_wrong_connections(loaded, outputs), *_wrong_outputs(loaded, outputs), *_wrong_dims(loaded)]:
-        raise loaded.locate(mistakes)
+    if mistakes := [*_wrong_connections(ensemble, outputs), *_wrong_outputs(ensemble, outputs), *_wrong_dims(ensemble)]:
+        raise ensemble.locate(mistakes)
 
 
 def _header_outputs(graph: ModelSpec) -> Sequence[Tensor] | None:
@@ -56,10 +56,10 @@ def _header_outputs(graph: ModelSpec) -> Sequence[Tensor] | None:
 
 
 def _wrong_connections(
-    loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]
+    ensemble: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]
 ) -> Iterator[tuple[Loc, str]]:
-    inputs = {name: {spec.name: spec for spec in loaded.tensors(name)} for name in loaded.wiring()}
-    for key, source in loaded.spec.connections.items():
+    inputs = {name: {spec.name: spec for spec in ensemble.tensors(name)} for name in ensemble.wiring()}
+    for key, source in ensemble.spec.connections.items():
         graph, _, name = key.partition(".")
         giver = split_source(source, inputs)
         if giver is None or (source_outputs := outputs[giver[0]]) is None:
@@ -70,96 +70,104 @@ def _wrong_connections(
             yield ("connections", key), f"{giver[0]!r} has no output {giver[1]!r}; {suggest(giver[1], names)}"
         elif mismatch_text := _mismatch(source_tensor, inputs[graph][name]):
             yield ("connections", key), f"{source} is {mismatch_text}"
-    for source, takers in list_inputs(loaded.wiring()).items():
-        first_input, *others = (inputs[graph][name] for graph, name in takers)
-        for (graph, name), other in zip(takers[1:], others, strict=True):
-            if mismatch_text := _mismatch(first_input, other):
+    for source, takers in list_inputs(ensemble.wiring()).items():
+        first_input, *other_inputs = (inputs[graph][name] for graph, name in takers)
+        for (graph, name), other_input in zip(takers[1:], other_inputs, strict=True):
+            if mismatch_text := _mismatch(first_input, other_input):
                 yield ("connections", f"{graph}.{name}"), f"{source} is {mismatch_text}"
 
 
-def _wrong_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]) -> Iterator[tuple[Loc, str]]:
-    for loc, source in loaded.spec.named_outputs():
+def _wrong_outputs(
+    ensemble: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]
+) -> Iterator[tuple[Loc, str]]:
+    for loc, source in ensemble.spec.named_outputs():
         graph, _, name = source.partition(".")
         names = [tensor.name for tensor in outputs[graph] or ()]
         if names and name not in names:
             yield loc, f"{graph!r} has no output {name!r}; {suggest(name, names)}"
 
 
-def _wrong_dims(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+def _wrong_dims(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     """Dims of axis 0 that several graphs have, and that no size suits all of them."""
-    for dim in _shared_dims(loaded).values():
+    for dim in _shared_dims(ensemble).values():
         if dim.min > dim.max:
             name = next(
                 name
-                for name in loaded.wiring()
-                if dim.name in [graph_dim.name for graph_dim in loaded.named_dims(name)]
+                for name in ensemble.wiring()
+                if dim.name in [graph_dim.name for graph_dim in ensemble.named_dims(name)]
             )
             yield (
-                ("graphs" if name in loaded.graphs else "functions", name),
+                ("graphs" if name in ensemble.graphs else "functions", name),
                 f"no size of {dim.name} suits all graphs that have it; widen it, or rename one",
             )
 
 
-def _mismatch(output: Tensor, taken: TensorSpec) -> str | None:
+def _mismatch(output: Tensor, taken_spec: TensorSpec) -> str | None:
     """'float32 [batch, 4], and the input is float32 [batch, 8]' where one cannot be the other; else None."""
     shape = output.shape
     fits = shape is None or (
-        len(shape) == len(taken.shape)
+        len(shape) == len(taken_spec.shape)
         and all(
-            left == right or str in (type(left), type(right)) for left, right in zip(shape, taken.shape, strict=True)
+            left == right or str in (type(left), type(right))
+            for left, right in zip(shape, taken_spec.shape, strict=True)
         )
     )
-    if output.dtype == taken.dtype and fits:
+    if output.dtype == taken_spec.dtype and fits:
         return None
     output_text = f"{output.dtype} {format_shape(shape) if shape is not None else 'of any shape'}"
-    return f"{output_text}, and the input is {taken.dtype} {format_shape(taken.shape)}; they must be the same"
+    return f"{output_text}, and the input is {taken_spec.dtype} {format_shape(taken_spec.shape)}; they must be the same"
 
 
 def read_data(
-    loaded: LoadedEnsemble, section: EnsembleData, file: tuple[Path, str], labels: str | None = None
+    ensemble: LoadedEnsemble, section: EnsembleData, file: tuple[Path, str], labels: str | None = None
 ) -> WholeData:
     """The data that a section of the spec names. file: where it lies, and its digest."""
-    inputs, dims = whole_inputs(loaded)
-    states = whole_states(loaded, inputs)
+    inputs, dims = whole_inputs(ensemble)
+    states = whole_states(ensemble, inputs)
     return WholeData(*file, inputs, dims, labels or "", states, section.sequence or "", section.joined)
 
 
-def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...]]:
+def whole_inputs(ensemble: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...]]:
     """The inputs of the whole under their names, and their dims.
 
     A dim of axis 0 keeps its name, so that samples of all inputs are grouped together, in sizes that every graph with
     such a dim takes; others are 'GRAPH.DIM'.
     """
-    shared = _shared_dims(loaded)
+    shared_dims = _shared_dims(ensemble)
     specs, dims = list[TensorSpec](), dict[str, Dim]()
-    for source, ((graph, name), *_) in list_inputs(loaded.wiring()).items():
-        input_spec = next(spec for spec in loaded.tensors(graph) if spec.name == name)
-        graph_dims = {dim.name: dim for dim in loaded.named_dims(graph)}
-        used = {dim: shared.get(dim) or replace(graph_dims[dim], name=f"{graph}.{dim}") for dim in graph_dims}
-        names = {dim: used[dim].name for dim in used}
+    for source, ((graph, name), *_) in list_inputs(ensemble.wiring()).items():
+        input_spec = next(spec for spec in ensemble.tensors(graph) if spec.name == name)
+        graph_dims = {dim.name: dim for dim in ensemble.named_dims(graph)}
+        used_dims = {dim: shared_dims.get(dim) or replace(graph_dims[dim], name=f"{graph}.{dim}") for dim in graph_dims}
+        names = {dim: used_dims[dim].name for dim in used_dims}
         shape = tuple(rename_dims(dim, names) if isinstance(dim, str) else dim for dim in input_spec.shape)
         specs.append(TensorSpec(source, input_spec.dtype, shape))
-        dims |= {used[dim].name: used[dim] for size in input_spec.shape for dim in str(size).split(PLUS) if dim in used}
+        dims |= {
+            used_dims[dim].name: used_dims[dim]
+            for size in input_spec.shape
+            for dim in str(size).split(PLUS)
+            if dim in used_dims
+        }
     return tuple(specs), tuple(dims.values())
 
 
-def whole_states(loaded: LoadedEnsemble, inputs: Sequence[TensorSpec]) -> tuple[State, ...]:
+def whole_states(ensemble: LoadedEnsemble, inputs: Sequence[TensorSpec]) -> tuple[State, ...]:
     """The states of all graphs as those of the whole. inputs: of the whole."""
     states, names = list[State](), [spec.name for spec in inputs]
-    for graph, sources in loaded.wiring().items():
-        if graph in loaded.graphs:
-            dims = name_dims(loaded.tensors(graph), sources, inputs)
-            states += name_states(graph, loaded.graphs[graph].states(), sources, dims, names)
+    for graph, sources in ensemble.wiring().items():
+        if graph in ensemble.graphs:
+            dims = name_dims(ensemble.tensors(graph), sources, inputs)
+            states += name_states(graph, ensemble.graphs[graph].states(), sources, dims, names)
     return tuple(states)
 
 
-def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
+def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
     """The dims of axis 0 of all graphs, those of one name with the sizes that all of them take, as far as there are."""
     dims: dict[str, Dim] = {}
-    for name in loaded.wiring():
-        states = loaded.graphs[name].state if name in loaded.graphs else {}
-        leading = {spec.shape[0] for spec in loaded.tensors(name) if spec.shape and spec.name not in states}
-        for dim in (dim for dim in loaded.named_dims(name) if dim.name in leading):
+    for name in ensemble.wiring():
+        states = ensemble.graphs[name].state if name in ensemble.graphs else {}
+        leading = {spec.shape[0] for spec in ensemble.tensors(name) if spec.shape and spec.name not in states}
+        for dim in (dim for dim in ensemble.named_dims(name) if dim.name in leading):
             earlier_dim = dims.get(dim.name, dim)
             step = lcm(earlier_dim.multiple, dim.multiple)
             low, high = -(-max(earlier_dim.min, dim.min) // step) * step, min(earlier_dim.max, dim.max) // step * step
@@ -244,7 +252,7 @@ class ForecastEnsemble:
     def _list_units(self) -> list[tuple[Target, Precision]]:
         targets = dict.fromkeys(target for graph in self.graphs.values() for target in graph.selection[0])
         precisions = {precision for graph in self.graphs.values() for precision in graph.selection[1]}
-        return [(target, each) for target in targets for each in PRECISIONS if each in precisions]
+        return [(target, kind) for target in targets for kind in PRECISIONS if kind in precisions]
 
     def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
         graph_choices = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}
@@ -322,40 +330,40 @@ class Assembly:
         """Build the graphs in order and publish the whole, unless one has no version. Raises what a step raises,
         DataError with the name of the graph that its data does not suit, and SpecError for connections between tensors
         that cannot meet."""
-        done = dict[str, CompiledGraph]()
+        compiled_graphs = dict[str, CompiledGraph]()
         golden, calibration = self._open()
         self._store_functions()
         for name, spec in self._graphs():
             graph_spec = self._with_samples(name, spec, golden, calibration)
             try:
-                done[name] = compile_graph(graph_spec)
+                compiled_graphs[name] = compile_graph(graph_spec)
             except DataError as error:
                 raise DataError(f"graph {name!r}: {error}") from error
-            self._extend(name, done[name].exported)
-        graphs = {name: graph.outcome for name, graph in done.items()}
-        lacking = [name for name, outcome in graphs.items() if outcome.version is None]
-        if lacking:
-            return Outcome(self.loaded.spec.model, None, False, (), {}, graphs=graphs, lacking=lacking[0])
-        return self._publish(golden, done)
+            self._extend(name, compiled_graphs[name].exported)
+        graphs = {name: graph.outcome for name, graph in compiled_graphs.items()}
+        lacking_graphs = [name for name, outcome in graphs.items() if outcome.version is None]
+        if lacking_graphs:
+            return Outcome(self.loaded.spec.model, None, False, (), {}, graphs=graphs, lacking=lacking_graphs[0])
+        return self._publish(golden, compiled_graphs)
 
     def plan(self, foresee_graph: ForeseeGraph, records: RunContext) -> EnsembleForecast:
         """What `run` would do. Where the data of a graph is not on record, and this context runs nothing, it and those
         after it are unknown.  records: of `open_records`. Raises as `run`."""
-        graph_forecasts, lacking = dict[str, ForecastGraph](), None
+        graph_forecasts, lacking_part = dict[str, ForecastGraph](), None
         golden, calibration = self._open()
         if self.context is not records:
             self._store_functions()
         for name, spec in self._graphs():
             try:
-                graph_spec = spec if lacking else self._with_samples(name, spec, golden, calibration)
+                graph_spec = spec if lacking_part else self._with_samples(name, spec, golden, calibration)
             except NotOnRecord as step:
-                graph_spec, lacking = spec, str(step)
-            graph_forecasts[name] = foresee_graph(graph_spec, lacking)
-            if exported := graph_forecasts[name].exported:
-                self._extend(name, exported)
+                graph_spec, lacking_part = spec, str(step)
+            graph_forecasts[name] = foresee_graph(graph_spec, lacking_part)
+            if export := graph_forecasts[name].exported:
+                self._extend(name, export)
             else:
-                lacking = lacking or f"export of {name}"
-        outputs = () if lacking else self._outputs()
+                lacking_part = lacking_part or f"export of {name}"
+        outputs = () if lacking_part else self._outputs()
         parts = self.loaded, graph_forecasts, tuple(self.chain), golden, records, outputs
         return ForecastEnsemble(*parts).foresee()
 
@@ -378,25 +386,27 @@ class Assembly:
         check_connections(self.loaded)
         for spec in self.loaded.graphs.values():
             check_files(spec)  # all of them before the first is built
-        whole = self.loaded.spec
+        ensemble_spec = self.loaded.spec
 
         def of(section: EnsembleData, labels: str | None = None) -> WholeData:
-            path = whole.file(section.data)
+            path = ensemble_spec.file(section.data)
             return read_data(self.loaded, section, (path, digest_of_path(path)), labels)
 
-        return of(whole.golden, whole.golden.labels), of(whole.calibration) if whole.calibration else None
+        return of(ensemble_spec.golden, ensemble_spec.golden.labels), of(
+            ensemble_spec.calibration
+        ) if ensemble_spec.calibration else None
 
     def _with_samples(self, name: str, spec: ModelSpec, golden: WholeData, calibration: WholeData | None) -> ModelSpec:
         samples = self._samples(name, spec, "golden", golden)
-        observed = self._samples(name, spec, "calibration", calibration) if calibration else None
-        return with_data(spec, samples, observed)
+        calibration_samples = self._samples(name, spec, "calibration", calibration) if calibration else None
+        return with_data(spec, samples, calibration_samples)
 
-    def _samples(self, name: str, spec: ModelSpec, section: str, whole: WholeData) -> ComputedData:
-        request = request_samples(whole, self.chain, spec, self.loaded.wiring()[name])
+    def _samples(self, name: str, spec: ModelSpec, section: str, data: WholeData) -> ComputedData:
+        request = request_samples(data, self.chain, spec, self.loaded.wiring()[name])
         return compute_samples(name, section, request, self.context, self.folder)
 
-    def _extend(self, name: str, exported: Exported) -> None:
-        model, wiring = exported.model, self.loaded.wiring()[name]
+    def _extend(self, name: str, export: Exported) -> None:
+        model, wiring = export.model, self.loaded.wiring()[name]
         self.chain.append(ChainedGraph(name, model.digest, model.inputs, model.outputs, wiring))
         check_connections(self.loaded, {graph.name: graph.outputs for graph in self.chain})
 
@@ -412,14 +422,14 @@ class Assembly:
             TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *state_outputs))
         )
 
-    def _publish(self, golden: WholeData, done: Mapping[str, CompiledGraph]) -> Outcome:
+    def _publish(self, golden: WholeData, compiled_graphs: Mapping[str, CompiledGraph]) -> Outcome:
         versions: dict[str, Manifest] = {
             name: load(self.context.store, graph.outcome.model, str(graph.outcome.version))
-            for name, graph in done.items()
+            for name, graph in compiled_graphs.items()
         }
-        built = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, self._outputs())
-        graph_selections = {name: graph.selection for name, graph in done.items()}
+        built_ensemble = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, self._outputs())
+        graph_selections = {name: graph.selection for name, graph in compiled_graphs.items()}
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
-        narrowed = next(filter(None, (graph.outcome.narrowed for graph in done.values())), None)
-        outcome = publish_ensemble(built, units, draw_page, self.context, narrowed)
-        return outcome.with_graphs({name: graph.outcome for name, graph in done.items()})
+        narrowed_reason = next(filter(None, (graph.outcome.narrowed for graph in compiled_graphs.values())), None)
+        outcome = publish_ensemble(built_ensemble, units, draw_page, self.context, narrowed_reason)
+        return outcome.with_graphs({name: graph.outcome for name, graph in compiled_graphs.items()})

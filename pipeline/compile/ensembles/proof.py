@@ -95,8 +95,8 @@ class ProveEnsemble:
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
         proof = self._stages(context, parts).checks(golden, parts, alone)
         checks = proof.checks
-        for name, one in parts.items() if alone else ():
-            with self._open(context, {name: one}) as chain:
+        for name, part_answers in parts.items() if alone else ():
+            with self._open(context, {name: part_answers}) as chain:
                 chain_checks = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
             checks += tuple(unjudged(f"{name}{ALONE}", chain_checks))
         if self._functions:
@@ -106,19 +106,19 @@ class ProveEnsemble:
             return replace(proof, checks=checks)
         place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
         with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, parts) as chain:
-            whole = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
+            whole_checks = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
         boundary_names = {spec.name for spec in self._given}
         # Outputs of graphs are measured by the golden sets of these.
         graphs: dict[str, Dependence] = {
             spec.name: "handed on" for spec in self.outputs if spec.name not in boundary_names
         }
-        return replace(whole, checks=(*whole.checks, *unmeasured_checks(answers, graphs, self.metrics)))
+        return replace(whole_checks, checks=(*whole_checks.checks, *unmeasured_checks(answers, graphs, self.metrics)))
 
     def _stages(self, context: WorkerContext, parts: Parts) -> Stages:
-        place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
-        sources = fetch_sources(place, self.engines, exported, parts, context.workdir)
-        opens = partial(self._open, context)
-        return Stages(opens, sources, self.precision, self.limits, self.metrics, context.workdir)
+        place, exported_digests = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
+        sources = fetch_sources(place, self.engines, exported_digests, parts, context.workdir)
+        open_chain = partial(self._open, context)
+        return Stages(open_chain, sources, self.precision, self.limits, self.metrics, context.workdir)
 
     @property
     def _functions(self) -> list[ChainedGraph]:
@@ -133,18 +133,18 @@ class ProveEnsemble:
         """What graphs give to the whole's outputs or to functions."""
         boundary_names = {spec.name for spec in self._given}
         function_sources = {source for graph in self._functions for source in graph.sources.values()}
-        inner = (spec for spec in tensors_of(self.graphs) if spec.name in function_sources)
-        compared_specs = {spec.name: spec for spec in (*self.outputs, *inner) if spec.name not in boundary_names}
+        inner_specs = (spec for spec in tensors_of(self.graphs) if spec.name in function_sources)
+        compared_specs = {spec.name: spec for spec in (*self.outputs, *inner_specs) if spec.name not in boundary_names}
         return tuple(compared_specs.values())
 
     def _open(self, context: WorkerContext, engines: Parts, freely: bool = False) -> "AbstractContextManager[Ensemble]":
         """The chain with engines in the place of graphs. Functions give what they give in fp32, which comes as inputs
         of the whole; freely: what they make of these engines' answers."""
-        place, whole = open_store(context.store), self.whole.inputs
+        place, whole_inputs = open_store(context.store), self.whole.inputs
         if freely:
-            return open_chain(place, self.graphs, whole, self._given, context.workdir, engines)
+            return open_chain(place, self.graphs, whole_inputs, self._given, context.workdir, engines)
         graphs = [graph for graph in self.graphs if not graph.function]
-        return open_chain(place, graphs, (*whole, *self._given), self._compared, context.workdir, engines)
+        return open_chain(place, graphs, (*whole_inputs, *self._given), self._compared, context.workdir, engines)
 
     def _freeze(self, context: WorkerContext) -> "GoldenSet":
         """The data of the whole with what functions give in fp32, and what graphs give. Raises DataError where
@@ -156,9 +156,11 @@ class ProveEnsemble:
         with open_chain(place, self.graphs, self.whole.inputs, outputs, context.workdir) as chain:
             for batch_inputs in samples.batches():
                 chain_outputs = chain.run(batch_inputs)
-                between = {spec.name: chain_outputs.pop(spec.name) for spec in self._given}
-                if all(array.size for array in (*chain_outputs.values(), *between.values())):
-                    cases.append(Case(f"golden {len(cases)}", "golden", {**batch_inputs, **between}, chain_outputs))
+                inner_values = {spec.name: chain_outputs.pop(spec.name) for spec in self._given}
+                if all(array.size for array in (*chain_outputs.values(), *inner_values.values())):
+                    cases.append(
+                        Case(f"golden {len(cases)}", "golden", {**batch_inputs, **inner_values}, chain_outputs)
+                    )
         if not cases:
             raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
         return GoldenSet(tuple(cases))
@@ -169,15 +171,15 @@ class ProveEnsemble:
         from pipeline.sources.steps import StateModel
         from validation.golden.golden_set import Case, GoldenSet
 
-        place, whole = open_store(context.store), self.whole
-        samples, order, steps = whole.open_steps()
-        labels = samples.column(whole.labels) if whole.labels else None
-        with open_chain(place, self.graphs, whole.inputs, self.outputs, context.workdir) as chain:
-            model = StateModel(chain.run, whole.inputs, whole.dims, whole.states, steps)
+        place, data = open_store(context.store), self.whole
+        samples, order, steps = data.open_steps()
+        labels = samples.column(data.labels) if data.labels else None
+        with open_chain(place, self.graphs, data.inputs, self.outputs, context.workdir) as chain:
+            model = StateModel(chain.run, data.inputs, data.dims, data.states, steps)
             groups, sequences, labels = model.freeze(samples, order, labels)
             cases = [
-                Case(f"golden {at}", "golden", group_inputs, chain.run(group_inputs))
-                for at, group_inputs in enumerate(groups)
+                Case(f"golden {group_index}", "golden", group_inputs, chain.run(group_inputs))
+                for group_index, group_inputs in enumerate(groups)
             ]
         return GoldenSet(tuple(cases), labels, sequences=sequences)
 
@@ -199,15 +201,15 @@ class ProveEnsemble:
 
 def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[TensorSpec]) -> Iterator[Check]:
     """Which share of the samples functions give as many rows for as in fp32: measured, not judged."""
-    whole = [spec.name for spec in chain.inputs]
+    input_names = [spec.name for spec in chain.inputs]
     case_inputs = [case.inputs for case in golden.cases]
-    answers = [chain.run({name: inputs[name] for name in whole}) for inputs in case_inputs]
+    answers = [chain.run({name: inputs[name] for name in input_names}) for inputs in case_inputs]
     for name in (spec.name for spec in boundary):
-        same = [
+        equal_shapes = [
             ours[name].shape == rerun_outputs[name].shape
             for ours, rerun_outputs in zip(case_inputs, answers, strict=True)
         ]
-        yield Check("engine", "same_shape", name, FREE, sum(same) / len(same), None, True, _NOTE)
+        yield Check("engine", "same_shape", name, FREE, sum(equal_shapes) / len(equal_shapes), None, True, _NOTE)
 
 
 def blame(checks: Sequence[Check]) -> list[str]:
@@ -217,13 +219,15 @@ def blame(checks: Sequence[Check]) -> list[str]:
     if failed_check is None:
         return []
     places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
-    alone = [
+    part_checks = [
         check for check in checks if check.output == failed_check.output and check.case.endswith((ALONE, AMONG_SOURCES))
     ]
-    metric = failed_check.name if failed_check.name in {check.name for check in alone} else "sqnr_db"  # as of decisions
-    alike = [check for check in alone if check.name == metric]
+    metric = (
+        failed_check.name if failed_check.name in {check.name for check in part_checks} else "sqnr_db"
+    )  # as of decisions
+    metric_checks = [check for check in part_checks if check.name == metric]
     for case, graphs in places[:: -1 if failed_check.stage == "engine" else 1]:
-        values = ((check.case.removesuffix(case), check.value) for check in alike if check.case.endswith(case))
+        values = ((check.case.removesuffix(case), check.value) for check in metric_checks if check.case.endswith(case))
         if single_errors := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
             return [f"with one engine among {graphs}: {', '.join(single_errors)}"]
     return []
@@ -242,9 +246,9 @@ def request_proof(
     golden, outputs: of the whole.
     precision: of the engines.
     """
-    limits, labelled = spec.limits.get(precision), spec.golden.labels is not None
+    limits, has_labels = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
-    metrics = tuple(metric.resolve(precision, labelled) for metric in spec.golden.metrics)
+    metrics = tuple(metric.resolve(precision, has_labels) for metric in spec.golden.metrics)
     return ProveEnsemble(golden, chain, engines, outputs, precision, stages, metrics)
 
 

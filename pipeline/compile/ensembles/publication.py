@@ -59,8 +59,8 @@ class EnsembleUnit:
         """The status of the worst of its engines, with the reason; 'refused' where a graph has no engine."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
-        graph, worst = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))
-        return worst.status, "" if worst.status == "proven" else f"graph {graph!r}: {worst.reason}"
+        graph, worst_engine = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))
+        return worst_engine.status, "" if worst_engine.status == "proven" else f"graph {graph!r}: {worst_engine.reason}"
 
     def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
         """The unit's entry in a manifest, without an engine. inputs, outputs: of the whole."""
@@ -85,8 +85,10 @@ class EnsembleUnit:
 def _sum_requirements(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
     """Each requirement once; the memory of all engines together."""
     memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
-    others = tuple(dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory)))
-    return (*others, GpuMemory(memory)) if memory else others
+    other_requirements = tuple(
+        dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory))
+    )
+    return (*other_requirements, GpuMemory(memory)) if memory else other_requirements
 
 
 def list_units(
@@ -103,19 +105,19 @@ def list_units(
     graph_precisions = {name: [*precisions] for name, (_, precisions) in selections.items()}
     for target in targets:
         for precision in (
-            each for each in PRECISIONS if any(each in precisions for precisions in graph_precisions.values())
+            kind for kind in PRECISIONS if any(kind in precisions for precisions in graph_precisions.values())
         ):
             engine_choices = dict[str, EngineEntry]()
-            lacking = dict[str, str]()
+            lacking_reasons = dict[str, str]()
             for name, spec in graphs.items():
                 graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
                 choice = _choose(engines[name], target, graph_precision)
                 if isinstance(choice, str):
-                    lacking[name] = choice
+                    lacking_reasons[name] = choice
                 else:
                     engine_choices[name] = choice
-            if any(entry.precision == precision for entry in engine_choices.values()) or lacking:
-                yield EnsembleUnit(target, precision, engine_choices, lacking)
+            if any(entry.precision == precision for entry in engine_choices.values()) or lacking_reasons:
+                yield EnsembleUnit(target, precision, engine_choices, lacking_reasons)
 
 
 def _choose(engines: Sequence[EngineEntry], target: Target, precision: Precision) -> EngineEntry | str:
@@ -160,90 +162,90 @@ class BuiltEnsemble:
         )
 
 
-def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> UnitResult:
+def judge_unit(unit: EnsembleUnit, ensemble: BuiltEnsemble, golden: str, context: RunContext) -> UnitResult:
     """The unit, run from end to end where each of its engines is proven. golden: digest of the data of the whole."""
-    entry = unit.entry(built.golden.inputs, built.outputs)
+    entry = unit.entry(ensemble.golden.inputs, ensemble.outputs)
     if not entry.usable:
         return UnitResult(entry)
     data = write_engines(unit.engines)
     entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
     cannot_run = entry.reason if entry.status == "unproven" else None
-    proof = Proof() if cannot_run else prove(built.request_proof(unit), unit.name, context)
+    proof = Proof() if cannot_run else prove(ensemble.request_proof(unit), unit.name, context)
     report = make_report(entry, golden, [proof], cannot_run, remarks=blame(proof.checks))
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
-    judged = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
-    judged = replace(judged, checks=report.counts, sqnr_db=report.sqnr_db)
+    judged_entry = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
+    judged_entry = replace(judged_entry, checks=report.counts, sqnr_db=report.sqnr_db)
     if report.verdict == "failed":
-        judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
-    size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
-    return UnitResult(judged, size if judged.digest else None, report, dict(proof.metrics))
+        judged_entry = replace(judged_entry, digest=None, size_bytes=None, suffix=None, report=None)
+    size = sum(ensemble.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
+    return UnitResult(judged_entry, size if judged_entry.digest else None, report, dict(proof.metrics))
 
 
 def publish_ensemble(
-    built: BuiltEnsemble,
+    ensemble: BuiltEnsemble,
     units: Sequence[EnsembleUnit],
     draw: Callable[[VersionDocument], str],
     context: RunContext,
-    narrowed: str | None = None,
+    narrowed_reason: str | None = None,
 ) -> Outcome:
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
-    narrowed: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
-    built: the ensemble.  units: those to judge.  context: of the run.
+    narrowed_reason: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
+    ensemble: the ensemble.  units: those to judge.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
-    store, spec = context.store, built.loaded.spec
+    store, spec = context.store, ensemble.loaded.spec
     golden = store.put_file(spec.file(spec.golden.data))
-    judged = [judge_unit(unit, built, golden, context) for unit in units]
-    approved = [(unit.entry, proof) for unit in judged if unit.report and (proof := approve(unit.report))]
-    others = [unit.entry for unit in judged if not unit.entry.usable]
-    if not approved:
-        return Outcome(spec.model, None, False, tuple(judged), {})
-    manifest = _draft(built, golden, judged)
-    whole = replace(manifest, engines=(*(entry for entry, _ in approved), *others))
-    if find_published(store, whole) is None:
-        for _, proof in approved:
+    judged_units = [judge_unit(unit, ensemble, golden, context) for unit in units]
+    approved_proofs = [(unit.entry, proof) for unit in judged_units if unit.report and (proof := approve(unit.report))]
+    other_entries = [unit.entry for unit in judged_units if not unit.entry.usable]
+    if not approved_proofs:
+        return Outcome(spec.model, None, False, tuple(judged_units), {})
+    manifest = _draft(ensemble, golden, judged_units)
+    full_manifest = replace(manifest, engines=(*(entry for entry, _ in approved_proofs), *other_entries))
+    if find_published(store, full_manifest) is None:
+        for _, proof in approved_proofs:
             store.put_bytes(canonical_json(proof.report.to_json()))
-        manifest = with_provenance(store, manifest, whole.engines, context.started_at)
+        manifest = with_provenance(store, manifest, full_manifest.engines, context.started_at)
     channel = spec.publication.channel
-    published = publish(
+    publication = publish(
         store,
         manifest,
-        approved,
-        others,
-        channel=None if narrowed else channel,
+        approved_proofs,
+        other_entries,
+        channel=None if narrowed_reason else channel,
         wanted_version=spec.version,
         by=user(),
         why="built",
     )
-    with published_without(published.manifest, "its page"):
-        measured = Measured(tuple(unit.report for unit in judged if unit.report))
-        page = version_page(published.manifest, measured, store, draw)
-    state = "already published" if published.existed else "published"
-    context.progress.emit(VersionSettled(f"{spec.model}@{published.version}", state))
+    with published_without(publication.manifest, "its page"):
+        reports = Measured(tuple(unit.report for unit in judged_units if unit.report))
+        page = version_page(publication.manifest, reports, store, draw)
+    state = "already published" if publication.existed else "published"
+    context.progress.emit(VersionSettled(f"{spec.model}@{publication.version}", state))
     return Outcome(
         model=spec.model,
-        version=published.version,
-        cached=published.existed,
-        engines=tuple(judged),
+        version=publication.version,
+        cached=publication.existed,
+        engines=tuple(judged_units),
         metrics={},
         channel=channel,
-        channel_refusal=published.channel_refusal,
+        channel_refusal=publication.channel_refusal,
         page=page,
-        manifest=published.digest,
-        narrowed=narrowed,
+        manifest=publication.digest,
+        narrowed=narrowed_reason,
     )
 
 
-def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[UnitResult]) -> Manifest:
-    spec = built.loaded.spec
+def _draft(ensemble: BuiltEnsemble, golden: str, judged_units: Sequence[UnitResult]) -> Manifest:
+    spec = ensemble.loaded.spec
     # Null lifts a limit, so one that was not given stays absent.
     limits = {name: limit.model_dump(mode="json", exclude_unset=True) for name, limit in spec.limits.items()}
     said = spec.model_dump(mode="json", exclude={"publication", "limits"}) | ({"limits": limits} if limits else {})
-    sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in built.chain if not graph.function}}
-    sources |= function_sources(graph.function for graph in built.chain if graph.function)
-    units = sorted([unit.entry.unit, unit.entry.status, str(unit.entry.digest)] for unit in judged)
-    pins = [vars(pin) for pin in built.pins()]
+    sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in ensemble.chain if not graph.function}}
+    sources |= function_sources(graph.function for graph in ensemble.chain if graph.function)
+    units = sorted([unit.entry.unit, unit.entry.status, str(unit.entry.digest)] for unit in judged_units)
+    pins = [vars(pin) for pin in ensemble.pins()]
     return Manifest(
         model=spec.model,
         version="",
@@ -253,13 +255,13 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[UnitResult]) -> M
         sources=sources,
         toolchain=versions(*TOOLS),
         host=describe_host(),
-        graphs=built.pins(),
-        metrics={unit.entry.unit: unit.metrics for unit in judged if unit.metrics},
+        graphs=ensemble.pins(),
+        metrics={unit.entry.unit: unit.metrics for unit in judged_units if unit.metrics},
     )
 
 
 def current_engines(versions_of: Mapping[str, Manifest], context: RunContext) -> dict[str, Sequence[EngineEntry]]:
     """The engines of graphs' versions with their status of today, by graph; of a CPU engine on this kind of CPU."""
-    here = this_kind().name
+    own_target = this_kind().name
     entries_by_graph = {name: judge_entries(context.store, manifest) for name, manifest in versions_of.items()}
-    return {name: [entry.on_cpu(here) for entry in entries] for name, entries in entries_by_graph.items()}
+    return {name: [entry.on_cpu(own_target) for entry in entries] for name, entries in entries_by_graph.items()}

@@ -53,21 +53,23 @@ class SourceGraph:
 
 
 def fetch_sources(
-    place: Store, engines: Mapping[str, EngineBlob], exported: Mapping[str, str], parts: Parts, workdir: Path
+    place: Store, engines: Mapping[str, EngineBlob], exported_digests: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
-    """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  place: the store.  parts:
-    sessions in the place of graphs. Raises as `fetch`."""
+    """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.  place: the store.
+    parts: sessions in the place of graphs. Raises as `fetch`."""
     source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request
         (folder / "exported").mkdir(parents=True)
-        original = fetch_graph(place, exported[name], folder / "exported" / "graph.onnx")
+        original = fetch_graph(place, exported_digests[name], folder / "exported" / "graph.onnx")
         path = runnable(fetch_graph(place, request.model, folder / "graph.onnx"), request.precision)
         backend = discovery.configure(request.backend, dict(request.options))
         blocks = request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
-        changed = request.model != exported[name]
+        has_changed = request.model != exported_digests[name]
         scales = {f"{name}.{state.output}": state.scale for state in request.quantized_states}
-        source_graphs[name] = SourceGraph(original, path, request.precision, changed, blocks, parts[name][1], scales)
+        source_graphs[name] = SourceGraph(
+            original, path, request.precision, has_changed, blocks, parts[name][1], scales
+        )
     return source_graphs
 
 
@@ -94,15 +96,17 @@ class Stages:
         graph_proof = Proof()
         with self._open_sources() as graphs, self.opens(engines) as actual:
             if self._changed:
-                with self.opens({}) as exported:
-                    graph_proof = self._compare("quantization", exported, graphs, golden)
-                whole = expected_checks("engine", actual, golden, default_budget("engine", self.precision))
-                graph_proof = replace(graph_proof, checks=(*graph_proof.checks, *unjudged(END_TO_END, whole)))
-            judged = self._compare("engine", graphs, actual, golden)
-            wrong = alone and self._changed and any(not check.passed for check in judged.checks)
-            each = tuple(self._each_alone(graphs, golden, engines)) if wrong else ()
-        drifts = *graph_proof.free_running, *judged.free_running
-        return replace(judged, checks=graph_proof.checks + judged.checks + each, free_running=drifts)
+                with self.opens({}) as exported_chain:
+                    graph_proof = self._compare("quantization", exported_chain, graphs, golden)
+                whole_checks = expected_checks("engine", actual, golden, default_budget("engine", self.precision))
+                graph_proof = replace(graph_proof, checks=(*graph_proof.checks, *unjudged(END_TO_END, whole_checks)))
+            judged_checks = self._compare("engine", graphs, actual, golden)
+            wrong = alone and self._changed and any(not check.passed for check in judged_checks.checks)
+            part_checks = tuple(self._each_alone(graphs, golden, engines)) if wrong else ()
+        drifts = *graph_proof.free_running, *judged_checks.free_running
+        return replace(
+            judged_checks, checks=graph_proof.checks + judged_checks.checks + part_checks, free_running=drifts
+        )
 
     @property
     def _changed(self) -> bool:
@@ -115,8 +119,10 @@ class Stages:
         from validation.limits.budget import default_budget
 
         for name, engine in engines.items():
-            with self._open_sources({name: engine}) as mixed:
-                engine_checks = drift_checks("engine", graphs, mixed, golden, default_budget("engine", self.precision))
+            with self._open_sources({name: engine}) as mixed_chain:
+                engine_checks = drift_checks(
+                    "engine", graphs, mixed_chain, golden, default_budget("engine", self.precision)
+                )
             yield from unjudged(f"{name}{AMONG_SOURCES}", engine_checks)
 
     def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
@@ -130,42 +136,42 @@ class Stages:
         from validation.metrics.tally import Along
 
         of = self._graph_limits if stage == "quantization" else self._engine_limits
-        expected = None if stage == "quantization" else reference
-        along = Along()
-        spreads = step_spreads(golden, along)
+        expected_session = None if stage == "quantization" else reference
+        course = Along()
+        spreads = step_spreads(golden, course)
         usual: dict[str, Drift] = {}
-        checks = drift_checks(stage, expected, candidate, golden, of(reference, golden), spreads, usual)
+        checks = drift_checks(stage, expected_session, candidate, golden, of(reference, golden), spreads, usual)
         if stage == "quantization" and self.precision != "fp32":
             checks += tuple(decision_checks(usual, self.metrics, self.limits.get(stage, {})))
-        if rolled := golden.sequences:
-            sides = FreeRunningSession(reference, rolled), FreeRunningSession(candidate, rolled)
-            rolled_limits = of(sides[0], rolled.golden, rolled)
-            expected = None if expected is None else sides[0]
-            checks += free_running_checks(stage, expected, sides[1], rolled.golden, rolled_limits, along)
-        return Proof(checks, spreads=spreads.at(stage), free_running=along.at(stage))
+        if sequences := golden.sequences:
+            sides = FreeRunningSession(reference, sequences), FreeRunningSession(candidate, sequences)
+            rolled_limits = of(sides[0], sequences.golden, sequences)
+            expected_session = None if expected_session is None else sides[0]
+            checks += free_running_checks(stage, expected_session, sides[1], sequences.golden, rolled_limits, course)
+        return Proof(checks, spreads=spreads.at(stage), free_running=course.at(stage))
 
     def _graph_limits(
-        self, exported: Session, golden: "GoldenSet", rolled: "GoldenSequences | None" = None
+        self, exported_chain: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the graphs that the engines were built from, as `WrittenLimits` of one graph. rolled: the
+        """The limits of the graphs that the engines were built from, as `WrittenLimits` of one graph. sequences: the
         sequences that `golden` has, where sessions take whole ones."""
         from validation.limits.budget import StagedLimits
 
         limits = self.limits.get("quantization", {})
         if self.precision in QUANTIZED:
-            return quantized_limits(exported, self.precision, golden, limits, bool(self.metrics))
-        looser = self._measure("quantization", exported, golden, limits, rolled)
+            return quantized_limits(exported_chain, self.precision, golden, limits, bool(self.metrics))
+        looser = self._measure("quantization", exported_chain, golden, limits, sequences)
         return StagedLimits(next(looser), looser)
 
     def _engine_limits(
-        self, graphs: Session, golden: "GoldenSet", rolled: "GoldenSequences | None" = None
+        self, graphs: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
         """The limits of the engines against those graphs: those of fp32, which most keep in any precision and no fault
         does; where they do not, what honest rounding of the chain adds."""
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})
-        looser = self._measure("engine", graphs, golden, limits, rolled)
+        looser = self._measure("engine", graphs, golden, limits, sequences)
         if limits:
             return StagedLimits(next(looser), looser)
         note = "" if self.precision == "fp32" else FIRST
@@ -178,7 +184,7 @@ class Stages:
         reference: Session,
         golden: "GoldenSet",
         limits: Mapping[str, float],
-        rolled: "GoldenSequences | None",
+        sequences: "GoldenSequences | None",
     ) -> "Iterator[OutputLimits]":
         """The limits that follow from the honest rounding of the whole chain, measured."""
         from validation.limits.budget import OutputLimits, allow_near_ties, budgets
@@ -186,8 +192,8 @@ class Stages:
 
         graphs = [source.path if stage == "engine" else source.exported for source in self.sources.values()]
         scales = {name: scale for source in self.sources.values() for name, scale in source.scales.items()}
-        perturbed, whole = self._perturb(stage, rolled), rolled is not None
-        for honest in measure_rounding(graphs, perturbed, golden, reference, thorough=True, whole=whole):
+        perturbed_chain, has_sequences = self._perturb(stage, sequences), sequences is not None
+        for honest in measure_rounding(graphs, perturbed_chain, golden, reference, thorough=True, whole=has_sequences):
             stage_budgets = budgets(stage, self.precision, golden.noise, honest)
             if stage == "engine":
                 stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts)
@@ -205,9 +211,9 @@ class Stages:
             yield stack.enter_context(self.opens({**parts, **engines}))
 
     @contextmanager
-    def _perturb(self, stage: "Stage", rolled: "GoldenSequences | None") -> "Iterator[Perturbed]":
+    def _perturb(self, stage: "Stage", sequences: "GoldenSequences | None") -> "Iterator[Perturbed]":
         """The chain with graphs that round as other kernels would. At the stage of the graphs these are the exported
-        ones, in the precision that each engine has. rolled: the sequences that it takes whole, with its own states."""
+        ones, in the precision that each engine has. sequences: those that it takes whole, with its own states."""
         from validation.golden.free_running import FreeRunningSession
         from validation.perturbation.graph import perturb_chain, perturb_graph
 
@@ -215,12 +221,12 @@ class Stages:
             perturbations: dict[str, Perturbed] = {}
             for name, source in self.sources.items():
                 folder = Path(stack.enter_context(TemporaryDirectory(dir=self.workdir)))
-                built = stage == "engine"
-                path, half = (source.path, None) if built else (source.exported, _HALVES.get(source.precision))
-                graph = perturb_graph(path, as_written, folder, half, source.blocks and built)
+                is_engine = stage == "engine"
+                path, half = (source.path, None) if is_engine else (source.exported, _HALVES.get(source.precision))
+                graph = perturb_graph(path, as_written, folder, half, source.blocks and is_engine)
                 perturbations[name] = stack.enter_context(graph)
             chain = stack.enter_context(perturb_chain(self._open, perturbations))
-            yield replace(chain, session=FreeRunningSession(chain.session, rolled)) if rolled else chain
+            yield replace(chain, session=FreeRunningSession(chain.session, sequences)) if sequences else chain
 
     def _open(self, sessions: Mapping[str, Session]) -> "AbstractContextManager[Ensemble]":
         return self.opens({name: (session, self.sources[name].rows) for name, session in sessions.items()})

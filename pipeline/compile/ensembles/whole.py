@@ -152,8 +152,8 @@ class WholeData:
         """The samples. Raises DataError where they do not suit the inputs."""
         from validation.data.samples import Samples
 
-        extra = [name for name in (self.labels, self.sequence, self.steps and self.steps[1]) if name]
-        return Samples.open(self.path, step_inputs(self.inputs, self.states), self.dims, extra)
+        extra_names = [name for name in (self.labels, self.sequence, self.steps and self.steps[1]) if name]
+        return Samples.open(self.path, step_inputs(self.inputs, self.states), self.dims, extra_names)
 
     def open_steps(self) -> "tuple[Samples, Array | None, Steps | None]":
         """The samples, for each which sequence it is a step of, and which of them are one step. Raises as `open`,
@@ -200,15 +200,15 @@ class RolledStep:
 
 
 def find_graph_steps(
-    whole: WholeData, state: bool, inputs: Sequence[TensorSpec], sources: Mapping[str, str]
+    data: WholeData, state: bool, inputs: Sequence[TensorSpec], sources: Mapping[str, str]
 ) -> GraphSteps:
     """Of a graph. state: whether it has state.  inputs: without its states.  sources: what gives them."""
-    joined = whole.steps[0] if whole.steps else ""
-    step_dim = next((dim for dim, name in name_dims(inputs, sources, whole.inputs).items() if name == joined), "")
+    joined_step = data.steps[0] if data.steps else ""
+    step_dim = next((dim for dim, name in name_dims(inputs, sources, data.inputs).items() if name == joined_step), "")
     return GraphSteps(state, step_dim)
 
 
-def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Iterator[RolledStep]:
+def roll_steps(chain: Session, data: WholeData, states: Sequence[State]) -> Iterator[RolledStep]:
     """All steps of the sequences of the whole, run by a chain that carries its states. states: of the chain. Raises
     DataError for data that are no steps."""
     import numpy as np
@@ -216,11 +216,11 @@ def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Ite
     from enginesmith.streams import Streams
     from validation.data.joined import GrownInputs, JoinedSteps, split
 
-    samples, order, steps = whole.open_steps()
+    samples, order, steps = data.open_steps()
     firsts = steps.firsts if steps else np.arange(samples.count)
     counts = np.diff(np.append(firsts, samples.count)).tolist()
     source = JoinedSteps(samples, steps) if steps else samples
-    streams = Streams(chain.run, tuple(chain.inputs), states, whole.ends)
+    streams = Streams(chain.run, tuple(chain.inputs), states, data.ends)
     for number, sequence in enumerate(split(source, None if order is None else order[firsts])):
         streams.reset()
         grown = GrownInputs(streams.inputs)
@@ -230,7 +230,7 @@ def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Ite
 
 
 def list_rows(
-    rolled: Iterator[RolledStep],
+    rolled_steps: Iterator[RolledStep],
     steps: GraphSteps,
     inputs: Sequence[TensorSpec],
     sources: Mapping[str, str],
@@ -242,13 +242,15 @@ def list_rows(
 
     before: Tensors = {}
     numbers = -1, -1
-    for step in rolled:
+    for step in rolled_steps:
         row_tensors = {name: step.tensors[source] for name, source in sources.items()}
         parts = _cut(row_tensors, steps.dim, step.samples, inputs) if steps.dim else [row_tensors]
         for part in parts:
             if steps.state:
                 of = {SEQUENCE: step.numbers[0], STEP: step.numbers[1]} if steps.dim else {SEQUENCE: step.numbers[0]}
-                yield part | {name: np.array(at if complete else [at]) for name, at in of.items()}
+                yield part | {
+                    name: np.array(step_index if complete else [step_index]) for name, step_index in of.items()
+                }
             elif numbers[0] != step.numbers[0] or not all(np.array_equal(part[name], before[name]) for name in part):
                 yield part
             before, numbers = part, step.numbers
@@ -309,11 +311,11 @@ class ComputeSamples:
             states = [state for state in self.whole.states if split_source(state.input, names)]
             state_inputs, state_outputs = [state.input for state in states], [state.output for state in states]
             outputs = [spec for spec in tensors_of(self.before) if spec.name in (*source_names, *state_outputs)]
-            others = {state.input for state in self.whole.states}.difference(state_inputs)
-            outer_inputs = [spec for spec in self.whole.inputs if spec.name not in others]
+            other_states = {state.input for state in self.whole.states}.difference(state_inputs)
+            outer_inputs = [spec for spec in self.whole.inputs if spec.name not in other_states]
             with open_chain(place, self.before, outer_inputs, outputs, context.workdir) as chain:
-                rolled = roll_steps(chain, self.whole, states)
-                rows = list_rows(rolled, self.steps, self.inputs, self.sources, complete)
+                rolled_steps = roll_steps(chain, self.whole, states)
+                rows = list_rows(rolled_steps, self.steps, self.inputs, self.sources, complete)
                 path, count = write_samples(rows, complete, context.workdir)
             return ComputedSamples(place.put_file(path), count)
         with open_chain(place, self.before, self.whole.inputs, outputs, context.workdir) as chain:
@@ -328,14 +330,14 @@ class ComputeSamples:
 
 def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
     """Whether what these sources give was given by a function, or by a graph behind one."""
-    graph_places = {graph.name: at for at, graph in enumerate(before)}
+    graph_places = {graph.name: place for place, graph in enumerate(before)}
     givers = {
         graph_places[source_parts[0]]
         for source in sources.values()
         if (source_parts := split_source(source, graph_places))
     }
     # What a graph names of itself is an input of the whole, so each takes from those before it alone.
-    return any(before[at].function or _behind_functions(before[at].sources, before[:at]) for at in givers)
+    return any(before[place].function or _behind_functions(before[place].sources, before[:place]) for place in givers)
 
 
 def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> tuple[Path, int]:
@@ -389,15 +391,19 @@ def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
 
 
 def request_samples(
-    whole: WholeData, before: Sequence[ChainedGraph], spec: "ModelSpec", sources: Mapping[str, str]
+    data: WholeData, before: Sequence[ChainedGraph], spec: "ModelSpec", sources: Mapping[str, str]
 ) -> ComputeSamples:
-    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph.  whole: the
+    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph.  data: the
     data that the samples are computed from."""
     inputs = step_inputs(spec.tensors(), spec.states())
-    taken = {tensor.name: sources[tensor.name] for tensor in inputs}
-    steps = find_graph_steps(whole, bool(spec.state), inputs, taken) if whole.states else None
-    needed = tuple(before) if any(split_source(source, [g.name for g in before]) for source in taken.values()) else ()
-    return ComputeSamples(whole, needed, inputs, taken, steps)
+    taken_sources = {tensor.name: sources[tensor.name] for tensor in inputs}
+    steps = find_graph_steps(data, bool(spec.state), inputs, taken_sources) if data.states else None
+    needed_graphs = (
+        tuple(before)
+        if any(split_source(source, [g.name for g in before]) for source in taken_sources.values())
+        else ()
+    )
+    return ComputeSamples(data, needed_graphs, inputs, taken_sources, steps)
 
 
 def compute_samples(

@@ -55,10 +55,10 @@ class Measured:
     failures: tuple[BuildFailure, ...] = ()
 
     @classmethod
-    def of(cls, judged: Sequence[JudgedUnit]) -> "Measured":
+    def of(cls, judged_units: Sequence[JudgedUnit]) -> "Measured":
         """The reports and failures of judged units."""
-        failures = tuple(unit.built.failure for unit in judged if unit.built.failure)
-        return cls(tuple(unit.report for unit in judged if unit.report), failures)
+        failures = tuple(unit.built.failure for unit in judged_units if unit.built.failure)
+        return cls(tuple(unit.report for unit in judged_units if unit.report), failures)
 
 
 def write_document(document: VersionDocument) -> bytes:
@@ -66,18 +66,20 @@ def write_document(document: VersionDocument) -> bytes:
     return json.dumps(encode_document(document), ensure_ascii=False, allow_nan=False).encode()
 
 
-def read_version(data: bytes, what: str) -> VersionDocument:
-    """The document that `write_document` wrote. what: how errors call it. Raises IntegrityError."""
-    return _version(_parse(data, what), what)
+def read_version(data: bytes, document_name: str) -> VersionDocument:
+    """The document that `write_document` wrote. document_name: how errors call it. Raises IntegrityError."""
+    return _version(_parse(data, document_name), document_name)
 
 
 def published_document(store: Store, manifest: Manifest) -> VersionDocument:
     """A version's document with its statuses, reports and latencies of today. Raises UnknownNameError."""
-    where = f"{manifest.model}@{manifest.version}"
+    version_name = f"{manifest.model}@{manifest.version}"
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:
-        raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
-    document = read_version(data, f"report.json of {where}")
+        raise UnknownNameError(
+            f"{version_name} has no report.json beside its manifest: it is lost; publish the version again"
+        )
+    document = read_version(data, f"report.json of {version_name}")
     reports_by_unit: dict[str, Report] = {}
     for attestation in sorted(attestations(store, manifest), key=lambda attestation: attestation.created_at):
         key = attestation_key(manifest.model, manifest.version, attestation.engine, attestation.report)
@@ -139,32 +141,34 @@ def draw_or_explain(document: VersionDocument, draw: DrawPage) -> str:
         )
 
 
-def _version(document: dict[str, object], what: str) -> VersionDocument:
+def _version(document: dict[str, object], document_name: str) -> VersionDocument:
     try:
         return decode(document, VersionDocument)
     except IntegrityError as error:
-        raise IntegrityError(f"{what} is not whole ({error}); make it again") from error
+        raise IntegrityError(f"{document_name} is not whole ({error}); make it again") from error
 
 
-def _parse(data: bytes, what: str) -> dict[str, object]:
+def _parse(data: bytes, document_name: str) -> dict[str, object]:
     try:
         document = parse_json(data, MOST_BYTES)
     except Malformed as error:
-        raise IntegrityError(f"{what}: {error}") from error
+        raise IntegrityError(f"{document_name}: {error}") from error
     if document.get("kind") not in (VERSION, CANARY):
-        raise IntegrityError(f"{what} is no report of a version or of a canary: its kind is {document.get('kind')!r}")
+        raise IntegrityError(
+            f"{document_name} is no report of a version or of a canary: its kind is {document.get('kind')!r}"
+        )
     return document
 
 
-def version_page(manifest: Manifest, measured: Measured, store: Store, draw: DrawPage) -> str:
+def version_page(manifest: Manifest, results: Measured, store: Store, draw: DrawPage) -> str:
     """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address.
 
-    measured: what was measured of the version.  store: the registry.  draw: makes the HTML of a document.
+    results: what was measured of the version.  store: the registry.  draw: makes the HTML of a document.
     """
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
-        document = _describe(manifest, measured, store, node_attributions, latencies(store, manifest))
+        document = _describe(manifest, results, store, node_attributions, latencies(store, manifest))
         attach_page(store, manifest, draw_or_explain(document, draw).encode(), write_document(document))
     return place_of(store, key)
 
@@ -174,14 +178,14 @@ def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
     for a report.json that cannot be read."""
     data = store.read(page_data_key(manifest.model, manifest.version)) or b""
     document = read_version(data, f"report.json of {manifest.model}@{manifest.version}")
-    whole = replace(document, attributions=tuple(attributions(store, manifest).values()))
-    if whole != document:
-        attach_page(store, manifest, draw_or_explain(whole, draw).encode(), write_document(whole))
+    whole_document = replace(document, attributions=tuple(attributions(store, manifest).values()))
+    if whole_document != document:
+        attach_page(store, manifest, draw_or_explain(whole_document, draw).encode(), write_document(whole_document))
 
 
 def failed_page(
     draft: Manifest,
-    measured: Measured,
+    results: Measured,
     store: Store,
     draw: DrawPage,
     named_attributions: tuple[NamedAttribution, ...] | None = None,
@@ -190,13 +194,13 @@ def failed_page(
 
     draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
     which node drifted; None where that is not known yet: what an equal run before it found then stays.
-    measured, store, draw: as of `version_page`.
+    results, store, draw: as of `version_page`.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
-    same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
-    if store.read(key) is None or not same or (before and named_attributions not in (None, before.attributions)):
-        document = _describe(draft, measured, store, named_attributions or (), {})
+    is_same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
+    if store.read(key) is None or not is_same or (before and named_attributions not in (None, before.attributions)):
+        document = _describe(draft, results, store, named_attributions or (), {})
         for place, content in ((data_key, write_document(document)), (key, draw_or_explain(document, draw).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
@@ -212,19 +216,19 @@ def failed_document(store: Store, model: str) -> VersionDocument | None:
 
 def _describe(
     manifest: Manifest,
-    measured: Measured,
+    results: Measured,
     store: Store,
     named_attributions: tuple[NamedAttribution, ...],
-    timed: Mapping[str, Sequence[LatencyReport]],
+    latency_reports: Mapping[str, Sequence[LatencyReport]],
 ) -> VersionDocument:
     fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
     return VersionDocument(
         **fields,
-        reports=measured.reports,
-        failures=measured.failures,
+        reports=results.reports,
+        failures=results.failures,
         quantization=quantization_records(store, manifest),
         attributions=named_attributions,
-        latencies={engine: tuple(reports) for engine, reports in timed.items()},
+        latencies={engine: tuple(reports) for engine, reports in latency_reports.items()},
     )
 
 
@@ -325,7 +329,7 @@ def environment_sbom() -> Json:
     Without serial number and time, which CycloneDX leaves free: the same environment is the same bytes. Engines that
     were built on other hosts name their toolchain in the manifest.
     """
-    components = {each["purl"]: each for each in map(_component, importlib.metadata.distributions()) if each}
+    components = {part["purl"]: part for part in map(_component, importlib.metadata.distributions()) if part}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -355,7 +359,7 @@ def _licenses(metadata: importlib.metadata.PackageMetadata) -> list[Json]:
     if expression := metadata["License-Expression"]:
         return [{"expression": str(expression)}]
     classifiers = [str(line) for line in metadata.get_all("Classifier") or ()]
-    classified = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
+    license_names = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
     said = str(metadata["License"] or "").strip()
-    names = classified or ([said] if said and len(said) <= _LICENSE_TEXT and "\n" not in said else [])
+    names = license_names or ([said] if said and len(said) <= _LICENSE_TEXT and "\n" not in said else [])
     return [{"license": {"name": name}} for name in dict.fromkeys(names) if name]

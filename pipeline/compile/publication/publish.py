@@ -91,8 +91,8 @@ class VersionDraft:
     @property
     def others(self) -> tuple[EngineEntry, ...]:
         """The units that were refused or failed, refused ones first."""
-        others = [unit.entry for unit in self.units if not unit.entry.usable]
-        return tuple(sorted(others, key=lambda entry: entry.status != "refused"))
+        other_entries = [unit.entry for unit in self.units if not unit.entry.usable]
+        return tuple(sorted(other_entries, key=lambda entry: entry.status != "refused"))
 
     @property
     def judged(self) -> list[JudgedUnit]:
@@ -102,41 +102,41 @@ class VersionDraft:
 
 def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
-    spec, exported, plan = work.spec, judgement.exported, judgement.plan
+    spec, export, plan = work.spec, judgement.exported, judgement.plan
     blake3 = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
     manifest = _draft_manifest(spec, judgement, _store_labels(spec, work.context.store))
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
     for result in judgement.units:
-        notes = (*result.entry.notes, *_hint(spec, exported, result))
+        notes = (*result.entry.notes, *_hint(spec, export, result))
         entry = replace(result.entry, notes=notes)
         units[result.built.unit.name] = replace(result, entry=entry, size_bytes=manifest.size_of(entry))
     larger = note_larger([units[unit.name] for unit in plan.units])
 
     def read_sources() -> BuildSources:
-        return BuildSources(inputs_of(work), exported.reads, exported.model.digest, exported.golden)
+        return BuildSources(inputs_of(work), export.reads, export.model.digest, export.golden)
 
     return VersionDraft(
         manifest=manifest,
         units=tuple(larger),
-        blake3={**blake3, exported.model.digest: exported.model.blake3},
+        blake3={**blake3, export.model.digest: export.model.blake3},
         channel=spec.publication.channel,
         wanted_version=spec.version,
-        reads=exported.reads,
+        reads=export.reads,
         read_sources=read_sources,
         narrowed=describe_narrowing(spec, work.selection),
     )
 
 
-def _hint(spec: ModelSpec, exported: Exported, unit: JudgedUnit) -> Iterator[str]:
+def _hint(spec: ModelSpec, export: Exported, unit: JudgedUnit) -> Iterator[str]:
     """What data would show, or mend, of a unit whose checks failed; nothing of another."""
     checks = unit.report.checks if unit.report and unit.entry.status == "failed" else ()
-    if checks and exported.golden_inputs is None:
+    if checks and export.golden_inputs is None:
         yield RANDOM_INPUTS
     overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
     if overflows and unit.built.unit.request.precision == "fp16" and spec.calibration is None:
         yield UNMEASURED
-    resized = any(check.name == "shape" and check.stage == "quantization" and not check.passed for check in checks)
-    if resized and not (spec.golden and spec.golden.metrics):
+    is_resized = any(check.name == "shape" and check.stage == "quantization" and not check.passed for check in checks)
+    if is_resized and not (spec.golden and spec.golden.metrics):
         yield SELECTING
 
 
@@ -146,15 +146,15 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
     faster."""
     usable = [unit for unit in units if unit.entry.usable]
     fp16 = {(at.target, at.backend): unit.size_bytes for unit in usable if (at := unit.entry).precision == "fp16"}
-    noted = []
+    notes = []
     for unit in units:
         entry, size, half = unit.entry, unit.size_bytes, fp16.get((unit.entry.target, unit.entry.backend))
         on_gpu = entry.compute_capability is not None or entry.target == PORTABLE
         if entry.usable and on_gpu and entry.precision in QUANTIZED and size and half and size > half:
             note = f"larger than the fp16 engine ({format_bytes(size)} against {format_bytes(half)})"
             unit = replace(unit, entry=replace(entry, notes=(*entry.notes, note)))
-        noted.append(unit)
-    return noted
+        notes.append(unit)
+    return notes
 
 
 def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
@@ -163,41 +163,43 @@ def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
 
 
 def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str]) -> Manifest:
-    exported, plan, judged = judgement.exported, judgement.plan, judgement.units
+    export, plan, judged_units = judgement.exported, judgement.plan, judgement.units
     graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
-    sources = {"onnx": exported.model.digest, "golden": exported.golden, **labels}
-    sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
-    resolved = resolved_spec(spec)
+    sources = {"onnx": export.model.digest, "golden": export.golden, **labels}
+    sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != export.model.digest}
+    document = resolved_spec(spec)
     # How long engines are timed changes nothing about what they are.
-    said = resolved | {"validation": {k: v for k, v in resolved["validation"].items() if k != "latency"}}
+    said = document | {"validation": {k: v for k, v in document["validation"].items() if k != "latency"}}
     # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
     scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
     provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
-    units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged]
-    refused = [[unit.name, unit.reason] for unit in plan.refused]
-    content = digest_of({"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused})
+    units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged_units]
+    refused_units = [[unit.name, unit.reason] for unit in plan.refused]
+    content = digest_of(
+        {"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused_units}
+    )
     return Manifest(
         model=spec.model,
         version="",
         created_at=now(),
         content=content,
-        spec=resolved,
+        spec=document,
         # What stands beside the engines changes nothing about what they are either.
-        sources=sources | _blobs_beside(graphs) | layers(judged),
-        provenance=provenance | list_refitted(judged),
+        sources=sources | _blobs_beside(graphs) | layers(judged_units),
+        provenance=provenance | list_refitted(judged_units),
         toolchain=versions(*TOOLS),
         host=describe_host(),
         metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
-        shards=_list_shards(exported, graphs, judged),
+        shards=_list_shards(export, graphs, judged_units),
     )
 
 
 def _list_shards(
-    exported: Exported, graphs: Collection[Graph], judged: Sequence[JudgedUnit]
+    export: Exported, graphs: Collection[Graph], judged_units: Sequence[JudgedUnit]
 ) -> dict[str, dict[str, int]]:
-    shards_by_model = {exported.model.digest: exported.model.shards}
+    shards_by_model = {export.model.digest: export.model.shards}
     shards_by_model |= {graph.model: graph.shards for graph in graphs}
-    shards_by_model |= {record.digest: record.shards for unit in judged if (record := unit.built.record)}
+    shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
     return {digest: dict(shards) for digest, shards in shards_by_model.items() if shards}
 
 
@@ -209,8 +211,8 @@ def resolved_spec(spec: ModelSpec) -> Json:
     a frozen golden set is named by its digest already.
     """
     costs = dict.fromkeys(("publication", "build", "timeouts"), True)
-    resolved: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
-    return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
+    document: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
+    return {**document, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
 def _digest_files(spec: ModelSpec) -> dict[str, str]:
@@ -232,15 +234,15 @@ def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
     return extra_blobs | {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
 
 
-def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
+def layers(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
     """Blobs with what compilers tell of the layers, per engine."""
-    unit_extras = [(unit.built.unit.name, record.extras) for unit in judged if (record := unit.built.record)]
+    unit_extras = [(unit.built.unit.name, record.extras) for unit in judged_units if (record := unit.built.record)]
     return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in unit_extras if "layers" in extras}
 
 
-def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
+def list_refitted(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
     """Digests of the engines whose kernels these have, per engine that was refitted."""
-    unit_records = [(unit.built.unit.name, record) for unit in judged if (record := unit.built.record)]
+    unit_records = [(unit.built.unit.name, record) for unit in judged_units if (record := unit.built.record)]
     return {f"{REFITTED} {unit}": record.refitted_from for unit, record in unit_records if record.refitted_from}
 
 
@@ -255,58 +257,61 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
 
     draw: makes the HTML page of a version's document.  Raises as `enginesmith.registry.versions.publish.publish`.
     """
-    store, manifest, judged = context.store, draft.manifest, draft.judged
-    published = _publish(draft, context)
-    if published is None:
-        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged), store, draw)
+    store, manifest, judged_units = context.store, draft.manifest, draft.judged
+    publication = _publish(draft, context)
+    if publication is None:
+        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged_units), store, draw)
         return Outcome(manifest.model, None, False, _list_results(draft), dict(manifest.metrics), page=page)
-    built = [unit.built.unit.request for unit in judged if unit.built.digest]
-    new = published.repeated or not published.existed
-    with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
-        remember_builds(manifest.model, built, draft.reads, draft.read_sources, context, new)
-    with published_without(published.manifest, "its latency reports and its page"):
-        add_latencies(store, published.manifest, [unit.latency for unit in judged if unit.latency])
-    name = f"{manifest.model}@{published.version}"
-    same = name if published.repeated else None
-    status_text = f"same as {name}" if same else "already published" if published.existed else "published"
-    context.progress.emit(VersionSettled(manifest.model if same else name, status_text))
+    build_requests = [unit.built.unit.request for unit in judged_units if unit.built.digest]
+    new = publication.repeated or not publication.existed
+    with published_without(publication.manifest, "what the next plan compares with, its latency reports and its page"):
+        remember_builds(manifest.model, build_requests, draft.reads, draft.read_sources, context, new)
+    with published_without(publication.manifest, "its latency reports and its page"):
+        add_latencies(store, publication.manifest, [unit.latency for unit in judged_units if unit.latency])
+    name = f"{manifest.model}@{publication.version}"
+    same_version = name if publication.repeated else None
+    status_text = f"same as {name}" if same_version else "already published" if publication.existed else "published"
+    context.progress.emit(VersionSettled(manifest.model if same_version else name, status_text))
     # After that is said: with many engines the page's pictures take a while.
-    with published_without(published.manifest, "its page"):
-        page = version_page(published.manifest, Measured.of(judged), store, draw)
+    with published_without(publication.manifest, "its page"):
+        page = version_page(publication.manifest, Measured.of(judged_units), store, draw)
     return Outcome(
         model=manifest.model,
-        version=published.version,
-        cached=published.existed and all(unit.built.cached or unit.built.unit.action == "failed" for unit in judged),
-        engines=_list_results(draft, published.manifest.engines),
+        version=publication.version,
+        cached=publication.existed
+        and all(unit.built.cached or unit.built.unit.action == "failed" for unit in judged_units),
+        engines=_list_results(draft, publication.manifest.engines),
         metrics=dict(manifest.metrics),
-        channel=None if same else draft.channel,
-        channel_refusal=published.channel_refusal,
+        channel=None if same_version else draft.channel,
+        channel_refusal=publication.channel_refusal,
         page=page,
-        manifest=published.digest,
-        same_as=same,
+        manifest=publication.digest,
+        same_as=same_version,
         narrowed=draft.narrowed,
     )
 
 
 def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
     """None when no engine is fit to be published. Reports are stored only for a version that is new."""
-    approved, others = draft.approved, draft.others
-    if not approved:
+    approved_proofs, other_entries = draft.approved, draft.others
+    if not approved_proofs:
         return None
     store, manifest = context.store, draft.manifest
-    entries = (*(entry for entry, _ in approved), *others)
-    whole = replace(manifest, engines=entries)
-    if find_published(store, whole) is None:
-        if same := find_same(store, whole, [proof.report for _, proof in approved], draft.wanted_version):
-            return Published(same, existed=True, repeated=True)
-        for _, proof in approved:
+    entries = (*(entry for entry, _ in approved_proofs), *other_entries)
+    full_manifest = replace(manifest, engines=entries)
+    if find_published(store, full_manifest) is None:
+        if same_version := find_same(
+            store, full_manifest, [proof.report for _, proof in approved_proofs], draft.wanted_version
+        ):
+            return Published(same_version, existed=True, repeated=True)
+        for _, proof in approved_proofs:
             store.put_bytes(canonical_json(proof.report.to_json()))
         manifest = with_provenance(store, manifest, entries, context.started_at)
     return publish(
         store,
         manifest.with_blake3(draft.blake3),
-        approved,
-        others,
+        approved_proofs,
+        other_entries,
         channel=None if draft.narrowed else draft.channel,
         wanted_version=draft.wanted_version,
         by=user(),
@@ -314,20 +319,20 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
     )
 
 
-def _list_results(draft: VersionDraft, published: Sequence[EngineEntry] = ()) -> tuple[UnitResult, ...]:
+def _list_results(draft: VersionDraft, published_entries: Sequence[EngineEntry] = ()) -> tuple[UnitResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
-    entries, size_of = {entry.unit: entry for entry in published}, draft.manifest.size_of
+    entries, size_of = {entry.unit: entry for entry in published_entries}, draft.manifest.size_of
     pairs = ((unit, entries.get(unit.entry.unit, unit.entry)) for unit in draft.units)
     return tuple(replace(unit, entry=entry, size_bytes=size_of(entry)) for unit, entry in pairs)
 
 
 def publish_attributions(
-    outcome: Outcome, draft: VersionDraft, attributed: Sequence[Attributed], draw: DrawPage, context: RunContext
+    outcome: Outcome, draft: VersionDraft, attributions: Sequence[Attributed], draw: DrawPage, context: RunContext
 ) -> Outcome:
     """The outcome with the attributions of each unit, which are then beside the version and on its page; where nothing
     was published, on the page of the run.
 
-    attributed: what was found, or why nothing was.  draw: as of `publish_version`.
+    attributions: what was found, or why nothing was.  draw: as of `publish_version`.
     draft: of the version.  context: of the run.
     """
     store = context.store
@@ -335,7 +340,7 @@ def publish_attributions(
         NamedAttribution(
             **vars(read_attribution(store, attribution.digest)), name=attribution.name, units=attribution.units
         )
-        for attribution in attributed
+        for attribution in attributions
         if attribution.digest
     )
     if outcome.version is None:
@@ -351,7 +356,7 @@ def publish_attributions(
     engines = [
         replace(
             engine,
-            attributed=tuple(attribution for attribution in attributed if engine.entry.unit in attribution.units),
+            attributed=tuple(attribution for attribution in attributions if engine.entry.unit in attribution.units),
         )
         for engine in outcome.engines
     ]

@@ -58,27 +58,27 @@ class Suspect:
         return f"graph {unit.graph.variant.name}" if self.stage == "quantization" else unit.name
 
 
-def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
+def find_suspects(judged_units: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
     suspects: dict[tuple[str, str], Suspect] = {}
-    for result in judged:
+    for result in judged_units:
         unit, failed_checks = result.built.unit, result.report.failed if result.report else ()
         # Left out are a broken contract and calls that do not repeat, which say how the engine behaves, padding,
         # which is about rules of the spec, and an overlap, which says how it was measured. A task metric counts for
         # the first place that it fails at, which the later ones inherit: on the exported model it is about labels,
         # data or training, and no graph or engine is to blame.
-        explained = [
+        explained_checks = [
             c
             for c in failed_checks
             if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
         ]
-        places = {check.case.rpartition(", ")[2] for check in explained if check.stage == "task"}
+        places = {check.case.rpartition(", ")[2] for check in explained_checks if check.stage == "task"}
         first_place = next((place for place in ("exported model", "graph", "engine") if place in places), "")
         stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first_place, set())
-        drifted, broken = stages | {check.stage for check in explained}, dict[str, Suspect]()
-        if "quantization" in drifted and unit.graph.recipe is not None:
+        drifted_stages, broken = stages | {check.stage for check in explained_checks}, dict[str, Suspect]()
+        if "quantization" in drifted_stages and unit.graph.recipe is not None:
             broken[unit.request.model] = Suspect("quantization", result.built, ())
-        if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
+        if "engine" in drifted_stages and discovery.capabilities_of(unit.request.backend).opens_parts:
             cases = tuple(check.case for check in failed_checks if check.name in ("sizes", "magnitudes"))
             broken[unit.name] = Suspect("engine", result.built, (), cases)
         for name, suspect in broken.items():
@@ -137,30 +137,30 @@ class AttributeGraph:
         with ReferenceSession(original) as session:
             stages = WrittenLimits(original, precision, self.limits, metrics, workdir)(session, frozen)
             loosest_limits = stages.loosest()
-            expected = _answer(frozen, session, workdir / "answered.safetensors")
+            expected_cases = _answer(frozen, session, workdir / "answered.safetensors")
 
         def check(actual: Session, cases: "GoldenSet") -> Sequence[Check]:
             checks = expected_checks("quantization", actual, cases, loosest_limits)
-            judged = metrics if cases is expected else ()
-            return lift_limits(proof_of(checks, actual, cases, judged, "graph").checks, metrics)
+            judged_metrics = metrics if cases is expected_cases else ()
+            return lift_limits(proof_of(checks, actual, cases, judged_metrics, "graph").checks, metrics)
 
         candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), precision)
         recipe = _read_recipe(place, self.recipe) if self.recipe else None
         source = original if recipe is None else fetch_graph(place, recipe.model, workdir / "source.onnx")
         with ReferenceSession(candidate) as session:
-            before = check(session, expected)
+            before = check(session, expected_cases)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
-        answered = recipe is None or recipe.model == self.reference
+        has_answers = recipe is None or recipe.model == self.reference
         attribution = attribute_drift(
-            "quantization", precision, *pair, expected, loosest_limits.budgets.tightest, _list_failed(before),
-            tell=print, stop=lambda: clock.left(RANKING) <= 0, answered=answered,
+            "quantization", precision, *pair, expected_cases, loosest_limits.budgets.tightest, _list_failed(before),
+            tell=print, stop=lambda: clock.left(RANKING) <= 0, answered=has_answers,
         )  # fmt: skip
         if not recipe or not attribution.failed:
             return _keep(place, attribution, None)
         if has_shards(source):
             print("no proposal: each trial would write the weights of the model, which lie in shards, once more")
             return _keep(place, attribution, None)
-        judge = _judge_trials(expected, attribution, before, check)
+        judge = _judge_trials(expected_cases, attribution, before, check)
         print("looking for the smallest set of groups to leave in float")
 
         def judge_graph(graph: "ModelProto") -> Sequence[Check]:
@@ -172,7 +172,7 @@ class AttributeGraph:
 
 
 def _judge_trials(
-    expected: "GoldenSet",
+    golden: "GoldenSet",
     attribution: "Attribution",
     before: Sequence[Check],
     check: Callable[[Session, "GoldenSet"], Sequence[Check]],
@@ -190,16 +190,16 @@ def _judge_trials(
 
     failing = {check.case for check in before if not check.passed}
     names = [name for name in attribution.cases if name in failing]
-    edges = GoldenSet(tuple(case for case in expected.of_kind("edge") if case.name in names[:1]))
+    edges = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
     limits = list_limits(check for check in before if not check.passed)
-    few, whole = _worst_golden(expected, attribution) if limits else [], golden_drifts(expected)
+    few, usual_drifts = _worst_golden(golden, attribution) if limits else [], golden_drifts(golden)
 
     def judge(path: Path) -> Sequence[Check]:
         with ReferenceSession(path) as actual:
-            if broken := find_broken(actual, few, whole, limits):
+            if broken := find_broken(actual, few, usual_drifts, limits):
                 return [broken]
             edge_checks = check(actual, edges) if edges.cases else []
-            return edge_checks if _list_failed(edge_checks) else check(actual, expected)
+            return edge_checks if _list_failed(edge_checks) else check(actual, golden)
 
     return judge
 
@@ -236,14 +236,14 @@ class AttributeEngine:
         engine = fetch_graph(place, self.engine.digest, workdir / f"engine{self.engine.suffix}")
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
-        with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
-            loosest_limits = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen).loosest()
+        with ReferenceSession(graph) as reference, backend.open_part(engine) as actual:
+            loosest_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, frozen).loosest()
             if self.cases:  # the limits are the golden set's
                 frozen, metrics = cases_of(self.cases, frozen, request), ()
-            checks = drift_checks("engine", expected, actual, frozen, loosest_limits)
+            checks = drift_checks("engine", reference, actual, frozen, loosest_limits)
             failed_checks = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
-        tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
-        pair = _graph(graph, workdir / "expected"), tapped
+        tapped_graph = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
+        pair = _graph(graph, workdir / "expected"), tapped_graph
         attribution = attribute_drift(
             "engine", request.precision, *pair, frozen, loosest_limits.budgets.tightest, failed_checks,
             tell=print, stop=lambda: clock.left(WHOLE) <= 0,
@@ -355,20 +355,20 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
 
 def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) -> AttributionFound:
     spec = work.spec
-    built, graph = suspect.built, suspect.built.unit.graph
-    precision = built.unit.request.precision
+    built_unit, graph = suspect.built, suspect.built.unit.graph
+    precision = built_unit.unit.request.precision
     metrics = metrics_of(spec, precision)
     limits, seconds = limits_of(spec, precision, suspect.stage), spec.timeouts.attribution_s
     request: Request[AttributionFound]
     if suspect.stage == "quantization":
         recipe = graph.recipe.digest if graph.recipe else None
         request = AttributeGraph(
-            reference, built.unit.request.model, recipe, golden, precision, limits, metrics, seconds
+            reference, built_unit.unit.request.model, recipe, golden, precision, limits, metrics, seconds
         )
         code_roots = []
     else:
-        request = AttributeEngine(built.blob, golden, limits, metrics, suspect.cases, seconds)
-        code_roots = [backend_root(built.unit.request.backend)]
+        request = AttributeEngine(built_unit.blob, golden, limits, metrics, suspect.cases, seconds)
+        code_roots = [backend_root(built_unit.unit.request.backend)]
     key = {**encode_fields(request), **code_key(type(request), *code_roots)}
     job = Job(f"attribute {suspect.name}", request, work.context.store.uri, step_limits(spec, "attribution"))
     return work.context.once("attribute", job.name, key, job, lambda result: [result.attribution])

@@ -60,8 +60,8 @@ def fetch_graph(store: Store, digest: str, dest: Path) -> Path:
     blobs where the file system allows that. Raises as `fetch`, and ModelError for weights in other files."""
     _link(store, digest, dest)
     for shard in list_shards(dest):
-        if not (beside := dest.with_name(shard)).exists():
-            _link(store, shard, beside)
+        if not (shard_path := dest.with_name(shard)).exists():
+            _link(store, shard, shard_path)
     return dest
 
 
@@ -81,14 +81,14 @@ def put_graph(store: Store, path: Path) -> StoredGraph:
     names = list_shards(path) if path.suffix == ".onnx" else ()
     shards = tuple((name, path.with_name(name).stat().st_size) for name in names)
     for shard, size in shards:
-        beside = path.with_name(shard)
+        shard_path = path.with_name(shard)
         if store.stored_size(shard) != size:
-            store.put_file(beside)
+            store.put_file(shard_path)
             if store.near:
                 with suppress(OSError):
-                    linked = beside.with_name(f"{shard}.link")
-                    linked.hardlink_to(store.path(shard))
-                    linked.replace(beside)
+                    link_path = shard_path.with_name(f"{shard}.link")
+                    link_path.hardlink_to(store.path(shard))
+                    link_path.replace(shard_path)
     return StoredGraph(store.put_and_digest_file(path), shards)
 
 
@@ -99,10 +99,10 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
     request = blob.request
     requires = (*discovery.configure(request.backend, dict(request.options)).requires(request), *blob.libraries)
     for digest in {build.sha256 for library in blob.libraries for build in library.builds}:
-        if not (beside := folder / digest).exists():
-            _link(store, digest, beside)
-    stripped = any(isinstance(requirement, Weights) for requirement in requires)
-    weights = fetch_graph(store, request.model, folder / "weights.onnx") if stripped else None
+        if not (shard_path := folder / digest).exists():
+            _link(store, digest, shard_path)
+    is_stripped = any(isinstance(requirement, Weights) for requirement in requires)
+    weights = fetch_graph(store, request.model, folder / "weights.onnx") if is_stripped else None
     return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
 
 
@@ -124,9 +124,9 @@ def this_machine() -> str:
     return f"{this_kind().name}, {os.cpu_count()} cores"
 
 
-def answers_here(exported: Exported) -> str | None:
+def answers_here(export: Exported) -> str | None:
     """Digest of what the exported model answered to its golden set, where that was on such a machine as this."""
-    golden_answers = exported.answers
+    golden_answers = export.answers
     return golden_answers.blob if golden_answers and golden_answers.machine == this_machine() else None
 
 
@@ -152,15 +152,15 @@ def proof_of(
     session: Session,
     golden: "GoldenSet",
     metrics: Sequence[TaskMetric],
-    what: str,
+    proof_name: str,
     drifts: tuple[Sequence[Spread], Sequence[FreeRunning]] = ((), ()),
 ) -> Proof:
     """Checks, task metrics and drifts (how errors spread, and along sequences) as a proof; each value of a metric is a
-    check of its own, and where a metric decides, drift beyond its limits is not a failure. what: the thing that was
-    run.  session: what was run.  golden: the cases.  metrics: the spec's task metrics.  checks: of the stage."""
+    check of its own, and where a metric decides, drift beyond its limits is not a failure. proof_name: the thing that
+    was run.  session: what was run.  golden: the cases.  metrics: the spec's task metrics.  checks: of the stage."""
     from validation.comparison.tasks import lift_limits, task_checks
 
-    task = [replace(check, case=f"{check.case}, {what}") for check in task_checks(session, golden, metrics)]
+    task = [replace(check, case=f"{check.case}, {proof_name}") for check in task_checks(session, golden, metrics)]
     task_values = {name: check.value for name, check in name_task_checks(task).items()}
     values = tuple((name, value) for name, value in task_values.items() if value is not None and math.isfinite(value))
     return Proof((*lift_limits(checks, metrics), *task), values, tuple(drifts[0]), tuple(drifts[1]))
@@ -184,10 +184,10 @@ def runnable(graph: Path, precision: Precision) -> Path:
     blocks, halves = needs_blocks_emulated(outline), needs_emulation(outline)
     if not blocks and not halves:
         return graph
-    emulated, model = graph.with_name("emulated.onnx"), load_graph(graph)
+    emulated_path, model = graph.with_name("emulated.onnx"), load_graph(graph)
     model = emulate_blocks(model) if blocks else model
-    save_onnx(emulate(model) if halves else model, emulated)
-    return emulated
+    save_onnx(emulate(model) if halves else model, emulated_path)
+    return emulated_path
 
 
 def text_of(value: Json) -> bytes:

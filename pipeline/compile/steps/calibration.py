@@ -74,15 +74,15 @@ class ObservePart:
         place = open_store(context.store)
         model = fetch_graph(place, self.model, context.workdir / "model.onnx")
         graph = prepare_model(load_outline(model))
-        everything, needed = activations(graph), tensors_to_measure(graph)
+        everything, needed_tensors = activations(graph), tensors_to_measure(graph)
         del graph
         with open_samples(self.samples) as source:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
-            noted = DigestCollector(source)
-            completed = complete_samples(source, self.samples, model) if self.samples.states else noted
-            observations = observe_samples(model, completed, everything, histograms=needed, span=span)
-            inputs = completed.digests if isinstance(completed, SequenceSamples) else noted.seen
+            collector = DigestCollector(source)
+            full_source = complete_samples(source, self.samples, model) if self.samples.states else collector
+            observations = observe_samples(model, full_source, everything, histograms=needed_tensors, span=span)
+            inputs = full_source.digests if isinstance(full_source, SequenceSamples) else collector.seen
         if observations.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
         return _store(place, observations, inputs)
@@ -97,8 +97,8 @@ class ObservePartRemotely:
     def run(self, context: WorkerContext) -> Observed | None:
         """What the samples showed; None where they are not there."""
         samples = self.part.samples
-        there = Path(samples.root, samples.data.partition(":")[0]).exists()
-        return self.part.run(context) if there else None
+        data_exists = Path(samples.root, samples.data.partition(":")[0]).exists()
+        return self.part.run(context) if data_exists else None
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
     from pipeline.quantization.statistics.observe import open_source
 
     shapes = step_inputs(samples.shapes.inputs, samples.states), samples.shapes.dims
-    extra = [name for name in (samples.labels, samples.sequence, samples.steps and samples.steps[1]) if name]
-    return open_source(samples.root, samples.data, samples.digest, *shapes, extra)
+    extra_names = [name for name in (samples.labels, samples.sequence, samples.steps and samples.steps[1]) if name]
+    return open_source(samples.root, samples.data, samples.digest, *shapes, extra_names)
 
 
-def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model: Path) -> "SampleSource":
+def complete_samples(source: "SampleSource", samples: CalibrationSamples, model: Path) -> "SampleSource":
     """What `open_samples` gave, as it is; of a model with state, as steps with the states that the ONNX file `model`
     hands on. Raises DataError for an array of sequences that is not there."""
     from builders.reference import ReferenceSession, threads_for
@@ -139,17 +139,19 @@ def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model:
     from validation.data.samples import Samples
 
     if not samples.states:
-        return stored
-    order = read_order(stored, samples.sequence) if isinstance(stored, Samples) else None
-    steps = read_steps(stored, samples.steps, order, samples.shapes.dims) if isinstance(stored, Samples) else None
+        return source
+    order = read_order(source, samples.sequence) if isinstance(source, Samples) else None
+    steps = read_steps(source, samples.steps, order, samples.shapes.dims) if isinstance(source, Samples) else None
     ends = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
     session = ReferenceSession(model, threads=threads_for(model, steps=True))
     streams = Streams(session.run, samples.shapes.inputs, samples.states, ends)
-    return SequenceSamples(stored, streams, order, steps)
+    return SequenceSamples(source, streams, order, steps)
 
 
-def _store(place: Store, seen: "Observations", inputs: bytes) -> Observed:
-    return Observed(place.put_bytes(seen.to_bytes()), place.put_bytes(inputs), seen.digest, seen.samples)
+def _store(place: Store, observations: "Observations", inputs: bytes) -> Observed:
+    return Observed(
+        place.put_bytes(observations.to_bytes()), place.put_bytes(inputs), observations.digest, observations.samples
+    )
 
 
 def chosen_ranges(
@@ -173,22 +175,22 @@ def chosen_ranges(
     return ranges(observation_set, range_method, variant.scheme.activation)
 
 
-def parts_of(spec: "ModelSpec", exported: Exported) -> tuple[Part, ...]:
+def parts_of(spec: "ModelSpec", export: Exported) -> tuple[Part, ...]:
     """The parts (index, of how many) that the calibration samples are observed in; () without calibration data, or when
     the model carries Q/DQ of its own."""
-    if spec.calibration is None or exported.model.carries_qdq:
+    if spec.calibration is None or export.model.carries_qdq:
         return ()
     return tuple((index, spec.calibration.parts) for index in range(spec.calibration.parts))
 
 
-def observe(part: Part, exported: Exported, work: Work) -> Observed:
+def observe(part: Part, export: Exported, work: Work) -> Observed:
     """Observe every activation over a part of the samples.
 
     A part that is on record is not observed again, so that an interrupted calibration goes on where it stopped. One
     part of several is observed where engines are built, on any node that sees the same samples under the same path.
     """
     spec, context = work.spec, work.context
-    request = ObservePart(exported.model.digest, part, calibration_samples(spec))
+    request = ObservePart(export.model.digest, part, calibration_samples(spec))
     key = {**encode(request), "samples": samples_key(request.samples), **code_key(ObservePart, ObservePartRemotely)}
     uri, limits = context.store.uri, step_limits(spec, "calibration")
 
@@ -197,8 +199,8 @@ def observe(part: Part, exported: Exported, work: Work) -> Observed:
 
         check_files(spec)
         if count > 1 and context.executor is not local:
-            needed = Needs(memory_mib=USUAL_MEMORY_MIB)
-            remote = Job("calibrate", ObservePartRemotely(request), uri, limits, needed)
+            step_needs = Needs(memory_mib=USUAL_MEMORY_MIB)
+            remote = Job("calibrate", ObservePartRemotely(request), uri, limits, step_needs)
             with suppress(DataError):  # it is raised again here, if the samples are at fault
                 if part_observations := context.run_job(context.executor, name, remote):
                     return part_observations

@@ -72,19 +72,21 @@ class BuildEngine:
         timing = TimingCache(place, backend, context.workdir)
         timing.fetch()
         enter_phase("compiling")
-        begun = time.monotonic()
+        started_s = time.monotonic()
         try:
             engine = build_engine(backend, build_request, model, context.workdir)
         except EnginesmithError:
             timing.keep()  # what was measured until then makes the next try shorter
             raise
-        seconds = round(time.monotonic() - begun, 3)
+        seconds = round(time.monotonic() - started_s, 3)
         enter_phase("storing")
         notes = [*engine.notes, *timing.notes]
         if self.instead_of:
             option = discovery.capabilities_of(build_request.backend).options.workspace_mib
-            original_mib, used = (dict(request.options)[option] for request in (self.instead_of, build_request))
-            notes.append(f"built with {option} {used} instead of {original_mib}: a first build had run out of memory")
+            original_mib, used_mib = (dict(request.options)[option] for request in (self.instead_of, build_request))
+            notes.append(
+                f"built with {option} {used_mib} instead of {original_mib}: a first build had run out of memory"
+            )
         extras = {name: place.put_file(path) for name, path in engine.extras}
         record = record_engine(place, replace(engine, notes=tuple(notes)), seconds, extras)
         timing.keep()
@@ -101,20 +103,20 @@ def record_engine(
 
     store: the registry's.
     """
-    stored = put_graph(store, engine.path)
+    stored_engine = put_graph(store, engine.path)
     libraries = {
         build.sha256 for library in engine.requires if isinstance(library, Library) for build in library.builds
     }
-    shards = {**dict(stored.shards), **{digest: store.size(digest) for digest in libraries}}
+    shards = {**dict(stored_engine.shards), **{digest: store.size(digest) for digest in libraries}}
     record = Recorded(
         engine.request.key,
-        stored.blob.digest,
+        stored_engine.blob.digest,
         engine.size_bytes,
         engine.suffix,
         seconds,
         engine.requires,
         engine.notes,
-        stored.blob.blake3,
+        stored_engine.blob.blake3,
         extras,
         refitted_from,
         tuple(sorted(shards.items())),
@@ -164,18 +166,18 @@ class TimingCache:
             self.notes.append(f"the timing cache was not kept: {error}")
 
     def _document(self, before: bytes | None, data: bytes) -> bytes | None:
-        there = _read_digest(before)
-        whole = data if there in (None, self._given) else self._merge(str(there), data)
-        digest = self._store.put_bytes(whole)
-        if digest == there:
+        stored_digest = _read_digest(before)
+        cache_data = data if stored_digest in (None, self._given) else self._merge(str(stored_digest), data)
+        digest = self._store.put_bytes(cache_data)
+        if digest == stored_digest:
             return None
-        return canonical_json({"format": 1, "cache": digest, "size_bytes": len(whole), "at": now()})
+        return canonical_json({"format": 1, "cache": digest, "size_bytes": len(cache_data), "at": now()})
 
-    def _merge(self, there: str, data: bytes) -> bytes:
+    def _merge(self, stored_digest: str, data: bytes) -> bytes:
         """Both caches as one; `data` alone where the other is damaged or of another kind."""
         try:
             assert self._backend is not None  # noqa: S101 - there is no key without one
-            return self._backend.merge_timing(self._store.read_blob(there, MAX_BYTES), data)
+            return self._backend.merge_timing(self._store.read_blob(stored_digest, MAX_BYTES), data)
         except EnginesmithError as error:
             self.notes.append(f"the timing cache of others was replaced: {error}")
             return data
@@ -209,13 +211,13 @@ def build(unit: Unit, work: Work) -> Built:
     if unit.action == "cached" and (stored_engine := recall_engine(unit.request, context)):
         context.progress.emit(Finished(unit.name, "cached"))
         return Built(unit, stored_engine, cached=True)
-    expected = context.history.predict(spec.model, unit.request, unit.graph.shard_bytes)
-    if expected:
-        context.progress.emit(Predicted(unit.name, expected))
+    expectation = context.history.predict(spec.model, unit.request, unit.graph.shard_bytes)
+    if expectation:
+        context.progress.emit(Predicted(unit.name, expectation))
     request = BuildEngine(unit.request)
-    needed = needs(unit.request, memory_request(spec, expected, unit.graph.shard_bytes))
+    build_needs = needs(unit.request, memory_request(spec, expectation, unit.graph.shard_bytes))
     limits = engine_limits(spec, "build")
-    job = Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
+    job = Job(unit.name, request, context.store.uri, limits, build_needs, reduce_workspace(request))
     try:
         record = context.run_job(context.executor, unit.name, job)
     except EnginesmithError as error:
@@ -223,8 +225,8 @@ def build(unit: Unit, work: Work) -> Built:
             raise
         return Built(unit, failure=_failure(unit, work, error))
     context.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
-    if record.build != unit.request.key and (reduced := recall_reduced(unit.request, context)):
-        unit = replace(unit, request=reduced)
+    if record.build != unit.request.key and (reduced_request := recall_reduced(unit.request, context)):
+        unit = replace(unit, request=reduced_request)
     return Built(unit, record)
 
 
@@ -257,15 +259,15 @@ def gpu_labels(target: Target) -> dict[str, str]:
     return {"enginesmith/sm": target.sm, **({"enginesmith/product": target.product} if target.product else {})}
 
 
-def memory_request(spec: "ModelSpec", expected: Expectation | None = None, shard_bytes: int = 0) -> int:
+def memory_request(spec: "ModelSpec", expectation: Expectation | None = None, shard_bytes: int = 0) -> int:
     """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
 
     Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else
     `USUAL_MEMORY_MIB` and what the weights in shards take.
     """
     limit = spec.build.memory_mib
-    if expected is not None and expected.seconds is not None:
-        return min(limit, max(LEAST_MEMORY_MIB, math.ceil(HEADROOM * expected.peak_mib)))
+    if expectation is not None and expectation.seconds is not None:
+        return min(limit, max(LEAST_MEMORY_MIB, math.ceil(HEADROOM * expectation.peak_mib)))
     usual = USUAL_MEMORY_MIB + (shard_bytes >> 20)
     return limit if "memory_mib" in spec.build.model_fields_set else min(limit, usual)
 

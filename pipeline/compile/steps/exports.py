@@ -55,8 +55,8 @@ class FrozenGolden:
     @property
     def blobs(self) -> list[str]:
         """Digests of the blobs that it names."""
-        named = (self.golden, self.inputs, self.answers and self.answers.blob)
-        return [digest for digest in named if digest]
+        named_blobs = (self.golden, self.inputs, self.answers and self.answers.blob)
+        return [digest for digest in named_blobs if digest]
 
 
 @dataclass(frozen=True)
@@ -97,23 +97,25 @@ class ExportModel:
         from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
-        extra = [name for name in (labels, self.sequence, self.steps and self.steps[1]) if name]
-        samples = _open_golden_samples(self.data, self.source, extra) if self.data else None
+        extra_names = [name for name in (labels, self.sequence, self.steps and self.steps[1]) if name]
+        samples = _open_golden_samples(self.data, self.source, extra_names) if self.data else None
         column = samples.column(labels) if samples and labels else None
         order = read_order(samples, self.sequence) if samples else None
         steps = read_steps(samples, self.steps, order, self.source.dims) if samples else None
         stored_onnx = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
-        exported = export_source(self.source, samples, column, workdir, self.limits, stored_onnx, order, steps)
-        frozen = GoldenSet.load(exported.golden)
-        drifts = exported.spreads, exported.free_running
-        proof = Proof(exported.checks, (), *drifts)
+        export = export_source(self.source, samples, column, workdir, self.limits, stored_onnx, order, steps)
+        frozen = GoldenSet.load(export.golden)
+        drifts = export.spreads, export.free_running
+        proof = Proof(export.checks, (), *drifts)
         if self.metrics:
-            threads = threads_for(exported.onnx, bool(self.source.states))
-            with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
-                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", drifts)
-        named = find_dependences(load_outline(exported.onnx).graph)
-        drawn = () if self.data else (Check("export", RANDOM_INPUTS, "", "golden", None, None, True),)
-        proof = replace(proof, checks=(*proof.checks, *drawn, *unmeasured_checks(frozen, named, self.metrics)))
+            threads = threads_for(export.onnx, bool(self.source.states))
+            with ReferenceSession(export.onnx, threads=threads, name="the exported model") as session:
+                proof = proof_of(export.checks, session, frozen, self.metrics, "exported model", drifts)
+        dependences = find_dependences(load_outline(export.onnx).graph)
+        drawn_checks = () if self.data else (Check("export", RANDOM_INPUTS, "", "golden", None, None, True),)
+        proof = replace(
+            proof, checks=(*proof.checks, *drawn_checks, *unmeasured_checks(frozen, dependences, self.metrics))
+        )
         inputs = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
@@ -122,14 +124,14 @@ class ExportModel:
             groups = (case.inputs for case in frozen.of_kind("golden"))
             inputs = place.put_bytes(golden_digests(groups, samples.complete))
         model = (
-            None if self.known else store_model(place, exported.onnx, ModelShapes(self.source.inputs, self.source.dims))
+            None if self.known else store_model(place, export.onnx, ModelShapes(self.source.inputs, self.source.dims))
         )
-        answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
-        golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)
+        answers = KeptAnswers(place.put_file(export.answers), this_machine()) if export.answers else None
+        golden = FrozenGolden(place.put_file(export.golden), inputs, export.notes, proof, answers)
         return ExportOutcome(model, golden)
 
 
-def _open_golden_samples(data: Path, request: ExportRequest, extra: Sequence[str]) -> "Samples":
+def _open_golden_samples(data: Path, request: ExportRequest, extra_names: Sequence[str]) -> "Samples":
     """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
     source has."""
     from pipeline.sources.canonical import check_names
@@ -137,7 +139,7 @@ def _open_golden_samples(data: Path, request: ExportRequest, extra: Sequence[str
     from validation.data.samples import Samples
 
     try:
-        return Samples.open(data, step_inputs(request.inputs, request.states), request.dims, extra)
+        return Samples.open(data, step_inputs(request.inputs, request.states), request.dims, extra_names)
     except DataError:
         if request.kind == "onnx":
             path, custom = request.root / request.file, bool(request.libraries)
@@ -159,13 +161,13 @@ def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
 
     model = load_outline(path)
     inputs, outputs = specs_of(model)
-    stored = put_graph(place, path)
+    stored_graph = put_graph(place, path)
     opset = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    quantized = carries_qdq(model)
-    share = narrow_share(tidy(model), (), sizes_at(shapes)) if quantized else None
+    is_quantized = carries_qdq(model)
+    share = narrow_share(tidy(model), (), sizes_at(shapes)) if is_quantized else None
     entries = tuple(library.entry for library in list_libraries(path).libraries)
-    facts = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share, entries
-    return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *facts)
+    facts = is_quantized, stored_graph.blob.blake3, count_integer_nodes(model), stored_graph.shards, share, entries
+    return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *facts)
 
 
 # The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
@@ -224,10 +226,10 @@ def told_change(store: Store, before: str, after: str) -> str:
 
 def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
     """The command that accepts a golden set; where the spec is a copy, the one for where it is kept."""
-    where = ["--registry", store.uri.removeprefix("file://")]
+    registry_args = ["--registry", store.uri.removeprefix("file://")]
     if not spec.is_copy:
-        return shlex.join(["enginesmith", "debug", "golden", "accept", spec.address, *where])
-    options = shlex.join(where)
+        return shlex.join(["enginesmith", "debug", "golden", "accept", spec.address, *registry_args])
+    options = shlex.join(registry_args)
     return (
         f"enginesmith debug golden accept SPEC {options} where the spec of {spec.address} is kept, then enginesmith "
         "prefect register "
@@ -278,8 +280,8 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
     digests_by_path = dict[Path, str]()
     if source.kind == "onnx":
         digests_by_path[files[0]] = digest_of_file(files[0])
-        beside = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
-        files += [files[0].parent / name for name in beside]
+        external_files = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
+        files += [files[0].parent / name for name in external_files]
     files += [spec.file(name) for name in (source.weights, *(library.file for library in source.libraries)) if name]
     names = {
         place_of(file, spec): digests_by_path.get(file) or digest_of_file(file) for file in files if file.is_file()

@@ -100,8 +100,8 @@ class WrittenGraph:
     @property
     def blobs(self) -> list[str]:
         """Digests of the blobs that it names."""
-        named = (self.model, self.ranges, self.record, self.recipe, self.written_from)
-        return [*(digest for digest in named if digest), *dict(self.shards)]
+        named_blobs = (self.model, self.ranges, self.record, self.recipe, self.written_from)
+        return [*(digest for digest in named_blobs if digest), *dict(self.shards)]
 
 
 @dataclass(frozen=True)
@@ -135,42 +135,42 @@ class WriteGraph:
         place, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
         source = choice.model if choice else self.model
         model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
-        measured = chosen_ranges(place, variant, self.observations, self.calibration)
+        measured_ranges = chosen_ranges(place, variant, self.observations, self.calibration)
         if choice:
-            measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
+            measured_ranges = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
         float_nodes = choice.left if choice else {}
-        states = scale_states(self.states, measured)
-        how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
+        states = scale_states(self.states, measured_ranges)
+        how, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io
         variant_model, notes = write_variant(
             model, variant.precision, *how, keep_io=keep_io, float_nodes=float_nodes, states=states
         )
         inputs, outputs = specs_of(variant_model)
         save_onnx(variant_model, workdir / "graph.onnx")
-        stored = put_graph(place, workdir / "graph.onnx")
-        ranges = measured.to_json() if measured else None
+        stored_graph = put_graph(place, workdir / "graph.onnx")
+        ranges = measured_ranges.to_json() if measured_ranges else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states)
-        calibrated, share, record = variant.precision in CALIBRATED, None, None
+        is_calibrated, share, record = variant.precision in CALIBRATED, None, None
         idle, observations = notes.idle, Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
             observations = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
         if isinstance(notes, QuantizationNotes):
-            counted = {name: float(observation.elements) for name, observation in observations.tensors.items()}
-            share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), counted)
+            element_counts = {name: float(observation.elements) for name, observation in observations.tensors.items()}
+            share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), element_counts)
             idle = idle or refuse_share(share, variant.precision, notes.explain())
-        if measured and calibrated and isinstance(notes, QuantizationNotes):
-            record = self._record(place, (model, variant_model), notes, measured, observations, share)
+        if measured_ranges and is_calibrated and isinstance(notes, QuantizationNotes):
+            record = self._record(place, (model, variant_model), notes, measured_ranges, observations, share)
         return WrittenGraph(
-            model=stored.blob.digest,
+            model=stored_graph.blob.digest,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             notes=(*([choice.summary] if choice else []), *notes.lines()),
-            scales=measured.digest if measured and calibrated else None,
+            scales=measured_ranges.digest if measured_ranges and is_calibrated else None,
             ranges=place.put_bytes(text_of(ranges)) if ranges else None,
             record=place.put_bytes(text_of(encode(record))) if record else None,
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
             idle=idle,
-            shards=stored.shards,
+            shards=stored_graph.shards,
             quantized_states=states,
             share=share,
         )
@@ -181,7 +181,7 @@ class WriteGraph:
         models: "tuple[ModelProto, ModelProto]",
         notes: QuantizationNotes,
         ranges: "Ranges",
-        seen: "Observations",
+        observations: "Observations",
         share: float | None,
     ) -> "QuantizationRecord":
         """What quantizing did, tensor by tensor. models: the float model and the written one."""
@@ -191,12 +191,12 @@ class WriteGraph:
 
         (model, variant_model), variant, choice = models, self.variant, self.choice
         levels = variant.scheme.weight_levels if variant.scheme else 127
-        evidence = Evidence(model, ranges, seen, weight_levels=levels, share=share)
+        evidence = Evidence(model, ranges, observations, weight_levels=levels, share=share)
         if choice:
             search_document = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
-            smoothed = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
+            tensors = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
             evidence = replace(
-                evidence, smoothed=smoothed, choice=search_document.recorded, weight_db=search_document.weight_db
+                evidence, smoothed=tensors, choice=search_document.recorded, weight_db=search_document.weight_db
             )
         return record(variant_model, notes, evidence)
 
@@ -238,38 +238,38 @@ class CheckGraph:
         from validation.data.joined import overlap_check
         from validation.metrics.tally import Along
 
-        place, along, workdir = open_store(context.store), Along(), context.workdir
+        place, course, workdir = open_store(context.store), Along(), context.workdir
         frozen = golden_set(place, self.golden, workdir)
-        spreads = step_spreads(frozen, along)
+        spreads = step_spreads(frozen, course)
         candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch_graph(place, self.reference, workdir / "reference.onnx")
         with (
-            open_reference(place, original, frozen, self.answers) as expected,
+            open_reference(place, original, frozen, self.answers) as reference,
             ReferenceSession(candidate, threads=threads_for(candidate, bool(frozen.sequences))) as actual,
         ):
             limits = WrittenLimits(original, self.precision, self.limits, self.metrics, workdir)
-            graph_limits = limits(expected, frozen)
+            graph_limits = limits(reference, frozen)
             usual: dict[str, Drift] = {}
-            narrow = self.precision in QUANTIZED
-            selected = selected_of(load_outline(original).graph, self.limits, self.metrics) if narrow else {}
-            checks = drift_checks("quantization", expected, actual, frozen, graph_limits, spreads, usual, selected)
+            is_quantized = self.precision in QUANTIZED
+            selection = selected_of(load_outline(original).graph, self.limits, self.metrics) if is_quantized else {}
+            checks = drift_checks("quantization", reference, actual, frozen, graph_limits, spreads, usual, selection)
             checks += check_free_running(
-                "quantization", (expected, actual), frozen.sequences, partial(as_written, steps=True), limits, along
+                "quantization", (reference, actual), frozen.sequences, partial(as_written, steps=True), limits, course
             )
-            decided = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
+            decision_results = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
             if self.samples:
                 golden, calibration = (
                     place.read_blob(digest, MEASURED_BYTES)
                     for digest in (self.samples.golden, self.samples.calibration)
                 )
                 checks = (overlap_check(golden, calibration), *checks)
-            drifts = spreads.at("quantization"), along.at("quantization")
-            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", drifts)
+            drifts = spreads.at("quantization"), course.at("quantization")
+            return proof_of([*checks, *decision_results], actual, frozen, self.metrics, "graph", drifts)
 
 
 def quantize(
     variant: GraphVariant,
-    exported: Exported,
+    export: Exported,
     ranges: Observed | StepFailure | None,
     choices: Mapping[Searched, SearchResult | StepFailure],
     work: Work,
@@ -281,46 +281,46 @@ def quantize(
     variant, ranges, choices: as of `write_graph`.  work: the run.
     Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
-    check_own_qdq(variant, work.spec, exported)
+    check_own_qdq(variant, work.spec, export)
     try:
-        graph = write_graph(variant, exported, ranges, choices, work)
+        graph = write_graph(variant, export, ranges, choices, work)
         if graph.recipe is None or graph.idle:  # an idle one is refused
             return graph
-        observed = None if isinstance(ranges, StepFailure) else ranges
-        return replace(graph, proof=_check_graph(exported, graph, observed, work))
+        observed_ranges = None if isinstance(ranges, StepFailure) else ranges
+        return replace(graph, proof=_check_graph(export, graph, observed_ranges, work))
     except EnginesmithError as error:
-        return _unwritten(variant, exported, fail_step(f"graph {variant.name}", error, work.context))
+        return _unwritten(variant, export, fail_step(f"graph {variant.name}", error, work.context))
 
 
-def _unwritten(variant: GraphVariant, exported: Exported, failure: StepFailure) -> Graph:
-    model = exported.model
+def _unwritten(variant: GraphVariant, export: Exported, failure: StepFailure) -> Graph:
+    model = export.model
     return Graph(variant, model.digest, model.inputs, model.outputs, shards=model.shards, failure=failure)
 
 
-def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", exported: Exported) -> None:
+def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", export: Exported) -> None:
     """Raise InputError for what a spec asks of the quantization of a model that carries Q/DQ of its own."""
-    if not exported.model.carries_qdq or variant.precision == "fp32":
+    if not export.model.carries_qdq or variant.precision == "fp32":
         return
     if spec.quantization.overrides:
         raise InputError(
             f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
             "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
         )
-    if (named := spec.int8_states()) and variant.precision in QUANTIZED:
+    if (states := spec.int8_states()) and variant.precision in QUANTIZED:
         raise InputError(
-            f"state.{named[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
+            f"state.{states[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
             "remove it, or give the float model"
         )
 
 
-def is_exported(variant: GraphVariant, exported: Exported) -> bool:
+def is_exported(variant: GraphVariant, export: Exported) -> bool:
     """Whether the graph of this variant is the exported model as it is, for which nothing is observed or written."""
-    return variant.precision == "fp32" or exported.model.carries_qdq
+    return variant.precision == "fp32" or export.model.carries_qdq
 
 
 def write_graph(
     variant: GraphVariant,
-    exported: Exported,
+    export: Exported,
     ranges: Observed | StepFailure | None,
     choices: Mapping[Searched, SearchResult | StepFailure],
     work: Work,
@@ -332,9 +332,9 @@ def write_graph(
     work: the run.
     """
     spec = work.spec
-    model = exported.model
-    if is_exported(variant, exported):
-        proof, own_int8 = Proof(metrics=exported.proof.metrics), model.own_int8
+    model = export.model
+    if is_exported(variant, export):
+        proof, own_int8 = Proof(metrics=export.proof.metrics), model.own_int8
         graph = Graph(
             variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own_int8, shards=model.shards
         )
@@ -342,12 +342,12 @@ def write_graph(
         return replace(graph, share=share, idle=refuse_share(share, variant.precision))
     if isinstance(ranges, StepFailure):
         if variant.precision in CALIBRATED:
-            return _unwritten(variant, exported, ranges)
-        graph = write_graph(variant, exported, None, choices, work)
+            return _unwritten(variant, export, ranges)
+        graph = write_graph(variant, export, None, choices, work)
         return replace(graph, notes=(f"written without measured ranges: {ranges.reason}", *graph.notes))
     choice = choices.get(variant.searched) if variant.searched else None
     if isinstance(choice, StepFailure):
-        return _unwritten(variant, exported, choice)
+        return _unwritten(variant, export, choice)
     if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -366,7 +366,7 @@ def write_graph(
     job = Job("quantize", request, work.context.store.uri, step_limits(spec, "quantization"))
     new_graph = work.context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(new_graph.recipe, new_graph.written_from if new_graph.written_from != model.digest else None)
-    notes = (*not_searched(variant, spec, exported), *new_graph.notes)
+    notes = (*not_searched(variant, spec, export), *new_graph.notes)
     graph_facts = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
     graph = Graph(variant, new_graph.model, *graph_facts, record=new_graph.record, recipe=recipe)
     own_int8, states = model.own_int8, new_graph.quantized_states
@@ -380,22 +380,22 @@ def write_graph(
     )
 
 
-def _check_graph(exported: Exported, graph: Graph, ranges: Observed | None, work: Work) -> Proof:
+def _check_graph(export: Exported, graph: Graph, ranges: Observed | None, work: Work) -> Proof:
     spec = work.spec
     precision = graph.variant.precision
     samples = None
-    if precision in CALIBRATED and ranges and exported.golden_inputs:
-        samples = SampleDigests(exported.golden_inputs, ranges.inputs)
+    if precision in CALIBRATED and ranges and export.golden_inputs:
+        samples = SampleDigests(export.golden_inputs, ranges.inputs)
     check = CheckGraph(
-        exported.model.digest,
+        export.model.digest,
         graph.model,
-        exported.golden,
+        export.golden,
         precision,
         limits_of(spec, precision, "quantization"),
         metrics_of(spec, precision),
         samples,
     )
     key = {**encode(check), **code_key(CheckGraph)}
-    check_request = replace(check, answers=answers_here(exported))
+    check_request = replace(check, answers=answers_here(export))
     job = Job("check graph", check_request, work.context.store.uri, step_limits(spec, "proof"))
     return work.context.once("check-graph", f"check {graph.variant.name}", key, job)

@@ -144,13 +144,13 @@ class MeasureEngine:
         backend = discovery.configure(request.backend, dict(request.options))
         engine = fetch_engine(place, self.engine, workdir)
         buckets = bucket_inputs(place, self.golden, self.shapes, terms.buckets, workdir)
-        opens, imports = partial(open_engine, engine), backend.load_runtime
-        measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
-        tuned = tuned_for(self.shapes.dims)
-        at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
+        open_session, imports = partial(open_engine, engine), backend.load_runtime
+        latency = measure_engine(open_session, buckets, terms.seconds, workdir, imports, terms.streams)
+        tuned_sizes = tuned_for(self.shapes.dims)
+        tuned_index = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned_sizes), len(buckets) - 1)
         model = fetch_graph(place, request.model, workdir / "graph.onnx")
-        graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
-        breakdown = self._break_down(engine, graph, buckets[at], measured.buckets[at], workdir)
+        graph = graph_costs(model, self.shapes.inputs, buckets[tuned_index].sizes)
+        breakdown = self._break_down(engine, graph, buckets[tuned_index], latency.buckets[tuned_index], workdir)
         report = LatencyReport(
             unit=request.unit,
             engine=self.engine.digest,
@@ -160,12 +160,12 @@ class MeasureEngine:
             asked=terms,
             size_bytes=engine.size_bytes,
             anatomy=breakdown,
-            load_s=measured.load_s,
-            loaded_bytes=measured.loaded_bytes,
-            memory_resettable=measured.memory_resettable,
-            buckets=measured.buckets,
-            import_s=measured.import_s,
-            processes=measured.processes,
+            load_s=latency.load_s,
+            loaded_bytes=latency.loaded_bytes,
+            memory_resettable=latency.memory_resettable,
+            buckets=latency.buckets,
+            import_s=latency.import_s,
+            processes=latency.processes,
         )
         return TimedEngine(place.put_bytes(canonical_json(encode(report))))
 
@@ -186,8 +186,8 @@ class MeasureEngine:
             profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
         if runtime := opening_parts(backend):
             dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
-            opens = partial(runtime.open_part, as_written=True)
-            roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
+            open_session = partial(runtime.open_part, as_written=True)
+            roofs = measure_roofs(open_session, workdir, dtypes, min(0.02, seconds / 10))
         return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
@@ -208,14 +208,14 @@ class BenchmarkPair:
         """Whether the first is faster, and what else ran on the machine. Raises what opening and running raise."""
         from validation.latency.measurement.paired import compare_times, run_interleaved
 
-        place, opens = open_store(context.store), []
+        place, session_openers = open_store(context.store), []
         for name, side in (("first", self.first), ("second", self.second)):
             folder = context.workdir / name
             folder.mkdir()
-            opens.append(partial(open_engine, fetch_engine(place, side, folder)))
+            session_openers.append(partial(open_engine, fetch_engine(place, side, folder)))
         (bucket,) = bucket_inputs(place, self.golden, self.shapes, (self.sizes,), context.workdir)
         monitor = SystemLoadMonitor()
-        pairs = run_interleaved((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
+        pairs = run_interleaved((session_openers[0], session_openers[1]), bucket.inputs, self.seconds, self.seed)
         load, times = monitor.stop(), compare_times(pairs, self.seed)
         return PairedBenchmark(
             bucket=bucket.name,
@@ -241,7 +241,7 @@ def bucket_inputs(
     return make_buckets(sizes, shapes.inputs, real)
 
 
-def measure(unit: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
+def measure(unit: JudgedUnit, export: Exported, work: Work) -> JudgedUnit:
     """The unit with its latency report, where the spec asks for one and the engine runs here and did not fail.
 
     Raises as `time_engine`.
@@ -253,20 +253,20 @@ def measure(unit: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return unit
-    return replace(unit, latency=time_engine(unit.built.blob, latency_terms, exported.golden, work))
+    return replace(unit, latency=time_engine(unit.built.blob, latency_terms, export.golden, work))
 
 
-def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
+def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
     afresh: measure also when there is a record.
-    asked: the spec's section.  golden: digest of the set that the inputs are from.  work: the run.
+    latency: the spec's section.  golden: digest of the set that the inputs are from.  work: the run.
     Raises what says nothing about the engine (`stops_run`).
     """
     context = work.context
     name = f"latency {engine.request.unit}"
-    measure = MeasureEngine(engine, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
+    measure = MeasureEngine(engine, golden, model_shapes(work.spec), LatencyTerms(latency.seconds, latency.buckets))
     key = {
         **encode(measure),
         "machine": encode(machine()),

@@ -144,8 +144,8 @@ def quantized_limits(
         budgets("quantization", precision, golden.noise), decisions=dict.fromkeys(exact, NearTies())
     ).override(limits)
     weak = "" if judged_by_task or "sqnr_db" in limits else WEAK
-    decided = "" if DECISIONS in limits else str(NearTies())
-    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decided)))
+    decision_text = "" if DECISIONS in limits else str(NearTies())
+    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decision_text)))
 
 
 def _unknown(honest: "Honest") -> str:
@@ -207,9 +207,9 @@ class ExtraCalls:
         def bits() -> bool:
             return self.bitwise or repeats_bits(request, graph)
 
-        shared = discovery.capabilities_of(request.backend).thread_safe
-        moved = magnitude_checks(pair, self.shapes.inputs, golden) if golden_passed else ()
-        return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, golden_passed, shared))
+        thread_safe = discovery.capabilities_of(request.backend).thread_safe
+        checks = magnitude_checks(pair, self.shapes.inputs, golden) if golden_passed else ()
+        return (*checks, *call_checks(pair, shapes, golden, request.seed, allowance, bits, golden_passed, thread_safe))
 
 
 @dataclass(frozen=True)
@@ -261,51 +261,53 @@ class CheckEngine:
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Along
 
-        place, along, started = open_store(context.store), Along(), time.perf_counter()
+        place, course, started_s = open_store(context.store), Along(), time.perf_counter()
         request, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
-        spreads = step_spreads(frozen, along)
+        spreads = step_spreads(frozen, course)
         graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
-        with open_reference(place, graph, frozen, self.answers) as expected:
+        with open_reference(place, graph, frozen, self.answers) as reference:
             limits = CompiledLimits(graph, request, self.limits, workdir)
-            staged_limits = limits(expected, frozen)
-            usual: dict[str, Drift] = {}
-            drift = drift_checks("engine", expected, actual, frozen, staged_limits, spreads, usual)
+            staged_limits = limits(reference, frozen)
+            usual_drifts: dict[str, Drift] = {}
+            drift = drift_checks("engine", reference, actual, frozen, staged_limits, spreads, usual_drifts)
             drift += check_free_running(
-                "engine", (expected, actual), frozen.sequences, partial(as_written, steps=True), limits, along
+                "engine", (reference, actual), frozen.sequences, partial(as_written, steps=True), limits, course
             )
             checks = tuple(lift_limits(drift, self.metrics))
             other_sizes = limits_at_other_sizes(spreads.at("engine"), self.metrics)
-            documented = default_budget("engine", request.precision)
+            budget = default_budget("engine", request.precision)
             pair = FuzzSides(
-                expected, actual, request.precision, staged_limits, documented, usual=usual, other_sizes=other_sizes
+                reference, actual, request.precision, staged_limits, budget, usual=usual_drifts, other_sizes=other_sizes
             )
-            compared_s = time.perf_counter() - started
+            compared_s = time.perf_counter() - started_s
             if self.calls:
                 golden_passed = all(check.passed for check in checks)
                 checks += self.calls.check(request, pair, frozen, graph, golden_passed, compared_s)
             if self.padding:
                 checks += tuple(padding_checks(actual, request, self.padding, frozen, staged_limits))
             if self.contract:
-                checks += _check_contract(self.contract, expected, actual, frozen, staged_limits)
-            drifts = spreads.at("engine"), along.at("engine")
+                checks += _check_contract(self.contract, reference, actual, frozen, staged_limits)
+            drifts = spreads.at("engine"), course.at("engine")
             return proof_of(checks, actual, frozen, self.metrics, "engine", drifts)
 
 
-def _ask_all(recorded: Session, golden: "GoldenSet") -> None:
+def _ask_all(recording: Session, golden: "GoldenSet") -> None:
     """Raise IntegrityError where a golden case or a step of a sequence has no recorded answer, or a damaged one."""
     from validation.comparison.sessions import run
     from validation.golden.free_running import FreeRunningSession
 
-    questions = [(recorded, f"case {case.name!r}", case.inputs) for case in golden.cases]
+    questions = [(recording, f"case {case.name!r}", case.inputs) for case in golden.cases]
     if golden.sequences:
-        rolled = FreeRunningSession(recorded, golden.sequences)
-        questions += [(rolled, f"sequence {case.name!r}", case.inputs) for case in golden.sequences.golden.cases]
-    for session, what, inputs in questions:
+        rolled_session = FreeRunningSession(recording, golden.sequences)
+        questions += [
+            (rolled_session, f"sequence {case.name!r}", case.inputs) for case in golden.sequences.golden.cases
+        ]
+    for session, question_name, inputs in questions:
         try:
             run(session, inputs)
         except EnginesmithError as error:
-            raise IntegrityError(f"{what}: {error}") from error
+            raise IntegrityError(f"{question_name}: {error}") from error
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":
@@ -334,39 +336,39 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 
 
 def _check_contract(
-    contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
+    contract: ContractTerms, reference: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> tuple[Check, ...]:
     from validation.contracts.two_sample import contract_checks
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
-    promised = contract.terms
-    budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
-    return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
+    promised_terms = contract.terms
+    budgets = (limits.loosest() if promised_terms.bitwise else limits.current).budgets
+    return contract_checks(promised_terms, reference, actual, golden, (inputs, batch), budgets)
 
 
-def validate(built: Built, exported: Exported, work: Work) -> JudgedUnit:
+def validate(built_unit: Built, export: Exported, work: Work) -> JudgedUnit:
     """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven,
     and a unit whose graph failed has failed with it.
 
     Raises as `prove_engine`.
     """
-    if built.failure:
-        return judge_built(built)
-    proofs = [exported.proof, built.unit.graph.proof]
-    if built.unit.action == "failed":
-        return judge_built(built, exported.golden, proofs, "it was not built")
-    request = built.unit.request
+    if built_unit.failure:
+        return judge_built(built_unit)
+    proofs = [export.proof, built_unit.unit.graph.proof]
+    if built_unit.unit.action == "failed":
+        return judge_built(built_unit, export.golden, proofs, "it was not built")
+    request = built_unit.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     if not cannot_run:
-        is_source = request.model == exported.model.digest and request.precision == "fp32"
-        check = engine_check(built.blob, work.spec, exported.golden)
-        proofs.append(prove_engine(replace(check, answers=answers_here(exported) if is_source else None), work))
-    judged = judge_built(built, exported.golden, proofs, cannot_run)
-    work.context.progress.emit(VerdictReached(built.unit.name, judged.entry.status, judged.entry.reason))
-    return judged
+        is_source = request.model == export.model.digest and request.precision == "fp32"
+        check = engine_check(built_unit.blob, work.spec, export.golden)
+        proofs.append(prove_engine(replace(check, answers=answers_here(export) if is_source else None), work))
+    judged_unit = judge_built(built_unit, export.golden, proofs, cannot_run)
+    work.context.progress.emit(VerdictReached(built_unit.unit.name, judged_unit.entry.status, judged_unit.entry.reason))
+    return judged_unit
 
 
 def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:

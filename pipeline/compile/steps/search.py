@@ -119,8 +119,8 @@ class SearchQuantization:
         file = fetch_graph(place, self.model, context.workdir / "model.onnx")
         overrides = resolve(prepare_model(onnx.load(file)), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
-        with open_samples(self.samples) as stored, ExitStack() as stack:
-            source = complete_samples(stored, self.samples, file)
+        with open_samples(self.samples) as stored_samples, ExitStack() as stack:
+            source = complete_samples(stored_samples, self.samples, file)
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []
@@ -175,19 +175,19 @@ def _read_labels(source: "Samples", samples: CalibrationSamples) -> "Array":
     """Class indices [n]. Raises DataError for labels of another dtype."""
     label_array = source.column(samples.labels or "")
     if label_array.dtype.kind not in "iu":
-        where = f"{samples.labels!r} of {samples.data}"
-        raise DataError(f"calibration.labels: {where} is {label_array.dtype}; class indices are integers")
+        column_place = f"{samples.labels!r} of {samples.data}"
+        raise DataError(f"calibration.labels: {column_place} is {label_array.dtype}; class indices are integers")
     return label_array
 
 
-def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) -> LatencyProbe | None:
+def find_latency_probe(kind: Searched, spec: "ModelSpec", export: Exported) -> LatencyProbe | None:
     """The engine of the spec that measures what one kind of int8 saves; None when the spec does not ask for measuring.
 
     On another kind of CPU, or with another number of cores, the times are measured anew.
     """
     if spec.quantization.latency == "ignore":
         return None
-    model, reasons = exported.model, []
+    model, reasons = export.model, []
     tools = [discovery.configure(name, options) for name, options in spec.backends.items()]
     pairs = [(tool, target) for tool in tools for target in spec.target_list() if tool.serves(target)]
     for tool, target in pairs:
@@ -207,23 +207,23 @@ def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) ->
 
 
 def choose(
-    kinds: Sequence[Searched], exported: Exported, ranges: Observed | None, work: Work
+    kinds: Sequence[Searched], export: Exported, ranges: Observed | None, work: Work
 ) -> dict[Searched, SearchResult]:
     """Search what to quantize and how, for some kinds of int8, as the spec asks. ranges: what calibration observed.
 
-    exported: the model.  work: the run.
+    export: the model.  work: the run.
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
     spec = work.spec
     quantization = spec.quantization
     floor = SearchFloor(**quantization.floor.model_dump()) if quantization.floor else None
     terms = SearchTerms(quantization.smoothing, floor, node_overrides(spec))
-    items = [SearchedKind(kind, find_latency_probe(kind, spec, exported)) for kind in kinds]
-    return _search(items, terms, step_limits(spec, "quantization"), exported, ranges, work)
+    items = [SearchedKind(kind, find_latency_probe(kind, spec, export)) for kind in kinds]
+    return _search(items, terms, step_limits(spec, "quantization"), export, ranges, work)
 
 
 def search_for_limits(
-    kinds: Sequence[Searched], exported: Exported, ranges: Observed | None, work: Work
+    kinds: Sequence[Searched], export: Exported, ranges: Observed | None, work: Work
 ) -> dict[Searched, SearchResult]:
     """Search the most of some kinds of int8 that keeps the limits of their graphs, with smoothing. Raises as `choose`.
 
@@ -240,32 +240,32 @@ def search_for_limits(
         memory_mib=limits.memory_mib // 2,
         raise_timeout=f"{limits.raise_timeout}, or say quantization.search: never",
     )
-    return _search([SearchedKind(kind) for kind in kinds], terms, limits, exported, ranges, work)
+    return _search([SearchedKind(kind) for kind in kinds], terms, limits, export, ranges, work)
 
 
 def _search(
     items: Sequence[SearchedKind],
     terms: SearchTerms,
     limits: ProcessLimits,
-    exported: Exported,
+    export: Exported,
     ranges: Observed | None,
     work: Work,
 ) -> dict[Searched, SearchResult]:
     """What is on record by kind, and in one job what is not. A search that ran out of its time is on record too, under
     that time: it is made again when it may take longer."""
     spec, context = work.spec, work.context
-    if exported.model.carries_qdq:
+    if export.model.carries_qdq:
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
     method = calibration_method(spec)
     if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
     request = SearchQuantization(
-        exported.model.digest,
+        export.model.digest,
         tuple(items),
         ranges.observations,
         method,
         terms,
-        _find_judged_output(spec, exported),
+        _find_judged_output(spec, export),
         calibration_samples(spec),
         OWN_SHARE * limits.timeout_s,
     )
@@ -273,12 +273,12 @@ def _search(
     search_results = {kind: stored_result for kind in items if (stored_result := _recall(keys[kind], context))}
     for kind in search_results:
         context.progress.emit(Finished(f"choose {kind.kind.name}", "cached"))
-    missing = tuple(kind for kind in items if kind not in search_results)
-    if missing:
-        name = f"choose {' and '.join(kind.kind.name for kind in missing)}"
-        job = Job("choose", replace(request, kinds=missing), context.store.uri, limits)
+    missing_kinds = tuple(kind for kind in items if kind not in search_results)
+    if missing_kinds:
+        name = f"choose {' and '.join(kind.kind.name for kind in missing_kinds)}"
+        job = Job("choose", replace(request, kinds=missing_kinds), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
-        for kind, result in zip(missing, results, strict=True):
+        for kind, result in zip(missing_kinds, results, strict=True):
             _remember(keys[kind], result, context)
             search_results[kind] = result
         context.progress.emit(Finished(name))
@@ -287,18 +287,18 @@ def _search(
 
 def _key(request: SearchQuantization, ranges: Observed) -> Json:
     probe = request.kinds[0].probe
-    timed = [backend_root(probe.request.backend)] if probe and probe.request else []
+    backend_roots = [backend_root(probe.request.backend)] if probe and probe.request else []
     return {
         **encode(request),
         "observations": ranges.seen,
         "samples": samples_key(request.samples),
-        **code_key(SearchQuantization, *timed),
+        **code_key(SearchQuantization, *backend_roots),
     }
 
 
 def _recall(key: Json, context: RunContext) -> SearchResult | None:
-    done = {name: value for name, value in key.items() if name != "most_s"}
-    return context.recall("choose", done, SearchResult) or context.recall("choose", key, SearchResult)
+    searched_key = {name: value for name, value in key.items() if name != "most_s"}
+    return context.recall("choose", searched_key, SearchResult) or context.recall("choose", key, SearchResult)
 
 
 def _remember(key: Json, result: SearchResult, context: RunContext) -> None:
@@ -314,27 +314,25 @@ def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:
     return tuple(Override(rule.match, rule.precision) for rule in spec.quantization.overrides)
 
 
-def find_searched_kinds(
-    variants: Iterable[GraphVariant], spec: "ModelSpec", exported: Exported
-) -> tuple[Searched, ...]:
+def find_searched_kinds(variants: Iterable[GraphVariant], spec: "ModelSpec", export: Exported) -> tuple[Searched, ...]:
     """The kinds of int8 that the spec wants searched for these graph variants, each once; none of a model whose weights
     lie in shards, which a search would hold in memory (`not_searched`)."""
-    if not spec.quantization.searches or exported.model.carries_qdq or exported.model.shards:
+    if not spec.quantization.searches or export.model.carries_qdq or export.model.shards:
         return ()
     return tuple(dict.fromkeys(variant.searched for variant in variants if variant.searched))
 
 
-def not_searched(variant: GraphVariant, spec: "ModelSpec", exported: Exported) -> tuple[str, ...]:
+def not_searched(variant: GraphVariant, spec: "ModelSpec", export: Exported) -> tuple[str, ...]:
     """A note on a variant of which nothing is searched because its weights lie in shards; () for others."""
     option_text = ", ".join(f"quantization.{key}" for key in spec.quantization.searches)
-    if not (option_text and variant.searched and exported.model.shards):
+    if not (option_text and variant.searched and export.model.shards):
         return ()
     return (f"without {option_text}: trials hold all weights in memory, and those of this model lie in shards",)
 
 
-def _find_judged_output(spec: "ModelSpec", exported: Exported) -> str | None:
+def _find_judged_output(spec: "ModelSpec", export: Exported) -> str | None:
     """The output whose argmax is judged by labels; None where there are none."""
     if spec.calibration is None or spec.calibration.labels is None:
         return None
     metrics = spec.golden.metrics if spec.golden else ()
-    return next((metric.output for metric in metrics if metric.name == "accuracy"), exported.model.outputs[0].name)
+    return next((metric.output for metric in metrics if metric.name == "accuracy"), export.model.outputs[0].name)

@@ -48,9 +48,9 @@ _STEPS, _CODES = range(-2, 7), (3.0, 2.0, 1.5, 1.0, 0.5)
 _BIAS = 127  # of an exponent in E8M0
 
 
-def power_of_two(least: float) -> np.float32:
+def power_of_two(least_value: float) -> np.float32:
     """The smallest power of two that is no less than a positive number."""
-    mantissa, exponent = np.frexp(np.float32(least))
+    mantissa, exponent = np.frexp(np.float32(least_value))
     return np.float32(np.ldexp(1.0, int(exponent) - (mantissa == 0.5)))
 
 
@@ -63,8 +63,8 @@ def round_e2m1(values: NDArray[np.floating]) -> Floats:
 
 def round_e4m3(values: NDArray[np.floating]) -> Floats:
     """The values rounded to e4m3, halves to even; 448 is the largest."""
-    bounded = np.clip(values, -LARGEST_E4M3, LARGEST_E4M3)
-    return np.asarray(bounded.astype(E4M3), np.float32)
+    bounded_values = np.clip(values, -LARGEST_E4M3, LARGEST_E4M3)
+    return np.asarray(bounded_values.astype(E4M3), np.float32)
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,16 @@ class BlockFormat:
         if not self.four_bits:
             return powers_of(exponents_of(reach))
         factors = None if importance is None else importance.reshape(-1, self.block, 1)
-        best: Floats = np.zeros_like(reach)
-        least = np.full_like(reach, np.inf)
+        best_scales: Floats = np.zeros_like(reach)
+        least_error = np.full_like(reach, np.inf)
         for scales in _candidates(reach, global_scale(weight)):
-            lost = np.square(self.round(blocks / scales[:, None]) * scales[:, None] - blocks)
-            error = (lost if factors is None else lost * factors).sum(axis=1)
-            best, least = np.where(error < least, scales, best), np.minimum(error, least)
-        return best
+            errors = np.square(self.round(blocks / scales[:, None]) * scales[:, None] - blocks)
+            error = (errors if factors is None else errors * factors).sum(axis=1)
+            best_scales, least_error = (
+                np.where(error < least_error, scales, best_scales),
+                np.minimum(error, least_error),
+            )
+        return best_scales
 
     def encode(self, weight: Floats) -> tuple[Array, Array, np.float32]:
         """(codes, scales as they are stored, global scale) of a weight [depth, channels], in blocks of rows."""
@@ -105,21 +108,21 @@ class BlockFormat:
         on_grid = np.asarray(weight / np.repeat(scales, self.block, axis=0), np.float32)
         if not self.four_bits:
             return round_e4m3(on_grid).astype(E4M3), (np.frexp(scales)[1] - 1 + _BIAS).astype(np.uint8), np.float32(1)
-        whole = global_scale(weight)
-        return round_e2m1(on_grid).astype(E2M1), (scales / whole).astype(E4M3), whole
+        tensor_scale = global_scale(weight)
+        return round_e2m1(on_grid).astype(E2M1), (scales / tensor_scale).astype(E4M3), tensor_scale
 
-    def decode(self, codes: Array, scales: Array, whole: np.float32) -> Floats:
-        """The weight that codes and scales store, in float32. whole: the scale of all blocks together."""
-        exact = scales.astype(np.float32) * whole
+    def decode(self, codes: Array, scales: Array, tensor_scale: np.float32) -> Floats:
+        """The weight that codes and scales store, in float32. tensor_scale: the scale of all blocks together."""
+        exact = scales.astype(np.float32) * tensor_scale
         if not self.four_bits:
             exact = powers_of(scales.astype(np.int32) - _BIAS)
         return np.asarray(codes.astype(np.float32) * np.repeat(exact, self.block, axis=0), np.float32)
 
-    def rounded_activation(self, values: Floats, whole: np.float32) -> Floats:
+    def rounded_activation(self, values: Floats, tensor_scale: np.float32) -> Floats:
         """Values [..., depth] as kernels multiply them: in blocks along the last axis, scaled at run time."""
         blocks = values.reshape(*values.shape[:-1], -1, self.block)
         reach = np.abs(blocks).max(axis=-1, keepdims=True)
-        six = round_e4m3(reach / LARGEST_E2M1 / whole) * whole
+        six = round_e4m3(reach / LARGEST_E2M1 / tensor_scale) * tensor_scale
         scales = six if self.four_bits else powers_of(exponents_of(reach))
         ratios = np.asarray(blocks / np.maximum(scales, np.finfo(np.float32).tiny), np.float32)
         return np.asarray(self.round(ratios) * scales, np.float32).reshape(values.shape)
@@ -138,8 +141,8 @@ FP8 = BlockFormat("fp8", 0, activations=False, four_bits=False)
 def exponents_of(reach: Floats) -> NDArray[np.int32]:
     """Exponents of E8M0 with which e4m3 holds magnitudes up to `reach`: the least k with reach <= 448 x 2^k."""
     mantissas, exponents = np.frexp(reach)  # 448 is 0.875 x 2^9
-    least = exponents - 9 + (mantissas > 0.875)
-    return np.clip(np.where(reach > 0, least, -_BIAS), -_BIAS, _BIAS).astype(np.int32)
+    least_exponents = exponents - 9 + (mantissas > 0.875)
+    return np.clip(np.where(reach > 0, least_exponents, -_BIAS), -_BIAS, _BIAS).astype(np.int32)
 
 
 def powers_of(exponents: NDArray[np.int32]) -> Floats:
@@ -158,12 +161,12 @@ def activation_scale(reach: float) -> np.float32:
     return power_of_two(HEADROOM * reach / float(LARGEST_E2M1 * LARGEST_E4M3))
 
 
-def _candidates(reach: Floats, whole: np.float32) -> "list[Floats]":
-    first_code = (reach / LARGEST_E2M1 / whole).astype(E4M3).view(np.uint8).astype(np.int16)
+def _candidates(reach: Floats, tensor_scale: np.float32) -> "list[Floats]":
+    first_code = (reach / LARGEST_E2M1 / tensor_scale).astype(E4M3).view(np.uint8).astype(np.int16)
     last = np.int16(np.array(LARGEST_E4M3).astype(E4M3).view(np.uint8))
     steps = [np.clip(first_code + step, 1, last).astype(np.uint8).view(E4M3) for step in _STEPS]
-    steps += [np.maximum(reach / np.float32(code) / whole, np.float32(2.0**-9)).astype(E4M3) for code in _CODES]
-    return [scales.astype(np.float32) * whole for scales in steps]
+    steps += [np.maximum(reach / np.float32(code) / tensor_scale, np.float32(2.0**-9)).astype(E4M3) for code in _CODES]
+    return [scales.astype(np.float32) * tensor_scale for scales in steps]
 
 
 def quantize_blocks(
@@ -186,13 +189,15 @@ def quantize_blocks(
     form = FORMATS[precision]
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
-    chosen, rest, unsupported = find_block_sites(graph, form, overrides, ranges)
+    chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, form, overrides, ranges)
     insertion = Insertion(graph, GRIDS["fp8"])
-    eight_bits, float_nodes = _quantize_rest(rest, insertion, form, overrides, ranges)
-    weights = {site.node: _as_product(site, insertion) for site in chosen}
-    notes = QuantizationNotes(tuple(weights), (*unsupported, *float_nodes), precision=precision, eight_bits=eight_bits)
+    eight_bits, float_nodes = _quantize_rest(other_sites, insertion, form, overrides, ranges)
+    weights = {site.node: _as_product(site, insertion) for site in chosen_sites}
+    notes = QuantizationNotes(
+        tuple(weights), (*unsupported_nodes, *float_nodes), precision=precision, eight_bits=eight_bits
+    )
     written, notes = finish_rest(graph, notes, scheme, overrides, ranges)
-    reaches = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen}
+    reaches = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen_sites}
     _Writer(written, form, reaches).write(weights)
     return written, notes
 
@@ -201,11 +206,11 @@ def find_block_sites(
     graph: ModelProto, form: BlockFormat, overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> tuple[list[Site], list[tuple[Site, str]], tuple[FloatNode, ...]]:
     """The sites of a prepared model that take the format; the others, with the reason; and nodes that are no sites."""
-    sites, unsupported = find_sites(graph)
+    sites, unsupported_nodes = find_sites(graph)
     shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
     reasons = {site.node: _obstacle(site, form, insertion, shapes, overrides, ranges) for site in sites}
-    rest = [(site, reason) for site in sites if (reason := reasons[site.node])]
-    return [site for site in sites if not reasons[site.node]], rest, unsupported
+    other_sites = [(site, reason) for site in sites if (reason := reasons[site.node])]
+    return [site for site in sites if not reasons[site.node]], other_sites, unsupported_nodes
 
 
 def _obstacle(
@@ -239,7 +244,7 @@ def _obstacle(
 
 
 def _quantize_rest(
-    rest: Sequence[tuple[Site, str]],
+    other_sites: Sequence[tuple[Site, str]],
     insertion: Insertion,
     form: BlockFormat,
     overrides: Mapping[str, OverridePrecision],
@@ -247,9 +252,9 @@ def _quantize_rest(
 ) -> tuple[tuple[FloatNode, ...], list[FloatNode]]:
     """The nodes that get Q/DQ in fp8, in place, and those that stay in float."""
     eight_bits, float_nodes = list[FloatNode](), list[FloatNode]()
-    for site, reason in rest:
-        node, wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
-        if wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
+    for site, reason in other_sites:
+        node, is_wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
+        if is_wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
             float_nodes.append(node)
             continue
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
@@ -307,23 +312,23 @@ class _Writer:
             self.model.opset_import.append(helper.make_opsetid("trt", 1))
 
     def _weight(self, name: str, values: Floats, half: bool) -> str:
-        codes, scales, whole = self.form.encode(values)
+        codes, scales, tensor_scale = self.form.encode(values)
         names = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
-        return self._dequantize(names, whole, name, 0, half)
+        return self._dequantize(names, tensor_scale, name, 0, half)
 
     def _activation(self, name: str, reach: float | None, half: bool) -> str:
         if name not in self.dequantized:
             parts, more = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
-            whole = activation_scale(reach or 1)
+            tensor_scale = activation_scale(reach or 1)
             if self.form.four_bits:
-                inputs = [name, self._constant(f"{name}/global", np.array(whole))]
+                inputs = [name, self._constant(f"{name}/global", np.array(tensor_scale))]
                 self._add("TRT_FP4DynamicQuantize", inputs, parts, scale_type=TensorProto.FLOAT8E4M3FN, **more)
             else:
                 self._add("TRT_MXFP8DynamicQuantize", [name], parts, output_dtype=TensorProto.FLOAT8E4M3FN, **more)
-            self.dequantized[name] = self._dequantize(parts, whole, f"{name}/blocks", -1, half)
+            self.dequantized[name] = self._dequantize(parts, tensor_scale, f"{name}/blocks", -1, half)
         return self.dequantized[name]
 
-    def _dequantize(self, parts: list[str], whole: np.float32, name: str, axis: int, half: bool) -> str:
+    def _dequantize(self, parts: list[str], tensor_scale: np.float32, name: str, axis: int, half: bool) -> str:
         """The tensor that codes and scales mean."""
         kind, more = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": self.form.block}
         result = f"{name}_dequantized"
@@ -331,7 +336,7 @@ class _Writer:
             self._add("TRT_MXFP8DequantizeLinear", parts, [result], output_dtype=kind, **more)
             return result
         scales = f"{name}_scales_dequantized"
-        self._add("DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(whole))], [scales])
+        self._add("DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(tensor_scale))], [scales])
         if half:
             self._add("Cast", [scales], [f"{scales}_fp16"], to=kind)
         self._add("DequantizeLinear", [parts[0], f"{scales}_fp16" if half else scales], [result], **more)
@@ -472,9 +477,9 @@ class _Twin:
         self.graph.initializer.extend(live_tensors)
         sources = (_TWINS, _MX_TWIN) if any(node.domain == "twin" for node in nodes) else ()
         self.model.functions.extend(parser.parse_function(text) for text in sources)
-        others = [entry for entry in self.model.opset_import if entry.domain != "trt"]
+        other_imports = [entry for entry in self.model.opset_import if entry.domain != "trt"]
         del self.model.opset_import[:]
-        self.model.opset_import.extend([*others, *([helper.make_opsetid("twin", 1)] if sources else [])])
+        self.model.opset_import.extend([*other_imports, *([helper.make_opsetid("twin", 1)] if sources else [])])
 
     def _stored(self, node: NodeProto) -> bool:
         """Whether a node dequantizes a stored weight in blocks: what it means is then a constant of the node's name."""
@@ -482,15 +487,15 @@ class _Twin:
         four_bits = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
         if codes is None or not block or not (four_bits or node.domain == "trt"):
             return False
-        form, kind, whole = FORMATS["nvfp4" if four_bits else "mxfp8"], attribute_of(node, "output_dtype", 0), None
+        form, kind, scale = FORMATS["nvfp4" if four_bits else "mxfp8"], attribute_of(node, "output_dtype", 0), None
         scales = node.input[1]
         if four_bits:
             kind, maker = TensorProto.FLOAT, self.makers[scales]
             if maker.op_type == "Cast":
                 kind, maker = TensorProto.FLOAT16, self.makers[maker.input[0]]
-            scales, whole = maker.input[0], to_array(self.initializers[maker.input[1]])
+            scales, scale = maker.input[0], to_array(self.initializers[maker.input[1]])
         values = form.decode(
-            to_array(codes), to_array(self.initializers[scales]), np.float32(1 if whole is None else whole)
+            to_array(codes), to_array(self.initializers[scales]), np.float32(1 if scale is None else scale)
         )
         exact = values.astype(np.float16 if kind == TensorProto.FLOAT16 else np.float32)
         self.graph.initializer.append(numpy_helper.from_array(exact, node.output[0]))
@@ -502,15 +507,15 @@ class _Twin:
         block = attribute_of(maker, "block_size", 0)
         leading = [0] * (len(self.shapes[source].dim) - 1)  # they stay
         split = self._constant(f"{result}/split", np.array([*leading, -1, block], np.int64))
-        whole = self._constant(f"{result}/whole", np.array([*leading, -1], np.int64))
+        full_shape = self._constant(f"{result}/whole", np.array([*leading, -1], np.int64))
         four_bits = maker.op_type == "TRT_FP4DynamicQuantize"
         powers = powers_of(np.arange(-_BIAS, _BIAS + 1, dtype=np.int32))
         scale = maker.input[1] if four_bits else self._constant(f"{result}/powers", powers)
-        wide, exact = f"{result}/fp32", f"{result}/blocks"
+        float_name, exact = f"{result}/fp32", f"{result}/blocks"
         op_type = "Nvfp4" if four_bits else "Mxfp8"
         return [  # where `source` is fp32 already, the casts change nothing
-            helper.make_node("Cast", [source], [wide], name=wide, to=TensorProto.FLOAT),
-            helper.make_node(op_type, [wide, scale, split, whole], [exact], name=exact, domain="twin"),
+            helper.make_node("Cast", [source], [float_name], name=float_name, to=TensorProto.FLOAT),
+            helper.make_node(op_type, [float_name, scale, split, full_shape], [exact], name=exact, domain="twin"),
             helper.make_node("CastLike", [exact, source], [result], name=result),
         ]
 

@@ -88,14 +88,18 @@ class _UnderflowSearch:
     def judge_constant(self, tensor: TensorProto) -> None:
         """Keep a constant that vanishes, and the path from an epsilon to what divides by it."""
         values = to_array(tensor)
-        lost = (values != 0) & (self.half.narrow(values) == 0)
-        if not lost.any():
+        zero_mask = (values != 0) & (self.half.narrow(values) == 0)
+        if not zero_mask.any():
             return
-        reason = f"{np.count_nonzero(lost)} of {values.size} values of constant {tensor.name!r} underflow to 0"
-        least = float(np.abs(values[lost]).min())
+        reason = f"{np.count_nonzero(zero_mask)} of {values.size} values of constant {tensor.name!r} underflow to 0"
+        least_value = float(np.abs(values[zero_mask]).min())
         for node in self.readers.get(tensor.name, ()):
-            float_tensors = self._follow(tensor.name, node, least)
-            if not float_tensors and _is_factor(tensor.name, node) and _norm(values[lost]) > _ROUNDING * _norm(values):
+            float_tensors = self._follow(tensor.name, node, least_value)
+            if (
+                not float_tensors
+                and _is_factor(tensor.name, node)
+                and _norm(values[zero_mask]) > _ROUNDING * _norm(values)
+            ):
                 float_tensors, self.faded[tensor.name] = {tensor.name}, reason
             self.found |= dict.fromkeys(float_tensors, f"{reason} in {self.half.name}")
 
@@ -103,8 +107,8 @@ class _UnderflowSearch:
         """Keep a tensor whose largest measured magnitude is below the normal numbers."""
         reach = self.ranges.reach(name) if self.ranges else None
         if reach is not None and 0 < reach < self.half.tiny:
-            least = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
-            self.found[name] = f"tensor {name!r} reached only {reach:.3g} in calibration, {least}"
+            exact_text = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
+            self.found[name] = f"tensor {name!r} reached only {reach:.3g} in calibration, {exact_text}"
 
     def judge_logarithms(self, nodes: Sequence[NodeProto]) -> None:
         """Keep what a logarithm is taken of, unless it never came near zero: below the normal numbers a probability has
@@ -113,39 +117,39 @@ class _UnderflowSearch:
             return
         for node in nodes:
             if node.op_type == "Log" and not self._stays_large(node.input[0]):
-                least = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
-                self.found.setdefault(node.input[0], f"a logarithm is taken of {node.input[0]!r}: {least}")
+                exact_text = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
+                self.found.setdefault(node.input[0], f"a logarithm is taken of {node.input[0]!r}: {exact_text}")
 
     def spread(self, nodes: Sequence[NodeProto]) -> None:
         """Keep what is made of factors that vanish, as far as it was not measured."""
         for node in nodes:
             reason = next((self.faded[name] for name in node.input if name in self.faded), None)
-            divided = node.op_type == "Div" and node.input[0] in self.faded
-            if reason is None or not (node.op_type in _SCALING or divided):
+            divides_faded = node.op_type == "Div" and node.input[0] in self.faded
+            if reason is None or not (node.op_type in _SCALING or divides_faded):
                 continue
             for name in node.output:
                 if self.ranges is None or self.ranges.reach(name) is None:
                     self.faded[name] = reason
                     self.found.setdefault(name, f"{reason} in {self.half.name}")
 
-    def _follow(self, name: str, node: NodeProto, least: float, steps_left: int = 12) -> set[str]:
+    def _follow(self, name: str, node: NodeProto, bound: float, steps_left: int = 12) -> set[str]:
         """The tensors from `name`, read by a node, up to one that must not be zero; none where there is no such one.
 
-        least: the smallest magnitude that the tensor then has.
+        bound: the smallest magnitude that the tensor then has.
         """
         if _SENSITIVE.get(node.op_type, -1) in [i for i, operand in enumerate(node.input) if operand == name]:
-            root = math.sqrt(least)
+            root = math.sqrt(bound)
             if node.op_type == "Sqrt" and self.half.narrow(np.array(root, np.float32)) == 0:
                 return {name, node.output[0]} | self._follow_readers(node.output[0], root, steps_left - 1)
             return {name}
         op_types = _ADDING if name in self.initializers else _CARRYING
         if node.op_type not in op_types or steps_left == 0 or self._stays_large(node.output[0]):
             return set()
-        beyond = self._follow_readers(node.output[0], least, steps_left - 1)
+        beyond = self._follow_readers(node.output[0], bound, steps_left - 1)
         return {name} | beyond if beyond else set()
 
-    def _follow_readers(self, name: str, least: float, steps_left: int) -> set[str]:
-        return {each for node in self.readers.get(name, ()) for each in self._follow(name, node, least, steps_left)}
+    def _follow_readers(self, name: str, bound: float, steps_left: int) -> set[str]:
+        return {reader for node in self.readers.get(name, ()) for reader in self._follow(name, node, bound, steps_left)}
 
     def _stays_large(self, name: str) -> bool:
         """Whether a tensor was measured, and never came near zero."""
@@ -347,22 +351,22 @@ class _CastRewrite:
     def _cast(self, source: str, result: str, element_type: int) -> None:
         self.nodes.append(helper.make_node("Cast", [source], [result], name=f"{result}_cast", to=element_type))
 
-    def _convert_constant(self, name: str, converted: str, scale: bool) -> None:
+    def _convert_constant(self, name: str, converted_name: str, scale: bool) -> None:
         values = to_array(self.initializers[name])
         if scale:
             if (values < self.half.tiny).any():
                 self.floored.append(name)
             values = np.maximum(values, np.float32(self.half.tiny))
-        narrowed = self.half.narrow(values)
-        zeros = int(np.count_nonzero(values)) - int(np.count_nonzero(narrowed))
+        narrow_values = self.half.narrow(values)
+        zeros = int(np.count_nonzero(values)) - int(np.count_nonzero(narrow_values))
         if zeros:
             self.underflowed.append((name, zeros, values.size))
-        self.graph.initializer.append(from_array(narrowed, converted, self.initializers[name]))
+        self.graph.initializer.append(from_array(narrow_values, converted_name, self.initializers[name]))
 
     def _fresh(self, name: str, suffix: str) -> str:
-        fresh = unused_name(f"{name}_{suffix}", self.taken)
-        self.taken.add(fresh)
-        return fresh
+        new_name = unused_name(f"{name}_{suffix}", self.taken)
+        self.taken.add(new_name)
+        return new_name
 
 
 def emulate(model: ModelProto) -> ModelProto:
@@ -386,7 +390,9 @@ def emulate(model: ModelProto) -> ModelProto:
             value.type.tensor_type.elem_type = FLOAT
     halves = [value.name for value in graph.input if value.type.tensor_type.elem_type in _HALF_TYPES]
     names = {name: f"{name}/widened" for name in halves}
-    nodes += [helper.make_node("Cast", [name], [wide], name=wide, to=FLOAT) for name, wide in names.items()]
+    nodes += [
+        helper.make_node("Cast", [name], [cast_name], name=cast_name, to=FLOAT) for name, cast_name in names.items()
+    ]
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = names.get(name, name)
@@ -396,8 +402,8 @@ def emulate(model: ModelProto) -> ModelProto:
         for index, name in enumerate(node.output):
             if types.get(name) in _HALF_TYPES:
                 node.output[index], half = f"{name}/exact", f"{name}/rounded"
-                narrow = helper.make_node("Cast", [f"{name}/exact"], [half], name=f"{half}/narrow", to=types[name])
-                nodes += [narrow, helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=FLOAT)]
+                half_node = helper.make_node("Cast", [f"{name}/exact"], [half], name=f"{half}/narrow", to=types[name])
+                nodes += [half_node, helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=FLOAT)]
     del graph.node[:]
     graph.node.extend(nodes)
     return finish(copy)

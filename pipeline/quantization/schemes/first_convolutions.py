@@ -40,16 +40,16 @@ def fold_first_convolutions(
     shapes = {v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}  # 0: not fixed
     initializers = constants(model.graph)
     by_name = {node.name: node for node in model.graph.node}
-    folded, tensors = [], dict(ranges.tensors)
+    folded_names, tensors = [], dict(ranges.tensors)
     for site in sites:
         node = by_name[site.node]
         axes = _axes(node, shapes.get(site.activation, ()), initializers[site.weight].dims)
         if axes:
-            moved = _fold(model, node, site, axes)
-            tensors[moved.activation] = ranges.tensors[site.activation]
-        folded.append(moved if axes else site)
+            moved_ranges = _fold(model, node, site, axes)
+            tensors[moved_ranges.activation] = ranges.tensors[site.activation]
+        folded_names.append(moved_ranges if axes else site)
     sort_nodes(model.graph)
-    return tuple(folded), replace(ranges, tensors=tensors)
+    return tuple(folded_names), replace(ranges, tensors=tensors)
 
 
 def quantize_before_blocks(model: ModelProto) -> None:
@@ -87,10 +87,10 @@ def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
     if size == 0 or size % 2:
         return None
     front = begin % 2
-    whole = kernel + front + (kernel + front) % 2
+    padded_size = kernel + front + (kernel + front) % 2
     results = (size + begin + end - kernel) // 2 + 1
-    new_end = results - 1 + whole // 2 - size // 2 - (begin + front) // 2
-    return _Axis(front, whole, (begin + front) // 2, new_end) if new_end >= 0 else None
+    new_end = results - 1 + padded_size // 2 - size // 2 - (begin + front) // 2
+    return _Axis(front, padded_size, (begin + front) // 2, new_end) if new_end >= 0 else None
 
 
 def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
@@ -120,10 +120,10 @@ def _block_kernel(values: Array, axes: tuple[_Axis, ...]) -> Array:
     """The kernel over blocks, [out, 4 channels, rows, columns]: SpaceToDepth puts (row, column in the block, channel)
     into the channel axis."""
     room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
-    whole = np.pad(values, ((0, 0), (0, 0), *room))
-    out, channels, rows, columns = whole.shape
-    parted = whole.reshape(out, channels, rows // 2, 2, columns // 2, 2).transpose(0, 3, 5, 1, 2, 4)
-    return np.ascontiguousarray(parted.reshape(out, 4 * channels, rows // 2, columns // 2))
+    padded_values = np.pad(values, ((0, 0), (0, 0), *room))
+    out, channels, rows, columns = padded_values.shape
+    blocks = padded_values.reshape(out, channels, rows // 2, 2, columns // 2, 2).transpose(0, 3, 5, 1, 2, 4)
+    return np.ascontiguousarray(blocks.reshape(out, 4 * channels, rows // 2, columns // 2))
 
 
 def _names(model: ModelProto) -> set[str]:

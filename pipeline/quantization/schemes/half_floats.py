@@ -100,19 +100,19 @@ def narrowable_positions(
         schema = defs.get_schema(node.op_type, opset, node.domain)
     except defs.SchemaError:
         return set(), set()
-    allowed = {v.type_param_str for v in schema.type_constraints if half.type_name in v.allowed_type_strs}
+    allowed_types = {v.type_param_str for v in schema.type_constraints if half.type_name in v.allowed_type_strs}
     formal = {i: _formal(schema.inputs, i) for i, name in enumerate(node.input) if types.get(name) == FLOAT}
-    inputs = {i for i, type_str in formal.items() if type_str in allowed}
-    turned = {formal[i] for i in inputs}
-    return inputs, {i for i in range(len(node.output)) if _formal(schema.outputs, i) in turned}
+    inputs = {i for i, type_str in formal.items() if type_str in allowed_types}
+    turned_types = {formal[i] for i in inputs}
+    return inputs, {i for i in range(len(node.output)) if _formal(schema.outputs, i) in turned_types}
 
 
 def typed_by_attribute(node: NodeProto) -> bool:
     """Whether an attribute of the node says that its result is fp32 (Cast, ConstantOfShape)."""
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i == FLOAT for a in node.attribute)
-    filled = [a.t.data_type for a in node.attribute if a.name == "value"]
-    return node.op_type == "ConstantOfShape" and filled == [FLOAT]
+    fill_types = [a.t.data_type for a in node.attribute if a.name == "value"]
+    return node.op_type == "ConstantOfShape" and fill_types == [FLOAT]
 
 
 def retype(node: NodeProto, half: HalfFormat) -> None:
@@ -146,8 +146,8 @@ def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
             reasons[value.name] = reason
     for node in model.graph.node:
         for name in node.output:
-            measured = _check_measured(name, half, ranges)
-            if reason := _find_inherited(node, reasons, half) if measured is None else measured:
+            measured_names = _check_measured(name, half, ranges)
+            if reason := _find_inherited(node, reasons, half) if measured_names is None else measured_names:
                 reasons[name] = reason
     return reasons
 

@@ -41,8 +41,8 @@ class Grid:
     def scales(self, values: Array, axis: int) -> NDArray[np.float32]:
         """Symmetric scales [channels] for values with channels along `axis`: the largest magnitude of each becomes
         `highest`; 0 for a channel of zeros."""
-        others = tuple(i for i in range(values.ndim) if i != axis)
-        reach = np.abs(values.astype(np.float64)).max(axis=others)
+        other_axes = tuple(i for i in range(values.ndim) if i != axis)
+        reach = np.abs(values.astype(np.float64)).max(axis=other_axes)
         scales: NDArray[np.float32] = np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
         return scales
 
@@ -129,16 +129,16 @@ class Insertion:
         reader = self.by_name[node]
         values = to_array(self.initializers[reader.input[2]]).astype(np.float64)
         limits = np.iinfo(np.int32)
-        rounded = np.clip(np.rint(values / scales.astype(np.float64)), limits.min, limits.max).astype(np.int32)
-        inputs = [self.constant(rounded, f"{reader.input[2]}_int32"), self.constant(scales, f"{reader.input[2]}_scale")]
+        codes = np.clip(np.rint(values / scales.astype(np.float64)), limits.min, limits.max).astype(np.int32)
+        inputs = [self.constant(codes, f"{reader.input[2]}_int32"), self.constant(scales, f"{reader.input[2]}_scale")]
         inputs.append(self.constant(np.zeros(scales.shape, np.int32), f"{reader.input[2]}_zero_point"))
         reader.input[2] = self._add("DequantizeLinear", inputs, f"{reader.input[2]}_dequantized", axis=0)
 
     def constant(self, values: Array, name: str) -> str:
         """Add an initializer, by this name or, where it is taken, one like it; returns the name."""
-        fresh = self._fresh(name)
-        self.graph.initializer.append(from_array(np.asarray(values, order="C"), fresh, self._outside))
-        return fresh
+        new_name = self._fresh(name)
+        self.graph.initializer.append(from_array(np.asarray(values, order="C"), new_name, self._outside))
+        return new_name
 
     def _pair(self, tensor: str, result: str, low: float, high: float) -> str:
         scale, zero = self.grid.scale(low, high)
@@ -147,8 +147,8 @@ class Insertion:
             self.constant(np.array(scale, np.float32), f"{tensor}_scale"),
             self.constant(np.array(zero, np.float32).astype(self.grid.dtype), f"{tensor}_zero_point"),
         ]
-        quantized = self._add("QuantizeLinear", [tensor, *grid_inputs], f"{tensor}_quantized")
-        return self._add("DequantizeLinear", [quantized, *grid_inputs], result, fixed=True)
+        quantized_name = self._add("QuantizeLinear", [tensor, *grid_inputs], f"{tensor}_quantized")
+        return self._add("DequantizeLinear", [quantized_name, *grid_inputs], result, fixed=True)
 
     def _add(self, op_type: str, inputs: list[str], result: str, fixed: bool = False, **attributes: Any) -> str:
         output = result if fixed else self._fresh(result)
@@ -157,9 +157,9 @@ class Insertion:
         return output
 
     def _fresh(self, name: str) -> str:
-        fresh = unused_name(name, self._taken)
-        self._taken.add(fresh)
-        return fresh
+        new_name = unused_name(name, self._taken)
+        self._taken.add(new_name)
+        return new_name
 
 
 def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:
@@ -172,8 +172,8 @@ def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.floa
 
 def widened_for_bias(scales: NDArray[np.float32], bias: Array, activation_scale: float) -> NDArray[np.float32]:
     """Weight scales large enough for each bias to fit an int32 on the accumulator's grid, with a factor 2 to spare."""
-    needed = np.abs(bias.astype(np.float64)) / (activation_scale * 2.0**30)
-    return np.maximum(np.maximum(scales, needed), SMALLEST_SCALE).astype(np.float32)
+    needed_scale = np.abs(bias.astype(np.float64)) / (activation_scale * 2.0**30)
+    return np.maximum(np.maximum(scales, needed_scale), SMALLEST_SCALE).astype(np.float32)
 
 
 def has_quantizable_bias(node: NodeProto, initializers: dict[str, TensorProto], channels: int) -> bool:

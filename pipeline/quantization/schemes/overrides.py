@@ -35,7 +35,7 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
 
     Raises InputError, with the nearest name, for a rule that matches no node.
     """
-    chosen: dict[str, OverridePrecision] = {}
+    node_precisions: dict[str, OverridePrecision] = {}
     for rule in rules:
         nodes = [node.name for node in model.graph.node if rule.covers(node)]
         if not nodes:
@@ -43,8 +43,8 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
             remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
             hint = suggest(rule.match.strip("*"), node_words, remedy)
             raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
-        chosen |= dict.fromkeys(nodes, rule.precision)
-    return chosen
+        node_precisions |= dict.fromkeys(nodes, rule.precision)
+    return node_precisions
 
 
 def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
@@ -53,6 +53,6 @@ def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str 
     return None if precision == "int8" else f"quantization.overrides says {precision}"
 
 
-def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
+def in_fp32(node_precisions: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
     """The nodes that stay in fp32 even where the rest is cast to 16 bits."""
-    return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))
+    return tuple(sorted(name for name, precision in node_precisions.items() if precision == "fp32"))

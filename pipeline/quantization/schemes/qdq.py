@@ -99,12 +99,12 @@ def _quantize(
     )
     if grid == "uint8":
         sites, ranges = fold_first_convolutions(graph, sites, ranges)
-        beside = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
+        extra_nodes = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
         quantize_before_blocks(graph)
     else:
         insertion = Insertion(graph, GRIDS[grid], scheme.weight_levels)
-        beside = _insert_for_gpu(graph, sites, ranges, insertion, overrides)
-    return finish_rest(graph, replace(notes, float_nodes=(*notes.float_nodes, *beside)), scheme, overrides, ranges)
+        extra_nodes = _insert_for_gpu(graph, sites, ranges, insertion, overrides)
+    return finish_rest(graph, replace(notes, float_nodes=(*notes.float_nodes, *extra_nodes)), scheme, overrides, ranges)
 
 
 def finish_rest(
@@ -135,11 +135,11 @@ def usable_sites(
     usable, float_nodes = [], list(unsupported_nodes)
     for site in sites:
         # A convolution gets Q/DQ behind it too on a CPU.
-        measured = (site.activation, site.result)[: 2 if site.op_type == "Conv" and grid == "uint8" else 1]
+        measured_names = (site.activation, site.result)[: 2 if site.op_type == "Conv" and grid == "uint8" else 1]
         reason = find_override(site.node, overrides)
         if reason is None and grid == "uint8" and site.op_type == "ConvTranspose":
             reason = "onnxruntime has no integer kernel for it"
-        if reason := reason or next(filter(None, (degenerate(name, ranges) for name in measured)), None):
+        if reason := reason or next(filter(None, (degenerate(name, ranges) for name in measured_names)), None):
             float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             usable.append(site)
@@ -206,11 +206,11 @@ def _insert_for_cpu(
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
     insertion, float_nodes = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []
 
-    def write(maker: str, tensor: str, fused: str | None, low: float, high: float) -> None:
-        if fused:
-            insertion.fold(fused)
+    def write(maker: str, tensor: str, fused_node: str | None, low: float, high: float) -> None:
+        if fused_node:
+            insertion.fold(fused_node)
         # Behind a Relu, zero must be the grid's lowest number: saturation then does the Relu's work.
-        insertion.write(maker, tensor, 0.0 if fused in relus else low, high)
+        insertion.write(maker, tensor, 0.0 if fused_node in relus else low, high)
 
     convolutions = [site for site in sites if site.op_type == "Conv"]
     result_ranges = {site.result: ranges.tensors[site.result] for site in convolutions}

@@ -63,16 +63,16 @@ def quantize_dynamic(
         return model, QuantizationNotes(passed_through=True)
     graph = prepare_model(model)
     sites, unsupported_nodes = find_sites(graph)
-    rewrite, done, float_nodes = _DynamicRewrite(graph, levels), [], list(unsupported_nodes)
+    rewrite, nodes, float_nodes = _DynamicRewrite(graph, levels), [], list(unsupported_nodes)
     for site in sites:
         if reason := _obstacle(site, rewrite, overrides or {}, ranges):
             float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             rewrite.replace(site)
-            done.append(site.node)
-    if not done and count_integer_nodes(model):
+            nodes.append(site.node)
+    if not nodes and count_integer_nodes(model):
         return model, QuantizationNotes(passed_through=True)
-    return finish(graph), QuantizationNotes(tuple(done), tuple(float_nodes), precision="int8, scaled at run time")
+    return finish(graph), QuantizationNotes(tuple(nodes), tuple(float_nodes), precision="int8, scaled at run time")
 
 
 def _obstacle(
@@ -107,16 +107,16 @@ class _DynamicRewrite:
         weight = insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8")
         weight_zero = insertion.constant(np.zeros(scales.shape, np.int8), f"{site.weight}_zero_point")
         factors = insertion.constant(scales * alpha, f"{site.weight}_scale")
-        quantized, scale, zero = self._quantize(site.activation)
-        product = self._add("MatMulInteger", [quantized, weight, zero, weight_zero], site.node)
+        quantized_name, scale, zero = self._quantize(site.activation)
+        product = self._add("MatMulInteger", [quantized_name, weight, zero, weight_zero], site.node)
         floats = self._add("Cast", [product], site.node, to=TensorProto.FLOAT)
-        both = self._add("Mul", [scale, factors], f"{site.node}/scales")
+        scale_product = self._add("Mul", [scale, factors], f"{site.node}/scales")
         bias = node.input[2] if len(node.input) > 2 else ""
         result = node.output[0]
         self.graph.node.remove(insertion.by_name.pop(site.node))
-        scaled = self._add("Mul", [floats, both], site.node, result="" if bias else result)
+        scaled_name = self._add("Mul", [floats, scale_product], site.node, result="" if bias else result)
         if bias:
-            self._add("Add", [scaled, bias], site.node, result=result)
+            self._add("Add", [scaled_name, bias], site.node, result=result)
 
     def _quantize(self, tensor: str) -> list[str]:
         """Names of the quantized activation, its scale and its zero point."""
@@ -150,7 +150,7 @@ def quantize_int4(
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     sites, unsupported_nodes = find_sites(graph)
-    insertion, done, float_nodes = Insertion(graph, GRIDS["int8"]), [], list(unsupported_nodes)
+    insertion, written_nodes, float_nodes = Insertion(graph, GRIDS["int8"]), [], list(unsupported_nodes)
     for site in sites:
         dims = insertion.initializers[site.weight].dims
         depth = dims[1 - site.axis] if len(dims) == 2 else 0
@@ -163,8 +163,8 @@ def quantize_int4(
             float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             _store(insertion, site, size)
-            done.append(site.node)
-    notes = QuantizationNotes(tuple(done), tuple(float_nodes), precision="int4 weights")
+            written_nodes.append(site.node)
+    notes = QuantizationNotes(tuple(written_nodes), tuple(float_nodes), precision="int4 weights")
     return finish_rest(graph, notes, scheme, overrides or {}, ranges)
 
 
@@ -174,25 +174,25 @@ def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
     The scale of a block is the one of `SHARES` with the least squared error; a block of zeros gets 1.
     """
     depth, channels = values.shape
-    stored = np.empty((depth, channels), ml_dtypes.int4)
+    codes = np.empty((depth, channels), ml_dtypes.int4)
     scales = np.empty((depth // block, channels), np.float32)
     for number, row in enumerate(range(0, depth, block)):
         for column in range(0, channels, _AT_ONCE // block):
             part = slice(row, row + block), slice(column, column + _AT_ONCE // block)
-            stored[part], scales[number, part[1]] = _quantize_block(np.ascontiguousarray(values[part], np.float32))
-    return stored, scales
+            codes[part], scales[number, part[1]] = _quantize_block(np.ascontiguousarray(values[part], np.float32))
+    return codes, scales
 
 
 def _quantize_block(part: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Values of a block [rows, channels] on the grid, and its scales [channels]."""
     full = np.abs(part).max(axis=0) / HIGHEST
     full = np.where(full > 0, np.maximum(full, np.finfo(np.float32).tiny), 1).astype(np.float32)
-    best, error = full, _error(part, full)
+    best_scales, error = full, _error(part, full)
     for share in SHARES[1:]:
         scales = np.maximum(full * np.float32(share), np.finfo(np.float32).tiny)
         block_error = _error(part, scales)
-        best, error = np.where(block_error < error, scales, best), np.minimum(block_error, error)
-    return _round(part, best), best
+        best_scales, error = np.where(block_error < error, scales, best_scales), np.minimum(block_error, error)
+    return _round(part, best_scales), best_scales
 
 
 def _round(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -220,8 +220,8 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
         values = values * alpha
     for attribute in [attribute for attribute in node.attribute if attribute.name in ("alpha", "transB")]:
         node.attribute.remove(attribute)
-    stored, scales = blocks_of(values, block)
-    inputs = [insertion.constant(stored, f"{site.weight}_int4"), insertion.constant(scales, f"{site.weight}_scale")]
+    codes, scales = blocks_of(values, block)
+    inputs = [insertion.constant(codes, f"{site.weight}_int4"), insertion.constant(scales, f"{site.weight}_scale")]
     result = f"{inputs[0]}_dequantized"
     name = f"DequantizeLinear/{result}"
     insertion.graph.node.append(
@@ -279,12 +279,12 @@ def _write(
     if scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
     if form := FORMATS.get(precision):
-        rest: OverridePrecision = "fp8" if form.activations else "fp16"
-        searched = {**node_precisions, **dict.fromkeys(float_nodes, rest)}
-        variant_model, notes = quantize_blocks(model, precision, scheme, searched, ranges)
+        other_precision: OverridePrecision = "fp8" if form.activations else "fp16"
+        searched_precisions = {**node_precisions, **dict.fromkeys(float_nodes, other_precision)}
+        variant_model, notes = quantize_blocks(model, precision, scheme, searched_precisions, ranges)
         return variant_model, _with_reasons(notes, float_nodes)
-    if uncalibrated := UNCALIBRATED.get(precision):
-        return uncalibrated(model, scheme, node_precisions, ranges)
+    if method := UNCALIBRATED.get(precision):
+        return method(model, scheme, node_precisions, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     in_float: dict[str, OverridePrecision] = dict.fromkeys(float_nodes, "fp16")

@@ -50,10 +50,10 @@ def budget_of(limits: GraphLimits) -> Budget:
     base_limits = Budgets(default_budget("quantization", "int8")).override(limits.given).default
     factor = 10 ** (MARGIN_DB / 20)
     set_limits = {name: limit for name, limit in base_limits.items() if limit is not None}
-    changed = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
-    changed |= {name: limit / factor for name, limit in set_limits.items() if name.startswith("max_")}
-    changed |= {name: 1 - (1 - limit) / factor**2 for name, limit in set_limits.items() if name == "cosine"}
-    return base_limits.override(changed)
+    tight_limits = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
+    tight_limits |= {name: limit / factor for name, limit in set_limits.items() if name.startswith("max_")}
+    tight_limits |= {name: 1 - (1 - limit) / factor**2 for name, limit in set_limits.items() if name == "cosine"}
+    return base_limits.override(tight_limits)
 
 
 @dataclass
@@ -70,11 +70,11 @@ class GraphJudge:
             for _ in self.runs[:PARTS]
         ]
 
-    def add(self, index: int, expected: Tensors, actual: Tensors) -> bool:
+    def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
         """Take the outputs of the float model and of the trial for a run; whether a part of the runs ends here and
         fails."""
         part = self._parts[self._part(index)]
-        part.add(Case(str(index), "golden", self.runs[index], {}), expected, actual)
+        part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
         ends = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
         return ends and not all(check.passed for check in part.checks(self._limits))
 
@@ -85,21 +85,23 @@ class GraphJudge:
     @property
     def _limits(self) -> OutputLimits:
         exact = {name for part in self._parts for name, array in part.outputs.items() if array.dtype.kind in "biu"}
-        near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
-        return OutputLimits(Budgets(budget_of(self.limits), decisions=near))
+        near_ties = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
+        return OutputLimits(Budgets(budget_of(self.limits), decisions=near_ties))
 
     def missed(self) -> int:
         """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
         checks = [check for part in self._parts for check in part.checks(self._limits)]
-        whole: dict[str, Drift] = {}
+        usual_drifts: dict[str, Drift] = {}
         for part in self._parts:
             for output, drift in part.usual().items():
-                whole[output] = whole[output].merge(drift) if output in whole else drift
-        decided = decision_checks(whole, self.limits.metrics, self.limits.given)
-        judged = {check.output for check in decided if check.name == CHANGED and check.limit is not None}
-        flipped = [
+                usual_drifts[output] = usual_drifts[output].merge(drift) if output in usual_drifts else drift
+        decision_results = decision_checks(usual_drifts, self.limits.metrics, self.limits.given)
+        judged_outputs = {
+            check.output for check in decision_results if check.name == CHANGED and check.limit is not None
+        }
+        flipped_rows = [
             rows
-            for output in judged
-            if (rows := as_decided(whole[output]).rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
+            for output in judged_outputs
+            if (rows := as_decided(usual_drifts[output]).rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
         ]
-        return sum(not check.passed for check in [*checks, *decided]) + len(flipped)
+        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped_rows)

@@ -66,9 +66,9 @@ class Timing:
         saving = statistics.median(savings)
         spread = statistics.median(abs(value - saving) for value in savings)
         error = _ERROR_OF_MEDIAN * spread / math.sqrt(len(savings))
-        int8, plain = (statistics.median(side) for side in zip(*rounds, strict=True))
-        best = [min(side) for side in zip(*rounds, strict=True)]
-        return cls(int8, plain, saving, error, best[1] - best[0], len(rounds))
+        int8, plain_s = (statistics.median(side) for side in zip(*rounds, strict=True))
+        best_times = [min(side) for side in zip(*rounds, strict=True)]
+        return cls(int8, plain_s, saving, error, best_times[1] - best_times[0], len(rounds))
 
     @property
     def lost(self) -> bool:

@@ -31,10 +31,10 @@ class SearchClock:
         now = time.monotonic()
         return replace(self, end=now + (self.end - now) / parts)
 
-    def check(self, during: str, done: int | None = None) -> None:
-        """Raises OutOfTimeError when the time is over. during: what comes next.  done: how many of these there were."""
+    def check(self, during: str, done_count: int | None = None) -> None:
+        """Raises OutOfTimeError when the time is over. during: what comes next.  done_count: how many there were."""
         if time.monotonic() > self.end:
-            count = "" if done is None else f", {done} done"
+            count = "" if done_count is None else f", {done_count} done"
             raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count}")
 
 

@@ -74,30 +74,30 @@ def propose(
     groups = sorted(
         narrow_groups(recipe, attribution), key=lambda nodes: min(place.get(name, len(place)) for name in nodes)
     )
-    judged: dict[tuple[str, ...], Sequence[Check]] = {}
+    checks_by_names: dict[tuple[str, ...], Sequence[Check]] = {}
 
-    def passes(chosen: Sequence[Nodes]) -> bool:
-        nodes = _flat(chosen)
+    def passes(chosen_groups: Sequence[Nodes]) -> bool:
+        nodes = _flat(chosen_groups)
         try:
-            judged[nodes] = judge(recipe.write(nodes)[0])
+            checks_by_names[nodes] = judge(recipe.write(nodes)[0])
         except EnginesmithError:
             return False  # this combination cannot be written or read
-        return all(check.passed for check in judged[nodes])
+        return all(check.passed for check in checks_by_names[nodes])
 
     end = time.monotonic() + min(most_s, MOST_S)
-    reduced = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
-    if reduced.items is None:
-        return Proposal(len(groups), reduced.runs, reduced.minimal, None, ended_early=reduced.spent)
-    rules = recipe.rules_with(_flat(reduced.items))
+    result = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
+    if result.items is None:
+        return Proposal(len(groups), result.runs, result.minimal, None, ended_early=result.spent)
+    rules = recipe.rules_with(_flat(result.items))
     return Proposal(
         groups=len(groups),
-        runs=reduced.runs,
-        minimal=reduced.minimal,
-        leave=reduced.items,
+        runs=result.runs,
+        minimal=result.minimal,
+        leave=result.items,
         overrides=tuple(ProposedOverride(rule.match, rule.precision) for rule in rules),
         snippet=_yaml(rules),
-        quality=tuple(_compare(before, judged[_flat(reduced.items)])),
-        ended_early=reduced.spent,
+        quality=tuple(_compare(before, checks_by_names[_flat(result.items)])),
+        ended_early=result.spent,
     )
 
 
@@ -106,8 +106,8 @@ def narrow_groups(recipe: QuantizationRecipe, attribution: Attribution) -> list[
     model = prepare_model(recipe.model)
     _, notes = recipe.write()
     if isinstance(notes, QuantizationNotes):
-        quantized = {*notes.quantized}
-        sites = [site for site in find_sites(model)[0] if site.node in quantized]
+        quantized_nodes = {*notes.quantized}
+        sites = [site for site in find_sites(model)[0] if site.node in quantized_nodes]
         return [group.nodes for group in find_groups(model, sites)]
     node_names = {node.name for node in model.graph.node}
     rows = [tuple(name for name in row.nodes if name in node_names) for row in attribution.rows]

@@ -83,21 +83,21 @@ def choose_each(
 
 
 def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None) -> MixedPrecisionChoice:
-    tried: dict[int, FrontierPoint] = {}
-    ended = ""
+    tried_points: dict[int, FrontierPoint] = {}
+    end_reason = ""
     try:
-        depth = 0 if floor is None else _find_shallowest(trial, floor, tried)
-        point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
+        depth = 0 if floor is None else _find_shallowest(trial, floor, tried_points)
+        point = trial.point(trial.ranked[:depth]) if depth not in tried_points else tried_points[depth]
         if floor is not None:
             point = swap_groups(trial, floor, refill_groups(trial, floor, point))
             _check_reached(floor, trial.qualities[point.left])
         if target.race is not None:
             point = _leave_slow_groups(trial, target.scheme, point, target.race)
     except OutOfTimeError as error:
-        ended, point = str(error), _find_best(trial, floor)
+        end_reason, point = str(error), _find_best(trial, floor)
     depths = range(len(trial.ranked) + 1)
-    frontier = [tried.get(depth) or trial.predict(trial.ranked[:depth]) for depth in depths]
-    return replace(trial.choose(point, tuple(frontier)), ended=ended)
+    frontier = [tried_points.get(depth) or trial.predict(trial.ranked[:depth]) for depth in depths]
+    return replace(trial.choose(point, tuple(frontier)), ended=end_reason)
 
 
 def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
@@ -117,15 +117,17 @@ def _leave_slow_groups(
 
     A group that is left in float is so while the next ones are tried.
     """
-    forced = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
-    tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
-    tried.sort(key=lambda name: trial.macs[name])
+    forced_nodes = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
+    tried_names = [
+        name for name, group in trial.groups.items() if name not in point.left and not forced_nodes & set(group.nodes)
+    ]
+    tried_names.sort(key=lambda name: trial.macs[name])
     float_groups, current = point.left, with_weights_inside(trial.write(point.left, scheme))
-    for name in tried:
-        other = with_weights_inside(trial.write((*float_groups, name), scheme))
-        trial.timings[name] = benchmark_until_decided(race(current, other))
+    for name in tried_names:
+        other_model = with_weights_inside(trial.write((*float_groups, name), scheme))
+        trial.timings[name] = benchmark_until_decided(race(current, other_model))
         if trial.timings[name].lost:
-            float_groups, current = (*float_groups, name), other
+            float_groups, current = (*float_groups, name), other_model
     return trial.point(float_groups)
 
 
@@ -157,20 +159,20 @@ def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
         )
 
 
-def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried: dict[int, FrontierPoint]) -> int:
+def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried_points: dict[int, FrontierPoint]) -> int:
     """The least number of top-ranked groups to leave in float, first where damages predict it, then by bisection; every
     step runs the whole model."""
 
     def holds(depth: int) -> bool:
-        if depth not in tried:
-            tried[depth] = trial.point(trial.ranked[:depth])
-        return floor.holds(trial.qualities[tried[depth].left])
+        if depth not in tried_points:
+            tried_points[depth] = trial.point(trial.ranked[:depth])
+        return floor.holds(trial.qualities[tried_points[depth].left])
 
     low, high = 0, len(trial.ranked)
     while low < high:
-        middle = (low + high) // 2 if tried else 0
-        if floor.sqnr_db is not None and 0 < len(tried) <= _PREDICTED:
-            middle = _predict_depth(trial, floor.sqnr_db, [*tried.values()][-1], low, high)
+        middle = (low + high) // 2 if tried_points else 0
+        if floor.sqnr_db is not None and 0 < len(tried_points) <= _PREDICTED:
+            middle = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
         if holds(middle):
             high = middle
         else:
@@ -183,15 +185,15 @@ def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low:
     """The least depth from `low` on, below `high`, that should reach the floor, by what the last run was off."""
     beyond = _beyond(trial, last)
     depths = range(low, high)
-    return next((at for at in depths if trial.predicted_db(trial.ranked[:at]) - beyond >= sqnr_db), high - 1)
+    return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - beyond >= sqnr_db), high - 1)
 
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:
     """Decibels that a point has less than its groups' damages predict; it is taken to be the same a small step away."""
-    predicted, measured_db = trial.predicted_db(point.left), point.sqnr_db
+    predicted_db, measured_db = trial.predicted_db(point.left), point.sqnr_db
     return (
-        predicted - measured_db
-        if measured_db is not None and math.isfinite(predicted) and math.isfinite(measured_db)
+        predicted_db - measured_db
+        if measured_db is not None and math.isfinite(predicted_db) and math.isfinite(measured_db)
         else 0.0
     )
 
@@ -207,9 +209,9 @@ def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) 
         expected_db = trial.predicted_db(float_groups) - _beyond(trial, point)
         if floor.sqnr_db is not None and expected_db < floor.sqnr_db - _SLACK_DB:
             continue
-        other = trial.point(float_groups)
-        if floor.holds(trial.qualities[other.left]):
-            point = other
+        other_point = trial.point(float_groups)
+        if floor.holds(trial.qualities[other_point.left]):
+            point = other_point
     return point
 
 
@@ -221,12 +223,12 @@ def swap_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) ->
     if floor.sqnr_db is None:
         return point
     for group in sorted(point.left, key=lambda name: -trial.macs[name])[:_MOST_SWAPS]:
-        others = tuple(name for name in point.left if name != group)
-        float_groups = _smaller(trial, floor.sqnr_db + _beyond(trial, point), others, trial.macs[group])
+        other_groups = tuple(name for name in point.left if name != group)
+        float_groups = _smaller(trial, floor.sqnr_db + _beyond(trial, point), other_groups, trial.macs[group])
         if float_groups is not None:
-            other = trial.point(float_groups)
-            if floor.holds(trial.qualities[other.left]):
-                point = other
+            other_point = trial.point(float_groups)
+            if floor.holds(trial.qualities[other_point.left]):
+                point = other_point
     return point
 
 

@@ -27,7 +27,7 @@ class Section:
 
 
 def divide_sections(
-    model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least: int = HORIZON
+    model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least_count: int = HORIZON
 ) -> list[Section]:
     """The sections of a prepared model, in order; each but the last has at least so many groups.
 
@@ -37,11 +37,11 @@ def divide_sections(
     # A group that is read in many places ends with the last of them.
     waiting = sorted(groups, key=lambda group: max(places[node] for node in group.nodes))
     sections, section_groups = list[Section](), list[SmoothingGroup]()
-    changed = downstream(model, {node for group in groups for node in group.nodes})
-    for index, tensor in find_waists(model, changed, types):
+    changed_names = downstream(model, {node for group in groups for node in group.nodes})
+    for index, tensor in find_waists(model, changed_names, types):
         while waiting and max(places[node] for node in waiting[0].nodes) <= index:
             section_groups.append(waiting.pop(0))
-        if len(section_groups) >= least and waiting:
+        if len(section_groups) >= least_count and waiting:
             sections.append(Section(tuple(section_groups), tensor))
             section_groups = []
     return [*sections, Section((*section_groups, *waiting), None)]

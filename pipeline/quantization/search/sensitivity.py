@@ -53,8 +53,8 @@ class SweepCost:
     inferences_per_group: float = field(init=False)
 
     def __post_init__(self) -> None:
-        whole = self.inference_s * self.groups
-        object.__setattr__(self, "inferences_per_group", self.sweep_s / whole if whole else 0.0)
+        total_s = self.inference_s * self.groups
+        object.__setattr__(self, "inferences_per_group", self.sweep_s / total_s if total_s else 0.0)
 
 
 def sweep(
@@ -79,25 +79,25 @@ def sweep(
     start = time.process_time()
     stages = list(_find_stages(model, groups))
     stage_values, inference_s = _run_float(model, stages, runs)
-    alone, gains = list[dict[str, float]](), list[float]()
+    drifts, gains = list[dict[str, float]](), list[float]()
     for stage in stages:
-        alone.append({})
-        shifted = [values[stage.end].copy() for values in stage_values] if stage.end else []
+        drifts.append({})
+        shifted_values = [values[stage.end].copy() for values in stage_values] if stage.end else []
         for group, part in stage.tails:
-            check("judging single groups", sum(map(len, alone)))
-            alone[-1][group.activation] = noise = 0.0
+            check("judging single groups", sum(map(len, drifts)))
+            drifts[-1][group.activation] = noise = 0.0
             if part.graph.output:  # else a dead end: nothing depends on it
-                quantized = _quantize_alone(part, group, plans, ranges, (precision, scheme))
-                noise, answers = _compare(quantized, stage_values)
-                alone[-1][group.activation] = noise
+                quantized_part = _quantize_alone(part, group, plans, ranges, (precision, scheme))
+                noise, answers = _compare(quantized_part, stage_values)
+                drifts[-1][group.activation] = noise
             if stage.end and 0 < noise < math.inf:
-                for values, clean, actual in zip(shifted, stage_values, answers, strict=True):
+                for values, clean, actual in zip(shifted_values, stage_values, answers, strict=True):
                     values += actual[stage.end] - clean[stage.end]
-        gains.append(_gain(stage, stage_values, shifted))
+        gains.append(_gain(stage, stage_values, shifted_values))
     at_outputs = list(accumulate(reversed(gains), operator.mul))[::-1]
     damages = {
         name: noise * gain if noise else 0.0
-        for noises, gain in zip(alone, at_outputs, strict=True)
+        for noises, gain in zip(drifts, at_outputs, strict=True)
         for name, noise in noises.items()
     }
     return damages, SweepCost(len(groups), time.process_time() - start, inference_s)
@@ -145,21 +145,21 @@ def _run_float(
     values = [value for part in parts for value in (*part.graph.input, *part.graph.output)] + [*model.graph.output]
     input_names = {value.name for value in model.graph.input}
     end_types = {value.name: value.type.tensor_type.elem_type for value in values if value.name not in input_names}
-    inner = SessionRunner(tail(model, {}, end_types))
+    tail_runner = SessionRunner(tail(model, {}, end_types))
     before = time.process_time()
-    stage_values = _within(({**inputs, **inner.run(inputs)} for inputs in _fitting(runs, inner)), MOST_KEPT)
+    stage_values = _within(({**inputs, **tail_runner.run(inputs)} for inputs in _fitting(runs, tail_runner)), MOST_KEPT)
     spent = time.process_time() - before
     for part in parts:
         set_ranks(part, stage_values)
     return stage_values, spent
 
 
-def _fitting(runs: Sequence[Tensors], inner: SessionRunner) -> Sequence[Tensors]:
+def _fitting(runs: Sequence[Tensors], tail_runner: SessionRunner) -> Sequence[Tensors]:
     """The runs; or as much of the first as `MOST_KEPT` holds, where it joins several and all are too many."""
     if not runs or not isinstance(runs[0], JoinedTensors):
         return runs
-    one = runs[0].first(1)
-    fit = MOST_KEPT // max(1, sum(array.nbytes for array in (*one.values(), *inner.run(one).values())))
+    sample = runs[0].first(1)
+    fit = MOST_KEPT // max(1, sum(array.nbytes for array in (*sample.values(), *tail_runner.run(sample).values())))
     return runs if fit >= runs[0].parts else [runs[0].first(max(1, fit))]
 
 
@@ -169,20 +169,20 @@ def _compare(
     """The noise of a part's outputs, against `kept_runs` or, without it, the inputs' own; and these outputs by run."""
     runner = SessionRunner(part)
     answers = [runner.run(values) for values in inputs]
-    expected = [{name: values[name] for name in runner.outputs} for values in kept_runs or inputs]
-    result = quality(expected, answers)
+    expected_values = [{name: values[name] for name in runner.outputs} for values in kept_runs or inputs]
+    result = quality(expected_values, answers)
     return result.noise if result.finite else math.inf, answers
 
 
-def _gain(stage: _Stage, kept_runs: Sequence[Tensors], shifted: Sequence[Array]) -> float:
-    """What the link makes of relative errors: `shifted` is the stage's end with the errors of all its groups."""
+def _gain(stage: _Stage, kept_runs: Sequence[Tensors], shifted_values: Sequence[Array]) -> float:
+    """What the link makes of relative errors: `shifted_values` is the stage's end with the errors of all its groups."""
     if stage.link is None or stage.end is None:
         return 1.0
     before = quality(
-        [{stage.end: values[stage.end]} for values in kept_runs], ({stage.end: values} for values in shifted)
+        [{stage.end: values[stage.end]} for values in kept_runs], ({stage.end: values} for values in shifted_values)
     )
-    moved = [{**values, stage.end: other} for values, other in zip(kept_runs, shifted, strict=True)]
-    return _compare(stage.link, moved, kept_runs)[0] / before.noise if before.noise else 1.0
+    runs = [{**values, stage.end: end_value} for values, end_value in zip(kept_runs, shifted_values, strict=True)]
+    return _compare(stage.link, runs, kept_runs)[0] / before.noise if before.noise else 1.0
 
 
 def _quantize_alone(
@@ -193,9 +193,9 @@ def _quantize_alone(
     how: tuple[Precision, QuantizationScheme],
 ) -> ModelProto:
     plan = [plans[group.activation]] if group.activation in plans else []
-    changed, narrowed = apply_plans(part, plan, ranges)
-    others = [site.node for site in find_sites(changed)[0] if site.node not in group.nodes]
-    return write_searched(changed, *how, narrowed, dict.fromkeys(others, _FLOAT))
+    changed_model, narrow_ranges = apply_plans(part, plan, ranges)
+    other_nodes = [site.node for site in find_sites(changed_model)[0] if site.node not in group.nodes]
+    return write_searched(changed_model, *how, narrow_ranges, dict.fromkeys(other_nodes, _FLOAT))
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Answers:
 
 
 def quality(
-    expected: Sequence[Tensors],
+    expected_outputs: Sequence[Tensors],
     actual: Iterable[Tensors],
     answers: Answers | None = None,
     judge: GraphJudge | None = None,
@@ -221,7 +221,7 @@ def quality(
     """
     total: dict[str, Drift] = {}
     right, as_large = [], True
-    for index, (expected_values, actual_values) in enumerate(zip(expected, actual, strict=True)):
+    for index, (expected_values, actual_values) in enumerate(zip(expected_outputs, actual, strict=True)):
         for name, values in expected_values.items():
             if values.shape == actual_values[name].shape:
                 total[name] = total.get(name, Drift()).merge(measure(values, actual_values[name], decisions=True))

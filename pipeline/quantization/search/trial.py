@@ -129,9 +129,9 @@ class MixedPrecisionChoice:
         if point.sqnr_db is not None:
             quality = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
-        ended = f"; the search {self.ended}" if self.ended else ""
+        end_text = f"; the search {self.ended}" if self.ended else ""
         share = f"{100 * point.share:.1f} % of the multiplications with weights"
-        return f"{share} in {self.precision}: {quality} on calibration samples{ended}"
+        return f"{share} in {self.precision}: {quality} on calibration samples{end_text}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
@@ -235,15 +235,15 @@ class FloatSide:
 
         folder: for the weights, until the search is over.
         """
-        fitted, judging = divide_runs(runs, filled=limits is not None)
+        fitting_runs, judging = divide_runs(runs, filled=limits is not None)
         if limits:
             judging = deal(judging)
             limits = replace(limits, selected=selected_of(model.graph, limits.given, limits.metrics))
-        graph, judged = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
+        graph, judged_inputs = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
-        plain = SessionRunner(graph)
-        expected = [plain.run(inputs) for inputs in judged]
-        return cls(graph, fitted, judged, expected, answers, overrides, limits, clock)
+        plain_runner = SessionRunner(graph)
+        expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
+        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock)
 
 
 def open_trials(
@@ -253,17 +253,17 @@ def open_trials(
     kinds = [_find_kind(side, target) for target in targets]
     groups = [group for kind in kinds for group in kind.groups]
     statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
-    wider = [
+    wide_kinds = [
         replace(kind, groups=kind.groups if _leaves_fp8(target.precision) else (), levels=FP8)
         for kind, target in zip(kinds, targets, strict=True)
     ]
-    plans = _fit_mixing(side, [*kinds, *wider], statistics, STRENGTHS if smoothing == "auto" else (None,))
+    plans = _fit_mixing(side, [*kinds, *wide_kinds], statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
-    convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
+    convolution_plans = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
     return [
-        replace(SearchTrial.of(side, target, kind, mixing_plans | others, work), eight_bits=eight_bits)
-        for target, kind, mixing_plans, others, eight_bits in zip(
-            targets, kinds, plans[: len(kinds)], convolved, plans[len(kinds) :], strict=True
+        replace(SearchTrial.of(side, target, kind, mixing_plans | other_plans, work), eight_bits=eight_bits)
+        for target, kind, mixing_plans, other_plans, eight_bits in zip(
+            targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True
         )
     ]
 
@@ -274,14 +274,14 @@ def _leaves_fp8(precision: Precision) -> bool:
     return bool(form and form.activations)
 
 
-def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
+def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecisionChoice:
     """The choice of a search that ended before any point was tried: everything in float."""
     kind = _find_kind(side, target)
-    reasons = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
+    reasons = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {reason}")
     point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
     model = with_weights_inside(side.model)
     return MixedPrecisionChoice(
-        model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended, precision=target.precision
+        model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=reason, precision=target.precision
     )
 
 
@@ -305,12 +305,12 @@ def _fit_mixing(
 ) -> list[dict[str, SmoothingPlan]]:
     """For each kind, the plans of the groups that multiply matrices, by activation; groups are fitted side by side."""
     groups = [group for kind in kinds for group in kind.groups]
-    weights, biased = matrices(side.model, groups), find_biases(side.model, groups).keys()
+    weights, biased_nodes = matrices(side.model, groups), find_biases(side.model, groups).keys()
 
     def fit_one(pair: tuple[FittedKind, SmoothingGroup]) -> SmoothingPlan:
         kind, group = pair
         side.clock.check("fitting settings")
-        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels, biased)
+        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels, biased_nodes)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
         mixing = [[(kind, group) for group in kind.groups if group.mixes] for kind in kinds]
@@ -356,9 +356,9 @@ class SearchTrial:
         """
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
-        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check, target.precision)
+        drifts, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check, target.precision)
         groups = {group.activation: group for group in kind.groups}
-        return cls(side, target.ranges, scheme, target.precision, groups, plans, work, alone, cost)
+        return cls(side, target.ranges, scheme, target.precision, groups, plans, work, drifts, cost)
 
     @cached_property
     def macs(self) -> dict[str, float]:
@@ -388,9 +388,9 @@ class SearchTrial:
             side = self.side
             side.clock.check("trials of the whole model", len(self.qualities))
             runner = SessionRunner(self.write(float_groups, self.scheme), exact=True)
-            answered = (runner.run(inputs) for inputs in side.runs)
+            answers = (runner.run(inputs) for inputs in side.runs)
             judge = GraphJudge(side.limits, side.runs) if side.limits else None
-            self.qualities[float_groups] = quality(side.expected, answered, side.answers, judge)
+            self.qualities[float_groups] = quality(side.expected, answers, side.answers, judge)
         graph_quality = self.qualities[float_groups]
         return replace(
             self.predict(float_groups),
@@ -410,31 +410,34 @@ class SearchTrial:
     def write(self, float_groups: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float, or fp8 (`schemes.write`), and all others in the precision; weights in
         float lie in the side's file."""
-        changed, ranges = self.apply_other_plans(float_groups)
-        rest: OverridePrecision = "fp8" if _leaves_fp8(self.precision) else "fp16"
-        overrides = {**self.side.overrides, **{node: rest for name in float_groups for node in self.groups[name].nodes}}
-        return write_searched(changed, self.precision, scheme, ranges, overrides)
+        changed_model, ranges = self.apply_other_plans(float_groups)
+        precision: OverridePrecision = "fp8" if _leaves_fp8(self.precision) else "fp16"
+        overrides = {
+            **self.side.overrides,
+            **{node: precision for name in float_groups for node in self.groups[name].nodes},
+        }
+        return write_searched(changed_model, self.precision, scheme, ranges, overrides)
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
         """The result for a point of the frontier."""
         model, ranges = self.apply_other_plans(point.left)
-        folded = find_folds(self.side.model, self.groups.values())
+        folds = find_folds(self.side.model, self.groups.values())
         total, float_groups = sum(self.macs.values()), {*point.left}
-        rows = tuple(self._row(name, name in folded, total, name not in float_groups) for name in self.ranked)
+        rows = tuple(self._row(name, name in folds, total, name not in float_groups) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
         plans = [plan for name, plan in self.plans.items() if name not in float_groups]
         reads = {node.name: node.input[0] for node in model.graph.node if node.input}
-        smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
-        rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
+        smoothed_statistics = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
+        weight_db = {node: value for plan in plans for node, value in plan.weight_db.items()}
         model = with_weights_inside(model)
-        more = (frontier, point, self.cost, smoothed, rounded)
+        more = (frontier, point, self.cost, smoothed_statistics, weight_db)
         return MixedPrecisionChoice(model, ranges, reasons, rows, *more, precision=self.precision)
 
     def _reason(self, name: str) -> str:
         if name in self.timings:
             return self.timings[name].reason
-        what = "floor" if self.side.limits is None else "graph's limits"
-        return f"the {what}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
+        limit_name = "floor" if self.side.limits is None else "graph's limits"
+        return f"the {limit_name}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
 
     def _row(self, name: str, folds: bool, total: float, in_int8: bool) -> GroupDamage:
         """total: multiplications of all groups.  in_int8: whether the group is in int8."""

@@ -54,13 +54,13 @@ def fit(
     activation: Literal["int8", "uint8"],
     strengths: Sequence[float | None] = STRENGTHS,
     levels: Levels = LEVELS,
-    biased: Set[str] = frozenset(),
+    biased_nodes: Set[str] = frozenset(),
 ) -> SmoothingPlan:
     """The best settings for a group that mixes, with its weights rounded for them.
 
-    Where all its nodes are among the `biased`, their biases take back what rounding adds on average, and the rest is
-    rounded about the mean (bias correction: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
-    Correction", 2019).
+    Where all its nodes are among the `biased_nodes`, their biases take back what rounding adds on average, and the rest
+    is rounded about the mean (bias correction: Nagel et al., "Data-Free Quantization Through Weight Equalization and
+    Bias Correction", 2019).
 
     matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
     the weights, or their block format; without activations in it nothing but rounding is tried.
@@ -68,33 +68,37 @@ def fit(
     """
     weights, moments = [matrices[node] for node in group.nodes], statistics.moments
     if isinstance(levels, int) or levels.activations:
-        best = min(_judge(statistics, weights, activation, strengths, levels), key=lambda pair: pair[0])[1]
+        setting = min(_judge(statistics, weights, activation, strengths, levels), key=lambda pair: pair[0])[1]
     else:
-        best = _make_setting(statistics, None, np.ones(len(weights[0]), np.float32), 1.0, activation)
-    factors = best.factors
-    scaled = np.hstack(weights) * factors[:, None]
-    whole = nearest(scaled, levels)
-    corrected = moments is not None and biased >= {*group.nodes}
+        setting = _make_setting(statistics, None, np.ones(len(weights[0]), np.float32), 1.0, activation)
+    factors = setting.factors
+    matrix = np.hstack(weights) * factors[:, None]
+    rounded_matrix = nearest(matrix, levels)
+    is_fixed = moments is not None and biased_nodes >= {*group.nodes}
     if moments is not None:  # one decomposition serves all nodes: each output channel is rounded by itself
-        if corrected:
+        if is_fixed:
             moments -= np.outer(statistics.mean, statistics.mean)
-        whole = compensate(scaled, moments / np.outer(factors, factors), levels)
+        rounded_matrix = compensate(matrix, moments / np.outer(factors, factors), levels)
     ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
-    exact = dict(zip(group.nodes, np.split(scaled, ends, axis=1), strict=True))
-    rounded = dict(zip(group.nodes, np.split(whole, ends, axis=1), strict=True))
-    added = np.zeros(whole.shape[1], np.float32)
-    if corrected:
+    exact = dict(zip(group.nodes, np.split(matrix, ends, axis=1), strict=True))
+    parts = dict(zip(group.nodes, np.split(rounded_matrix, ends, axis=1), strict=True))
+    bias = np.zeros(rounded_matrix.shape[1], np.float32)
+    if is_fixed:
         rows = np.asarray(statistics.rows / factors, np.float32)
-        rounded_rows = rounded_activation(rows, best.low, best.high, activation) if isinstance(levels, int) else rows
-        added = (statistics.mean / factors) @ (whole - scaled) + (rounded_rows - rows).mean(axis=0) @ whole
-    shifts = dict(zip(group.nodes, np.split(-added, ends), strict=True)) if corrected else {}
+        rounded_rows = (
+            rounded_activation(rows, setting.low, setting.high, activation) if isinstance(levels, int) else rows
+        )
+        bias = (statistics.mean / factors) @ (rounded_matrix - matrix) + (rounded_rows - rows).mean(
+            axis=0
+        ) @ rounded_matrix
+    shifts = dict(zip(group.nodes, np.split(-bias, ends), strict=True)) if is_fixed else {}
     weight_db = {
-        node: decibels(float(np.square(part, dtype=np.float64).sum()), float(np.square(rounded[node] - part).sum()))
+        node: decibels(float(np.square(part, dtype=np.float64).sum()), float(np.square(parts[node] - part).sum()))
         for node, part in exact.items()
     }
-    reach = (best.low, best.high)
-    plan = SmoothingPlan(group, best.strength, best.clip, None, rounded, *reach, shifts=shifts, weight_db=weight_db)
-    if best.strength is None:
+    reach = (setting.low, setting.high)
+    plan = SmoothingPlan(group, setting.strength, setting.clip, None, parts, *reach, shifts=shifts, weight_db=weight_db)
+    if setting.strength is None:
         return plan
     low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
     histogram = LogHistogram.of(np.asarray(statistics.rows / factors, np.float32))
@@ -110,32 +114,34 @@ def _judge(
     levels: Levels,
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
-    tried = [
+    samples = [
         (channel_sums, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)])
         for channel_sums, judge in statistics.folds
     ]
-    energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in tried) or 1.0 for weight in weights]
+    energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in samples) or 1.0 for weight in weights]
     # What makes the sum of the squared errors of a node's channels their mean, relative to its output.
     parts = [1 / math.sqrt(energy * part.shape[1]) for part, energy in zip(weights, energies, strict=True)]
     scales = np.repeat(np.array(parts, np.float32), [part.shape[1] for part in weights])
-    whole, reach = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
-    ruler = _Ruler.of(whole * scales)
+    weight_matrix, reach = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
+    ruler = _Ruler.of(weight_matrix * scales)
     for strength in strengths:
         factors = _factors(statistics, reach, strength, levels)
-        of_weights = _weight_error(whole, scales, statistics.moments, factors, levels)
-        folds = [(channel_sums, rows, _factors(channel_sums, reach, strength, levels)) for channel_sums, rows in tried]
+        of_weights = _weight_error(weight_matrix, scales, statistics.moments, factors, levels)
+        folds = [
+            (channel_sums, rows, _factors(channel_sums, reach, strength, levels)) for channel_sums, rows in samples
+        ]
         for clip in _CLIPS if isinstance(levels, int) else (1.0,):
             of_rows = 0.0
             for channel_sums, rows, row_factors in folds:
-                tested = _make_setting(channel_sums, strength, row_factors, clip, activation)
-                smoothed = rows / row_factors
+                trial = _make_setting(channel_sums, strength, row_factors, clip, activation)
+                smooth_rows = rows / row_factors
                 if isinstance(levels, int):
-                    rounded = rounded_activation(smoothed, tested.low, tested.high, activation)
+                    new_rows = rounded_activation(smooth_rows, trial.low, trial.high, activation)
                 else:
-                    rounded = levels.rounded_activation(smoothed, activation_scale(max(-tested.low, tested.high)))
-                of_rows += ruler.measure((rounded - smoothed) * row_factors)
+                    new_rows = levels.rounded_activation(smooth_rows, activation_scale(max(-trial.low, trial.high)))
+                of_rows += ruler.measure((new_rows - smooth_rows) * row_factors)
             setting = _make_setting(statistics, strength, factors, clip, activation)
-            yield of_rows + len(tried) * _COMPENSATION * of_weights, setting
+            yield of_rows + len(samples) * _COMPENSATION * of_weights, setting
 
 
 @dataclass(frozen=True)
@@ -150,28 +156,28 @@ class _Ruler:
 
     @classmethod
     def of(cls, weights: Floats) -> "_Ruler":
-        wide = weights.shape[1] > weights.shape[0]
-        return cls(weights @ weights.T if wide else weights, wide)
+        is_wide = weights.shape[1] > weights.shape[0]
+        return cls(weights @ weights.T if is_wide else weights, is_wide)
 
-    def measure(self, lost: Floats) -> float:
+    def measure(self, errors: Floats) -> float:
         """Sum of squares over the outputs, of the mean row."""
-        product = lost @ self.matrix
-        return float(np.sum(product * (lost if self.gram else product))) / len(lost)
+        product = errors @ self.matrix
+        return float(np.sum(product * (errors if self.gram else product))) / len(errors)
 
 
-def _factors(seen: ChannelSums | Statistics, reach: Floats, strength: float | None, levels: Levels) -> Floats:
+def _factors(statistics: ChannelSums | Statistics, reach: Floats, strength: float | None, levels: Levels) -> Floats:
     """Of block formats powers of two: folded into a weight, others would take it off the grid that it is rounded to."""
     if strength is None:
-        return np.ones(len(seen.low), np.float32)
-    factors = factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), reach, strength)
+        return np.ones(len(statistics.low), np.float32)
+    factors = factors_of(np.maximum(np.abs(statistics.low), np.abs(statistics.high)), reach, strength)
     return factors if isinstance(levels, int) else np.exp2(np.rint(np.log2(factors)))
 
 
 def _make_setting(
-    seen: ChannelSums | Statistics, strength: float | None, factors: Floats, clip: float, activation: str
+    statistics: ChannelSums | Statistics, strength: float | None, factors: Floats, clip: float, activation: str
 ) -> _Setting:
-    low = clip * float((seen.low / factors).min())
-    high = clip * float((seen.high / factors).max())
+    low = clip * float((statistics.low / factors).min())
+    high = clip * float((statistics.high / factors).max())
     if activation == "int8":
         low, high = -max(-low, high), max(-low, high)
     return _Setting(strength, clip, factors, low, high)
@@ -181,6 +187,6 @@ def _weight_error(weight: Floats, scales: Floats, moments: Floats | None, factor
     """Squared error at the output that rounding a smoothed weight to the nearest makes, channels scaled, summed."""
     if moments is None:
         return 0.0
-    scaled = weight * factors[:, None]
-    unscaled = (nearest(scaled, levels) - scaled) / factors[:, None] * scales
-    return float(np.sum(unscaled * (moments @ unscaled)))
+    scaled_weight = weight * factors[:, None]
+    unscaled_error = (nearest(scaled_weight, levels) - scaled_weight) / factors[:, None] * scales
+    return float(np.sum(unscaled_error * (moments @ unscaled_error)))

@@ -48,7 +48,7 @@ class SmoothingGroup:
 
 def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGroup, ...]:
     """The sites of a prepared model by the activation they read, in the model's order."""
-    flipped = {node.name for node in model.graph.node if attribute_of(node, "transA", 0)}
+    flipped_nodes = {node.name for node in model.graph.node if attribute_of(node, "transA", 0)}
     together: dict[str, list[Site]] = {}
     for site in sites:
         together.setdefault(site.activation, []).append(site)
@@ -56,7 +56,7 @@ def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGrou
         SmoothingGroup(
             name,
             tuple(group_sites),
-            all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped for site in group_sites),
+            all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped_nodes for site in group_sites),
         )
         for name, group_sites in together.items()
     )
@@ -81,8 +81,8 @@ def find_biases(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[
         if node.op_type == "MatMul" and len(behind) == 1 and behind[0].op_type == "Add":
             inputs = [(behind[0], index) for index, name in enumerate(behind[0].input) if name != node.output[0]]
         else:
-            plain = node.op_type == "Gemm" and len(node.input) > 2 and attribute_of(node, "alpha", 1.0) == 1
-            inputs = [(node, 2)] if plain else []
+            is_plain = node.op_type == "Gemm" and len(node.input) > 2 and attribute_of(node, "alpha", 1.0) == 1
+            inputs = [(node, 2)] if is_plain else []
         for reader, index in inputs:
             bias = initializers.get(reader.input[index])
             if bias is not None and list(bias.dims) == [initializers[site.weight].dims[site.axis]]:
@@ -170,8 +170,8 @@ class Statistics:
     @property
     def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
         """(half to fit on, half to judge on), both ways; a single row in all is its own judge."""
-        filled = [half for half in self.halves if half.sampled_rows]
-        return ((filled[0], filled[-1]), (filled[-1], filled[0]))
+        filled_halves = [half for half in self.halves if half.sampled_rows]
+        return ((filled_halves[0], filled_halves[-1]), (filled_halves[-1], filled_halves[0]))
 
     @property
     def low(self) -> Floats:
@@ -229,27 +229,29 @@ def gather(
     if not sites:
         return {}, {}
     output_names = {node.name: node.output[0] for node in model.graph.node}
-    counted = {
+    counted_tensors = {
         site.node: site.activation if site.op_type == "ConvTranspose" else output_names[site.node] for site in sites
     }
     runs = list(runs)
-    inferred = _infer_sizes(model, counted, (inputs for _, inputs in runs))
-    measured = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
-    shapes = {} if inferred else {node: f"enginesmith/shape/{node}" for node in counted}
+    inferred_sizes = _infer_sizes(model, counted_tensors, (inputs for _, inputs in runs))
+    measured_model = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
+    shapes = {} if inferred_sizes else {node: f"enginesmith/shape/{node}" for node in counted_tensors}
     for node, name in shapes.items():
-        measured.graph.node.append(helper.make_node("Shape", [counted[node]], [name], name=name))
-        measured.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
-    runner = SessionRunner(measured) if measured.graph.output else None
-    del measured
+        measured_model.graph.node.append(helper.make_node("Shape", [counted_tensors[node]], [name], name=name))
+        measured_model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
+    runner = SessionRunner(measured_model) if measured_model.graph.output else None
+    del measured_model
     group_statistics: dict[str, Statistics] = {name: Statistics() for name in mixing}
-    sizes, samples = dict.fromkeys(counted, 0.0), 0
+    sizes, samples = dict.fromkeys(counted_tensors, 0.0), 0
     for count, inputs in runs:
         check("gathering statistics")
         values = runner.run(inputs) if runner else {}
         for name in mixing:
             group_statistics[name].add(values[name])
         output_sizes = (
-            inferred[_signature(inputs)] if inferred else {n: math.prod(values[s].tolist()) for n, s in shapes.items()}
+            inferred_sizes[_signature(inputs)]
+            if inferred_sizes
+            else {n: math.prod(values[s].tolist()) for n, s in shapes.items()}
         )
         for node, size in output_sizes.items():
             sizes[node] += size
@@ -332,8 +334,8 @@ def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = Non
     """Steps [..., 1, out] of integers; of blocks one for each value, chosen by the importance of its row."""
     if isinstance(levels, int):
         return steps_of(matrix, levels)[..., None, :]
-    weighed = None if importance is None else importance.astype(np.float32)
-    parts = [levels.scales(part, weighed) for part in matrix.reshape(-1, *matrix.shape[-2:])]
+    weights = None if importance is None else importance.astype(np.float32)
+    parts = [levels.scales(part, weights) for part in matrix.reshape(-1, *matrix.shape[-2:])]
     spread = np.repeat(np.stack(parts), levels.block or matrix.shape[-2], axis=1).reshape(matrix.shape)
     return np.asarray(np.maximum(spread, np.finfo(np.float32).tiny), np.float32)
 
@@ -357,32 +359,32 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
     to `nearest` when the moments are degenerate.
     """
     rows = matrix.reshape(-1, *matrix.shape[-2:])
-    wide = rows.shape[1] > WIDEST_IN_DOUBLE
-    kind = np.float32 if wide else np.float64
-    turned: Real = np.array(moments.reshape(-1, *moments.shape[-2:]), kind, copy=None if wide else True)
+    is_wide = rows.shape[1] > WIDEST_IN_DOUBLE
+    kind = np.float32 if is_wide else np.float64
+    turned_moments: Real = np.array(moments.reshape(-1, *moments.shape[-2:]), kind, copy=None if is_wide else True)
     # Feedback runs upwards: the input channel with the largest second moment is the last row, and is rounded first.
-    importance = np.diagonal(turned, axis1=1, axis2=2).copy()
+    importance = np.diagonal(turned_moments, axis1=1, axis2=2).copy()
     order = np.argsort(-importance, axis=1, kind="stable")[:, ::-1]
-    for part, at in zip(turned, order, strict=True):
-        _reorder(part, at)
+    for part, part_order in zip(turned_moments, order, strict=True):
+        _reorder(part, part_order)
     blocks = not isinstance(levels, int) and bool(levels.block)
-    before = turned.copy() if blocks else turned
-    factor = _factor(turned)
+    before = turned_moments.copy() if blocks else turned_moments
+    factor = _factor(turned_moments)
     if factor is None:
         return nearest(matrix, levels)
     sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
-    rounded = np.empty_like(rows)
+    rounded_rows = np.empty_like(rows)
     steps: Real = _rows_of_steps(rows, levels, importance).astype(kind)
     if steps.shape[1] > 1:
         steps = np.take_along_axis(steps, order[..., None], 1).astype(kind)
     level_rows = _round_rows(sorted_rows, factor, steps, levels)
     if blocks:
         _descend(level_rows, sorted_rows, before, steps, levels)
-    np.put_along_axis(rounded, order[..., None], level_rows.astype(np.float32), 1)
+    np.put_along_axis(rounded_rows, order[..., None], level_rows.astype(np.float32), 1)
     if blocks:
-        return rounded.reshape(matrix.shape)
+        return rounded_rows.reshape(matrix.shape)
     last = levels if isinstance(levels, int) else int(LARGEST_E4M3)
-    return _with_last_level(rounded, rows, last).reshape(matrix.shape)
+    return _with_last_level(rounded_rows, rows, last).reshape(matrix.shape)
 
 
 def _factor(moments: Real) -> Real | None:
@@ -424,18 +426,18 @@ def _decompose(matrix: Real) -> None:
         corner = np.linalg.cholesky(matrix[start:stop, start:stop])
         matrix[start:stop, start:stop] = corner
         if stop < len(matrix):
-            below = matrix[stop:, start:stop] @ np.linalg.inv(corner).T
-            matrix[stop:, start:stop] = below
-            for at in range(0, len(below), DECOMPOSED):  # of the rest, the lower triangle
-                part = below[at : at + DECOMPOSED]
-                matrix[stop + at : stop + at + len(part), stop : stop + at + len(part)] -= (
-                    part @ below[: at + len(part)].T
+            lower_block = matrix[stop:, start:stop] @ np.linalg.inv(corner).T
+            matrix[stop:, start:stop] = lower_block
+            for row in range(0, len(lower_block), DECOMPOSED):  # of the rest, the lower triangle
+                part = lower_block[row : row + DECOMPOSED]
+                matrix[stop + row : stop + row + len(part), stop : stop + row + len(part)] -= (
+                    part @ lower_block[: row + len(part)].T
                 )
 
 
 def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
     """The rows rounded from the last to the first, each with the errors of those behind it made up for."""
-    rounded, errors = np.empty_like(rows), np.zeros_like(rows)
+    rounded_rows, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):
         start = max(0, stop - BLOCK)
         target_rows = rows[:, start:stop] - factor[:, stop:, start:stop].swapaxes(1, 2) @ errors[:, stop:]
@@ -443,41 +445,41 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
             behind = factor[:, i + 1 : stop, i : i + 1].swapaxes(1, 2) @ errors[:, i + 1 : stop]
             aim = target_rows[:, i - start : i - start + 1] - behind
             step = steps[:, i : i + 1] if steps.shape[1] > 1 else steps
-            rounded[:, i : i + 1] = _round(aim / step, levels) * step
-            errors[:, i] = rounded[:, i] - rows[:, i]
-    return rounded
+            rounded_rows[:, i : i + 1] = _round(aim / step, levels) * step
+            errors[:, i] = rounded_rows[:, i] - rows[:, i]
+    return rounded_rows
 
 
-def _descend(rounded: Real, rows: Real, moments: Real, steps: Real, levels: Levels) -> None:
+def _descend(rounded_rows: Real, rows: Real, moments: Real, steps: Real, levels: Levels) -> None:
     """In place: each rounded row again as the errors of all others would have it, `SWEEPS` times (coordinate descent:
     Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", 2023)."""
     _damp(moments)
     for _ in range(SWEEPS):
-        slopes = moments @ (rounded - rows)
+        slopes = moments @ (rounded_rows - rows)
         for start in range(0, rows.shape[1], BLOCK):
             part = slice(start, start + BLOCK)
-            near, before, corner = slopes[:, part].copy(), rounded[:, part].copy(), moments[:, part, part]
-            for i in range(near.shape[1]):
-                at = slice(start + i, start + i + 1)
-                aim = rounded[:, at] - near[:, i : i + 1] / corner[:, i : i + 1, i : i + 1]
-                moved = _round(aim / steps[:, at], levels) * steps[:, at] - rounded[:, at]
-                rounded[:, at] += moved
-                near += corner[:, :, i : i + 1] * moved
-            slopes += moments[:, :, part] @ (rounded[:, part] - before)
+            near_slopes, before, corner = slopes[:, part].copy(), rounded_rows[:, part].copy(), moments[:, part, part]
+            for i in range(near_slopes.shape[1]):
+                column = slice(start + i, start + i + 1)
+                aim = rounded_rows[:, column] - near_slopes[:, i : i + 1] / corner[:, i : i + 1, i : i + 1]
+                steps_moved = _round(aim / steps[:, column], levels) * steps[:, column] - rounded_rows[:, column]
+                rounded_rows[:, column] += steps_moved
+                near_slopes += corner[:, :, i : i + 1] * steps_moved
+            slopes += moments[:, :, part] @ (rounded_rows[:, part] - before)
 
 
-def _with_last_level(rounded: Floats, matrix: Floats, levels: int) -> Floats:
+def _with_last_level(rounded_rows: Floats, matrix: Floats, levels: int) -> Floats:
     """In place: a channel without a value at its last level gets its largest value back unrounded."""
     top = np.argmax(np.abs(matrix), axis=1)[:, None]
-    lost = np.abs(rounded).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
-    top_values = np.where(lost, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded, top, 1))
-    np.put_along_axis(rounded, top, top_values, 1)
-    return rounded
+    lost_levels = np.abs(rounded_rows).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
+    top_values = np.where(lost_levels, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded_rows, top, 1))
+    np.put_along_axis(rounded_rows, top, top_values, 1)
+    return rounded_rows
 
 
-def find_waists(model: ModelProto, changed: Collection[str], types: Mapping[str, int]) -> list[tuple[int, str]]:
+def find_waists(model: ModelProto, tensors: Collection[str], types: Mapping[str, int]) -> list[tuple[int, str]]:
     """The float tensors that stand between what comes before and after them, as the residual stream does between two
-    layers: of the `changed` tensors, what comes later reads no other from before. Each with the index of the node that
+    layers: of the `tensors` tensors, what comes later reads no other from before. Each with the index of the node that
     makes it, in order; outputs of the model are none.
 
     types: element types of the model's tensors.
@@ -487,11 +489,11 @@ def find_waists(model: ModelProto, changed: Collection[str], types: Mapping[str,
     for index, node in enumerate(graph.node):
         last |= dict.fromkeys(list_reads(node), index)
     last |= dict.fromkeys(outputs, len(graph.node))
-    waists, crossing = list[tuple[int, str]](), {value.name for value in graph.input if value.name in changed}
+    waists, crossing = list[tuple[int, str]](), {value.name for value in graph.input if value.name in tensors}
     for index, node in enumerate(graph.node):
         crossing -= {name for name in list_reads(node) if last[name] == index}
-        crossing |= {name for name in node.output if name in changed and last.get(name, 0) > index}
-        alone = next(iter(crossing)) if len(crossing) == 1 else ""
-        if alone in node.output and alone not in outputs and types.get(alone) == TensorProto.FLOAT:
-            waists.append((index, alone))
+        crossing |= {name for name in node.output if name in tensors and last.get(name, 0) > index}
+        waist = next(iter(crossing)) if len(crossing) == 1 else ""
+        if waist in node.output and waist not in outputs and types.get(waist) == TensorProto.FLOAT:
+            waists.append((index, waist))
     return waists

@@ -55,14 +55,14 @@ class Window:
         rank, padding = len(shape) - 2, attribute_of(node, "auto_pad", b"NOTSET")
         zeros = [0] * 2 * rank
         pads = attribute_of(node, "pads", zeros) if padding == b"NOTSET" else zeros
-        same = padding[5:].decode().lower() if padding.startswith(b"SAME") else None
+        same_mode = padding[5:].decode().lower() if padding.startswith(b"SAME") else None
         return cls(
             tuple(shape[2:]),
             tuple(attribute_of(node, "strides", [1] * rank)),
             tuple(attribute_of(node, "dilations", [1] * rank)),
-            None if same else tuple(zip(pads[:rank], pads[rank:], strict=True)),
+            None if same_mode else tuple(zip(pads[:rank], pads[rank:], strict=True)),
             attribute_of(node, "group", 1),
-            same,
+            same_mode,
         )
 
     def padding(self, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -94,13 +94,13 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
     rank, channels = values.ndim - 2, values.shape[1]
     pads = window.padding(values.shape[2:])
     sample, *position = np.unravel_index(places, window.places(values.shape))
-    padded = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
+    padded_values = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
     index: list[Array] = [sample.reshape(-1, *[1] * (rank + 1)), np.arange(channels).reshape(1, -1, *[1] * rank)]
     for axis in range(rank):
         steps = np.arange(window.kernel[axis]) * window.dilations[axis]
-        steps = steps.reshape(*[-1 if other == axis + 2 else 1 for other in range(rank + 2)])
+        steps = steps.reshape(*[-1 if dim == axis + 2 else 1 for dim in range(rank + 2)])
         index.append(position[axis].reshape(-1, *[1] * (rank + 1)) * window.strides[axis] + steps)
-    return np.asarray(padded[tuple(index)].reshape(len(places), window.groups, -1))
+    return np.asarray(padded_values[tuple(index)].reshape(len(places), window.groups, -1))
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:
@@ -155,20 +155,20 @@ class Moments:
             self.origin = rows.mean(axis=0)
             self.first_moment = np.zeros(self.origin.shape)
             self.second_moment = np.zeros((*self.origin.shape, self.origin.shape[-1]), np.float32)
-        centred = rows - self.origin
-        self.first_moment += centred.sum(axis=0, dtype=np.float64)
+        centred_rows = rows - self.origin
+        self.first_moment += centred_rows.sum(axis=0, dtype=np.float64)
         for grid in ranges:
-            rounded = rounded_activation(rows, grid.low, grid.high, grid.activation)
-            self.lost[grid] = self.lost.get(grid, 0) + (rounded - rows).sum(axis=0, dtype=np.float64)
+            rounded_rows = rounded_activation(rows, grid.low, grid.high, grid.activation)
+            self.lost[grid] = self.lost.get(grid, 0) + (rounded_rows - rows).sum(axis=0, dtype=np.float64)
         self.count += len(rows)
-        self.held_patches.append(centred)
+        self.held_patches.append(centred_rows)
         if sum(map(len, self.held_patches)) >= HELD_PATCHES:
             self._multiply()
 
     def _multiply(self) -> None:
         if self.held_patches:
-            turned = np.concatenate(self.held_patches).transpose(1, 2, 0)
-            for group, part in enumerate(turned):
+            turned_patches = np.concatenate(self.held_patches).transpose(1, 2, 0)
+            for group, part in enumerate(turned_patches):
                 self.second_moment[group] += part @ part.T
             self.held_patches = []
 
@@ -237,7 +237,7 @@ def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tu
     """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
     layer_batch: list[Layer] = []
     for layer in layers:
-        full = len(layer_batch) == MOST_LAYERS or sum(other.bytes for other in layer_batch) + layer.bytes > max_bytes
+        full = len(layer_batch) == MOST_LAYERS or sum(member.bytes for member in layer_batch) + layer.bytes > max_bytes
         if layer_batch and full:
             yield tuple(layer_batch)
             layer_batch = []
@@ -256,23 +256,27 @@ class StartedRuns:
 
 
 def moments_of(
-    model: ModelProto, batch: Sequence[Layer], started: StartedRuns, keep: str | None = None
+    model: ModelProto, batch: Sequence[Layer], started_runs: StartedRuns, keep: str | None = None
 ) -> tuple[dict[str, Moments], StartedRuns]:
     """Moments by node, from one pass over the runs that computes no more of the model than these layers read; and the
     runs from the tensor `keep` on, where the pass saw all of them and their values take at most `MOST_HELD` bytes."""
-    runs, input_names = started.runs, {value.name for value in model.graph.input} | {*started.tensor_types}
-    inner = dict.fromkeys(
+    runs, input_names = started_runs.runs, {value.name for value in model.graph.input} | {*started_runs.tensor_types}
+    inner_types = dict.fromkeys(
         (name for layer in batch if (name := layer.site.activation) not in input_names), TensorProto.FLOAT
     )
     part = tail(
-        model, started.tensor_types, inner | ({keep: TensorProto.FLOAT} if keep and keep not in input_names else {})
+        model,
+        started_runs.tensor_types,
+        inner_types | ({keep: TensorProto.FLOAT} if keep and keep not in input_names else {}),
     )
     set_ranks(part, [inputs for _, inputs in runs[:1]])
     runner = SessionRunner(part) if part.graph.output else None
     layer_moments = {layer.site.node: Moments() for layer in batch}
     first_values = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
     batch_runs = _choose_runs(runs, batch, first_values)
-    whole = len(batch_runs) == len(runs) and keep in first_values and first_values[keep].nbytes * len(runs) <= MOST_HELD
+    keeps_all = (
+        len(batch_runs) == len(runs) and keep in first_values and first_values[keep].nbytes * len(runs) <= MOST_HELD
+    )
     cached_runs, samples, done_count = list[Run](), sum(count for count, _ in batch_runs), 0
     for index, (count, inputs) in enumerate(batch_runs):
         values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first_values
@@ -282,11 +286,11 @@ def moments_of(
             for rows in _draw(values[layer.site.activation], layer, quota, index):
                 layer_moments[layer.site.node].add(rows, layer.ranges)
         done_count += count
-        if whole and keep:
+        if keeps_all and keep:
             cached_runs.append(
-                (count, {**{n: v for n, v in inputs.items() if n not in started.tensor_types}, keep: values[keep]})
+                (count, {**{n: v for n, v in inputs.items() if n not in started_runs.tensor_types}, keep: values[keep]})
             )
-    return layer_moments, StartedRuns(cached_runs, {keep: TensorProto.FLOAT}) if cached_runs and keep else started
+    return layer_moments, StartedRuns(cached_runs, {keep: TensorProto.FLOAT}) if cached_runs and keep else started_runs
 
 
 def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapping[str, Array]) -> Sequence[Run]:
@@ -294,11 +298,11 @@ def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapp
     `PATCHES_PER_SAMPLE` at most of one sample. first_values: the activations of the first run."""
     if not runs:
         return runs
-    count, needed = runs[0][0], 1
+    count, needed_runs = runs[0][0], 1
     for layer in batch:
         places = math.prod(layer.window.places(first_values[layer.site.activation].shape)) // count
-        needed = max(needed, -(-layer.wanted // max(1, min(places, PATCHES_PER_SAMPLE))))
-    return runs[:: max(1, sum(samples for samples, _ in runs) // needed)]
+        needed_runs = max(needed_runs, -(-layer.wanted // max(1, min(places, PATCHES_PER_SAMPLE))))
+    return runs[:: max(1, sum(samples for samples, _ in runs) // needed_runs)]
 
 
 def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:

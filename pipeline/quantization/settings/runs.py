@@ -76,23 +76,23 @@ def divide_runs(runs: Iterable[Run], filled: bool = False) -> tuple[list[Run], l
     With fewer than four runs, both are the same. filled: whether runs that settings are fitted on are added to those
     that judge until these hold `JUDGED` samples: a dozen tell too little of errors that few samples have.
     """
-    fitted, judged = list[ScoredRun](), list[ScoredRun]()
+    fitting_runs, judged_runs = list[ScoredRun](), list[ScoredRun]()
     fitted_samples = judged_samples = start = 0
     for index, (count, inputs) in enumerate(runs):
         run = ScoredRun(inputs, start, start := start + count)
         if index % 4 == 3 and judged_samples < JUDGED:
-            judged.append(run)
+            judged_runs.append(run)
             judged_samples += count
         elif fitted_samples < FITTED:
-            fitted.append(run)
+            fitting_runs.append(run)
             fitted_samples += count
         if fitted_samples >= FITTED and judged_samples >= JUDGED:
             break
-    fitting = [(run.stop - run.start, run.inputs) for run in fitted]
-    while filled and judged_samples < JUDGED and fitted:
-        judged.append(fitted.pop())
-        judged_samples += judged[-1].stop - judged[-1].start
-    return fitting, judged or fitted
+    fitting = [(run.stop - run.start, run.inputs) for run in fitting_runs]
+    while filled and judged_samples < JUDGED and fitting_runs:
+        judged_runs.append(fitting_runs.pop())
+        judged_samples += judged_runs[-1].stop - judged_runs[-1].start
+    return fitting, judged_runs or fitting_runs
 
 
 class JoinedTensors(dict[str, Array]):
@@ -150,11 +150,11 @@ def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
 @contextmanager
 def _openable(model: ModelProto) -> Iterator[Path | bytes]:
     """The model as a session takes it: a file beside its weights where these lie outside."""
-    outside = find_external(model.graph)
-    if not is_external(outside):
+    external_names = find_external(model.graph)
+    if not is_external(external_names):
         yield model.SerializeToString()
         return
-    folder, copy = Path(place_of(outside)[0]).parent, deepcopy(model)
+    folder, copy = Path(place_of(external_names)[0]).parent, deepcopy(model)
     link_shards(copy, folder)
     file = folder / "tried.onnx"
     file.write_bytes(copy.SerializeToString())
@@ -173,9 +173,9 @@ class SessionRunner:
     """
 
     def __init__(self, model: ModelProto, exact: bool = False) -> None:
-        what = "the model that is being tried"
+        title = "the model that is being tried"
         with _openable(model) as content:
-            self._session = open_interpreter(content, what, optimized="constants" if exact else True, entries=_ENTRIES)
+            self._session = open_interpreter(content, title, optimized="constants" if exact else True, entries=_ENTRIES)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = [value.name for value in model.graph.output]
 
@@ -190,14 +190,14 @@ class SessionRunner:
 
 def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
     """Names of all tensors that depend on the results of these nodes."""
-    readers, reached = consumers(model.graph), set[str]()
+    readers, reached_names = consumers(model.graph), set[str]()
     waiting = [name for node in model.graph.node if node.name in nodes for name in node.output]
     while waiting:
         name = waiting.pop()
-        if name and name not in reached:
-            reached.add(name)
+        if name and name not in reached_names:
+            reached_names.add(name)
             waiting += [result for node in readers.get(name, ()) for result in node.output]
-    return reached
+    return reached_names
 
 
 def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, int] | None = None) -> ModelProto:
@@ -239,8 +239,8 @@ def set_ranks(model: ModelProto, runs: Sequence[Tensors]) -> None:
     """In place: the model's inputs, and outputs without one, get the ranks that they have in these runs, with all sizes
     open; a valid model needs ranks. A row of integers that is as long in all runs keeps its length: onnxruntime loads
     no Resize without the number of its sizes."""
-    unranked = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
-    for value in (*model.graph.input, *(value for value in unranked if all(value.name in values for values in runs))):
+    outputs = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
+    for value in (*model.graph.input, *(value for value in outputs if all(value.name in values for values in runs))):
         kind, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}
         shape, is_row = next(iter(shapes)), kind == TensorProto.INT64 and len(shapes) == 1
         open_shape = [*shape] if is_row and len(shape) == 1 else [None] * len(shape)

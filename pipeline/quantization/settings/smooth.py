@@ -131,8 +131,8 @@ def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -
     passed_tensors: list[str] = []
     while maker is not None and size:
         if ends := _projection(maker, walk, size):
-            plain = axes == (len(walk.shapes.get(tensor, ())) - 1,)
-            return Fold((*fold_targets, *ends), tuple(passed_tensors)) if plain else None
+            is_plain = axes == (len(walk.shapes.get(tensor, ())) - 1,)
+            return Fold((*fold_targets, *ends), tuple(passed_tensors)) if is_plain else None
         step = _before(maker, tensor, axes, size, walk)
         if step is None:
             return None
@@ -226,8 +226,8 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
     beside it, until a session has opened the result (`with_weights_outside`).
     """
     editor, tensors = _Editor.of(model), dict(ranges.tensors)
-    smoothed = [plan for plan in plans if plan.factors is not None]
-    folds = find_folds(model, (plan.group for plan in smoothed)) if smoothed else {}
+    smoothed_plans = [plan for plan in plans if plan.factors is not None]
+    folds = find_folds(model, (plan.group for plan in smoothed_plans)) if smoothed_plans else {}
     for plan in plans:
         activation_name = plan.group.activation
         if plan.factors is not None and activation_name not in folds:
@@ -238,7 +238,7 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
     for plan in plans:
         for node in places.keys() & plan.shifts:  # a part of a model may end between a product and its bias
             editor.add(*places[node], plan.shifts[node])
-    for plan in smoothed:  # once all of them have set their weights
+    for plan in smoothed_plans:  # once all of them have set their weights
         if (fold := folds.get(plan.group.activation)) and plan.factors is not None:
             editor.fold(fold, plan.factors, tensors)
     sort_nodes(editor.graph)
@@ -296,8 +296,8 @@ class _Editor:
         for name, index, axis in fold.constants:
             node = self.nodes[name]
             values = to_array(self.initializers[node.input[index]])
-            turned = np.expand_dims(factors, [other for other in range(values.ndim) if other != axis])
-            node.input[index] = self._constant(f"{node.input[index]}_smoothed", values / turned, node.input[index])
+            scales = np.expand_dims(factors, [dim for dim in range(values.ndim) if dim != axis])
+            node.input[index] = self._constant(f"{node.input[index]}_smoothed", values / scales, node.input[index])
         max_scale = float((1 / factors).max())
         for tensor in fold.tensors:
             if tensor in ranges:
@@ -305,16 +305,16 @@ class _Editor:
 
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
         """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
-        fresh = self._fresh(name)
-        tensor = from_array(np.asarray(values, np.float32), fresh, self.initializers.get(source, TensorProto()))
+        new_name = self._fresh(name)
+        tensor = from_array(np.asarray(values, np.float32), new_name, self.initializers.get(source, TensorProto()))
         self.graph.initializer.append(tensor)
-        self.initializers[fresh] = self.graph.initializer[-1]
-        return fresh
+        self.initializers[new_name] = self.graph.initializer[-1]
+        return new_name
 
     def _fresh(self, name: str) -> str:
-        fresh = unused_name(name, self.taken)
-        self.taken.add(fresh)
-        return fresh
+        new_name = unused_name(name, self.taken)
+        self.taken.add(new_name)
+        return new_name
 
 
 # The settings of convolutions: rounding of their weights, and biases that take back what quantization adds.
@@ -373,38 +373,38 @@ def fit_convolutions(
     for kind in kinds:
         for group in kind.convolving:
             ranges.setdefault(group.activation, set()).add(kind.range_of(group.activation))
-    fitted = [_Fitted(frozenset(node for group in kind.convolving for node in group.nodes)) for kind in kinds]
+    fits = [_Fitted(frozenset(node for group in kind.convolving for node in group.nodes)) for kind in kinds]
     layers = find_layers(model, sites.values(), ranges)
-    started, parts, types = StartedRuns(runs), [*batches(layers)], element_types(model)
+    started_runs, parts, types = StartedRuns(runs), [*batches(layers)], element_types(model)
     waists = find_waists(model, types, types)
     for index, batch in enumerate(parts):
         check("fitting convolutions")
         after = [layer.site.activation for part in parts[index + 1 :] for layer in part]
-        layer_moments, started = moments_of(model, batch, started, _find_start(model, waists, after))
+        layer_moments, started_runs = moments_of(model, batch, started_runs, _find_start(model, waists, after))
         for layer in batch:
             check("fitting convolutions")
-            _fit_layer(layer, nodes[layer.site.node], initializers, layer_moments.pop(layer.site.node), kinds, fitted)
-    return [_plans(kind, done) for kind, done in zip(kinds, fitted, strict=True)]
+            _fit_layer(layer, nodes[layer.site.node], initializers, layer_moments.pop(layer.site.node), kinds, fits)
+    return [_plans(kind, fit) for kind, fit in zip(kinds, fits, strict=True)]
 
 
 def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: Collection[str]) -> str | None:
     """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
     first_index = min(
-        (at for at, node in enumerate(model.graph.node) if not {*node.output}.isdisjoint(tensors)), default=-1
+        (index for index, node in enumerate(model.graph.node) if not {*node.output}.isdisjoint(tensors)), default=-1
     )
-    return next((name for at, name in reversed(waists) if at <= first_index), None)
+    return next((name for index, name in reversed(waists) if index <= first_index), None)
 
 
-def _plans(kind: FittedKind, fitted: _Fitted) -> dict[str, SmoothingPlan]:
+def _plans(kind: FittedKind, fitted_kind: _Fitted) -> dict[str, SmoothingPlan]:
     return {
         group.activation: SmoothingPlan(
             group,
             None,
             1.0,
             None,
-            {node: fitted.weights[node] for node in group.nodes},
+            {node: fitted_kind.weights[node] for node in group.nodes},
             *kind.ranges.tensors[group.activation],
-            biases={node: fitted.biases[node] for node in group.nodes if node in fitted.biases},
+            biases={node: fitted_kind.biases[node] for node in group.nodes if node in fitted_kind.biases},
         )
         for group in kind.convolving
     }
@@ -416,30 +416,30 @@ def _fit_layer(
     initializers: Mapping[str, TensorProto],
     moments: Moments,
     kinds: Sequence[FittedKind],
-    fitted: Sequence[_Fitted],
+    fits: Sequence[_Fitted],
 ) -> None:
     """Note the weight of one convolution for each kind, and its bias where it has a constant one or none."""
-    stored = to_array(initializers[layer.site.weight])
-    matrix, name = as_matrices(stored, layer.window.groups), node.input[2] if len(node.input) > 2 else ""
-    computed = bool(name) and name not in initializers
-    bias = to_array(initializers[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
-    taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
-    spread = moments.take_covariance(about_zero=computed)
+    weight = to_array(initializers[layer.site.weight])
+    matrix, name = as_matrices(weight, layer.window.groups), node.input[2] if len(node.input) > 2 else ""
+    is_computed = bool(name) and name not in initializers
+    bias = to_array(initializers[name]) if name and not is_computed else np.zeros(weight.shape[0], np.float32)
+    taking = [pair for pair in zip(kinds, fits, strict=True) if node.name in pair[1].nodes]
+    spread = moments.take_covariance(about_zero=is_computed)
     level_counts = {kind.levels for kind, _ in taking if isinstance(kind.levels, int)}  # block formats take none
-    rounded: dict[Levels, Floats] = {
+    rounded_weights: dict[Levels, Floats] = {
         levels: compensate(matrix, spread if levels == min(level_counts) else spread.copy(), levels)
         for levels in sorted(level_counts, reverse=True)
     }
-    for kind, done in taking:
-        done.weights[node.name] = as_weight(rounded[kind.levels], stored.shape)
-        if not computed:
-            added = _added(matrix, rounded[kind.levels], moments, kind.range_of(layer.site.activation))
-            done.biases[node.name] = np.asarray(bias - added, np.float32)
+    for kind, fit in taking:
+        fit.weights[node.name] = as_weight(rounded_weights[kind.levels], weight.shape)
+        if not is_computed:
+            added_bias = _added(matrix, rounded_weights[kind.levels], moments, kind.range_of(layer.site.activation))
+            fit.biases[node.name] = np.asarray(bias - added_bias, np.float32)
 
 
-def _added(matrix: Floats, rounded: Floats, moments: Moments, grid: ActivationRange) -> Floats:
+def _added(matrix: Floats, rounded_weights: Floats, moments: Moments, grid: ActivationRange) -> Floats:
     """What quantization adds to each output channel on average, groups one after the other."""
-    exact = rounded.astype(np.float64)
-    added = np.einsum("gk,gkn->gn", moments.mean, exact - matrix)
-    added += np.einsum("gk,gkn->gn", moments.mean_lost(grid), exact)
-    return np.asarray(added.reshape(-1), np.float32)
+    exact = rounded_weights.astype(np.float64)
+    added_bias = np.einsum("gk,gkn->gn", moments.mean, exact - matrix)
+    added_bias += np.einsum("gk,gkn->gn", moments.mean_lost(grid), exact)
+    return np.asarray(added_bias.reshape(-1), np.float32)

@@ -121,19 +121,19 @@ class LogHistogram:
         low, high, counts = self.bins
         if not len(counts):
             return 0.0
-        below = np.concatenate(([0.0], np.cumsum(counts)))
-        target_count = share * below[-1]
-        index = min(int(np.searchsorted(below[1:], target_count)), len(counts) - 1)
-        part = (target_count - below[index]) / counts[index]
+        counts_below = np.concatenate(([0.0], np.cumsum(counts)))
+        target_count = share * counts_below[-1]
+        index = min(int(np.searchsorted(counts_below[1:], target_count)), len(counts) - 1)
+        part = (target_count - counts_below[index]) / counts[index]
         return float(low[index] + (high[index] - low[index]) * min(max(part, 0.0), 1.0))
 
     def share_outside(self, low: float, high: float) -> float:
         """The share of the finite values below `low` or above `high`, linear within a bin; 0 when empty."""
         lower, upper, counts = self.bins
         width = np.maximum(upper - lower, np.finfo(np.float32).tiny)
-        outside = np.clip((low - lower) / width, 0.0, 1.0) + np.clip((upper - high) / width, 0.0, 1.0)
+        outside_shares = np.clip((low - lower) / width, 0.0, 1.0) + np.clip((upper - high) / width, 0.0, 1.0)
         total = float(counts.sum())
-        return float((counts * np.minimum(outside, 1.0)).sum()) / total if total else 0.0
+        return float((counts * np.minimum(outside_shares, 1.0)).sum()) / total if total else 0.0
 
 
 def empty_counts() -> NDArray[np.int64]:
@@ -185,23 +185,23 @@ class Levels:
     @property
     def reach(self) -> tuple[float, float]:
         """Where saturation begins to cost: half a step beyond the last level at either end."""
-        below, above = np.diff(self.values[:2])[0] / 2, np.diff(self.values[-2:])[0] / 2
-        return float(self.values[0] - below), float(self.values[-1] + above)
+        margin_below, margin_above = np.diff(self.values[:2])[0] / 2, np.diff(self.values[-2:])[0] / 2
+        return float(self.values[0] - margin_below), float(self.values[-1] + margin_above)
 
-    def clipped(self, histogram: LogHistogram, seen: tuple[float, float]) -> float:
-        """The share of the values that saturate. seen: the extremes."""
+    def clipped(self, histogram: LogHistogram, extremes: tuple[float, float]) -> float:
+        """The share of the values that saturate. extremes: the least and the greatest value."""
         low, high = self.reach
-        if low <= seen[0] and seen[1] <= high:
+        if low <= extremes[0] and extremes[1] <= high:
             return 0.0
-        return histogram.share_outside(max(low, seen[0]), min(high, seen[1]))
+        return histogram.share_outside(max(low, extremes[0]), min(high, extremes[1]))
 
-    def sqnr_db(self, histogram: LogHistogram, seen: tuple[float, float]) -> float:
+    def sqnr_db(self, histogram: LogHistogram, extremes: tuple[float, float]) -> float:
         """Signal to quantization noise of this tensor alone, in decibels; inf without loss, NaN without a signal.
 
-        seen: the extremes. The method is in the module's docstring.
+        extremes: the extremes. The method is in the module's docstring.
         """
         lower, upper, counts = (np.asarray(array) for array in histogram.bins)
-        lower, upper = np.clip(lower, *seen), np.clip(upper, *seen)
+        lower, upper = np.clip(lower, *extremes), np.clip(upper, *extremes)
         middle, width = (lower + upper) / 2, upper - lower
         signal = float((counts * (np.square(middle) + np.square(width) / 12)).sum())
         noise = float((counts * self._squared_error(lower, upper)).sum())
@@ -243,9 +243,9 @@ def decibels(signal: float, noise: float) -> float:
 def rebin(histogram: LogHistogram, low: float, high: float, bins: int) -> list[float]:
     """Counts in `bins` of equal width over [low, high]; values are taken to be spread evenly within a source's bin."""
     lower, upper, counts = histogram.bins
-    edges, wide = np.linspace(low, high, bins + 1), upper > lower
-    left, right = lower[wide], upper[wide]
+    edges, is_wide = np.linspace(low, high, bins + 1), upper > lower
+    left, right = lower[is_wide], upper[is_wide]
     ends = np.clip(edges[:, np.newaxis], left, right)
-    spread = (np.diff(ends, axis=0) / (right - left)) @ counts[wide]
-    slots = np.clip(np.searchsorted(edges, lower[~wide], side="right") - 1, 0, bins - 1)
-    return [float(f"{value:.4g}") for value in spread + np.bincount(slots, counts[~wide], bins)]
+    spread = (np.diff(ends, axis=0) / (right - left)) @ counts[is_wide]
+    slots = np.clip(np.searchsorted(edges, lower[~is_wide], side="right") - 1, 0, bins - 1)
+    return [float(f"{value:.4g}") for value in spread + np.bincount(slots, counts[~is_wide], bins)]

@@ -47,7 +47,7 @@ class Method(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
 
-    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
+    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
         """The range of one tensor, within its extremes."""
         ...
 
@@ -59,9 +59,9 @@ class MinMax:
     needs_histogram: ClassVar[bool] = False
     name: ClassVar[str] = "minmax"
 
-    def choose(self, seen: TensorStatistics, _activation: Activation, /) -> Pair:
+    def choose(self, statistics: TensorStatistics, _activation: Activation, /) -> Pair:
         """The least and the greatest value that was seen."""
-        return seen.low, seen.high
+        return statistics.low, statistics.high
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class MovingAverage:
     needs_histogram: ClassVar[bool] = False
     name: ClassVar[str] = "moving-average"
 
-    def choose(self, seen: TensorStatistics, _activation: Activation, /) -> Pair:
+    def choose(self, statistics: TensorStatistics, _activation: Activation, /) -> Pair:
         """The averages of the lowest and of the highest values."""
-        return seen.averages
+        return statistics.averages
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ class Percentile:
         """'percentile 99.99'."""
         return f"percentile {self.percent:g}"
 
-    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
+    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
         """The quantiles."""
-        histogram, share = _histogram(seen), self.percent / 100
+        histogram, share = _histogram(statistics), self.percent / 100
         if activation == "int8":
             bound = histogram.magnitudes().quantile(share)
             return -bound, bound
-        if seen.low >= 0 or seen.high <= 0:  # only one end to clip
+        if statistics.low >= 0 or statistics.high <= 0:  # only one end to clip
             return histogram.quantile(1 - share), histogram.quantile(share)
         return histogram.quantile((1 - share) / 2), histogram.quantile((1 + share) / 2)
 
@@ -106,11 +106,13 @@ class Entropy:
     needs_histogram: ClassVar[bool] = True
     name: ClassVar[str] = "entropy"
 
-    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
+    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
         """The bound on magnitudes that diverges least, for as many levels as magnitudes have."""
-        one_sided = seen.low >= 0 or seen.high <= 0
+        one_sided = statistics.low >= 0 or statistics.high <= 0
         levels = 255 if activation == "uint8" and one_sided else 128
-        bound = _least_divergent(_histogram(seen).magnitudes(), max(abs(seen.low), abs(seen.high)), levels)
+        bound = _least_divergent(
+            _histogram(statistics).magnitudes(), max(abs(statistics.low), abs(statistics.high)), levels
+        )
         return -bound, bound
 
 
@@ -121,14 +123,14 @@ class Mse:
     needs_histogram: ClassVar[bool] = True
     name: ClassVar[str] = "mse"
 
-    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
+    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
         """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
-        bins = _histogram(seen).bins
-        reach = max(abs(seen.low), abs(seen.high))
+        bins = _histogram(statistics).bins
+        reach = max(abs(statistics.low), abs(statistics.high))
         if activation == "int8":
             bound = _search(lambda t: expected_error(bins, -t, t, t / 127), reach)
             return -bound, bound
-        low_end, high_end = max(-seen.low, 0.0), max(seen.high, 0.0)
+        low_end, high_end = max(-statistics.low, 0.0), max(statistics.high, 0.0)
         low, high = -low_end, high_end
 
         def cost(lower: float, upper: float) -> float:
@@ -144,15 +146,15 @@ def method(name: str, percentile: float | None = None) -> Method:
     """The method that a spec names. Raises InputError for an unknown one, or a parameter that it does not have."""
     if name == "percentile":
         return Percentile() if percentile is None else Percentile(percentile)
-    plain: dict[str, Method] = {each.name: each for each in (MinMax(), MovingAverage(), Entropy(), Mse())}
-    if name not in plain:
-        raise InputError(f"no calibration method {name!r}; known: percentile, {', '.join(sorted(plain))}")
+    plain_methods: dict[str, Method] = {kind.name: kind for kind in (MinMax(), MovingAverage(), Entropy(), Mse())}
+    if name not in plain_methods:
+        raise InputError(f"no calibration method {name!r}; known: percentile, {', '.join(sorted(plain_methods))}")
     if percentile is not None:
         raise InputError(f"method {name!r} has no percentile; remove it, or use method percentile")
-    return plain[name]
+    return plain_methods[name]
 
 
-def ranges(observations: Observations, chosen: Method, activation: Activation) -> Ranges:
+def ranges(observations: Observations, chosen_method: Method, activation: Activation) -> Ranges:
     """The range of every tensor by a method, within its extremes.
 
     A tensor without a histogram, where the method needs one, keeps its extremes: it was measured for its reach only.
@@ -163,15 +165,15 @@ def ranges(observations: Observations, chosen: Method, activation: Activation) -
         if not tensor_statistics.finite:
             continue
         low, high = extremes = tensor_statistics.low, tensor_statistics.high
-        if tensor_statistics.histogram is not None or not chosen.needs_histogram:
-            low, high = chosen.choose(tensor_statistics, activation)
+        if tensor_statistics.histogram is not None or not chosen_method.needs_histogram:
+            low, high = chosen_method.choose(tensor_statistics, activation)
             low, high = max(low, tensor_statistics.low), min(high, tensor_statistics.high)
         tensors[name] = pair = (low, high) if low <= high else extremes
         sources[name] = RangeSource(extremes)
         if tensor_statistics.histogram is not None:
-            clipped = 0.0 if pair == extremes else tensor_statistics.histogram.share_outside(*pair)
-            sources[name] = RangeSource(extremes, tensor_statistics.histogram.digest, clipped)
-    label = chosen.name if chosen.name == "minmax" else f"{chosen.name} {activation}"
+            clipped_share = 0.0 if pair == extremes else tensor_statistics.histogram.share_outside(*pair)
+            sources[name] = RangeSource(extremes, tensor_statistics.histogram.digest, clipped_share)
+    label = chosen_method.name if chosen_method.name == "minmax" else f"{chosen_method.name} {activation}"
     return Ranges(tensors, label, observations.dataset, observations.samples, sources)
 
 
@@ -183,9 +185,11 @@ def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
     """
     lower, upper, counts = bins
     middle, width = (lower + upper) / 2, upper - lower
-    clipped = np.clip(middle, low, high)
-    inside = clipped == middle
-    spread = np.where(inside, _rounding_error(lower, upper, step), np.square(middle - clipped) + np.square(width) / 12)
+    clipped_values = np.clip(middle, low, high)
+    inside_mask = clipped_values == middle
+    spread = np.where(
+        inside_mask, _rounding_error(lower, upper, step), np.square(middle - clipped_values) + np.square(width) / 12
+    )
     return float((counts * spread).sum())
 
 
@@ -202,8 +206,8 @@ def _rounding_error(lower: Floats, upper: Floats, step: float) -> Floats:
 def _integral(u: Floats) -> Floats:
     """The integral of (v - rint(v))**2 over v from 0 to u: each whole step gives 1/12, the rest a cube."""
     nearest = np.rint(u)
-    rest = u - nearest
-    return nearest / 12 + rest * rest * rest / 3
+    remainder = u - nearest
+    return nearest / 12 + remainder * remainder * remainder / 3
 
 
 def _search(cost: Callable[[float], float], reach: float) -> float:
@@ -211,9 +215,11 @@ def _search(cost: Callable[[float], float], reach: float) -> float:
     if reach < np.finfo(np.float32).tiny:
         return reach
     coarse = [reach * MSE_RATIO**step for step in range(MSE_STEPS)]
-    best = min(coarse, key=cost)
-    fine = np.linspace(min(best / MSE_RATIO, reach), best * MSE_RATIO, MSE_FINE, endpoint=False).tolist()
-    return float(min([best, *fine], key=cost))
+    best_candidate = min(coarse, key=cost)
+    fine = np.linspace(
+        min(best_candidate / MSE_RATIO, reach), best_candidate * MSE_RATIO, MSE_FINE, endpoint=False
+    ).tolist()
+    return float(min([best_candidate, *fine], key=cost))
 
 
 def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> float:
@@ -226,8 +232,8 @@ def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> flo
     counts = np.diff(np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, totals))
     tails = counts[::-1].cumsum()[::-1]
     candidates = range(max(levels, ENTROPY_LEAST), ENTROPY_BINS + 1, ENTROPY_STRIDE)
-    best = min(reversed(candidates), key=lambda bin_count: _divergence(counts, tails, bin_count, levels))
-    return reach * best / ENTROPY_BINS
+    best_count = min(reversed(candidates), key=lambda bin_count: _divergence(counts, tails, bin_count, levels))
+    return reach * best_count / ENTROPY_BINS
 
 
 def _divergence(counts: Floats, tails: Floats, bin_count: int, levels: int) -> float:
@@ -238,16 +244,16 @@ def _divergence(counts: Floats, tails: Floats, bin_count: int, levels: int) -> f
     reference = counts[:bin_count].copy()
     nonzero_mask = reference > 0
     starts = np.arange(levels) * bin_count // levels
-    filled = np.add.reduceat(nonzero_mask.astype(np.float64), starts)
-    mean = np.add.reduceat(reference, starts) / np.maximum(filled, 1)
-    quantized = np.where(nonzero_mask, np.repeat(mean, np.diff(np.append(starts, bin_count))), 0.0)
+    filled_counts = np.add.reduceat(nonzero_mask.astype(np.float64), starts)
+    mean = np.add.reduceat(reference, starts) / np.maximum(filled_counts, 1)
+    quantized_counts = np.where(nonzero_mask, np.repeat(mean, np.diff(np.append(starts, bin_count))), 0.0)
     reference[-1] += tails[bin_count] if bin_count < len(tails) else 0.0
-    p, q = reference / max(reference.sum(), 1.0), quantized / max(quantized.sum(), 1.0)
+    p, q = reference / max(reference.sum(), 1.0), quantized_counts / max(quantized_counts.sum(), 1.0)
     some = p > 0
     return float((p[some] * np.log(p[some] / np.maximum(q[some], SMALLEST_SHARE))).sum())
 
 
-def _histogram(seen: TensorStatistics) -> LogHistogram:
-    if seen.histogram is None:
+def _histogram(statistics: TensorStatistics) -> LogHistogram:
+    if statistics.histogram is None:
         raise DataError("a method that needs histograms was given none; observe with histograms")
-    return seen.histogram
+    return statistics.histogram

@@ -58,7 +58,7 @@ class TensorStatistics:
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
-        both = self.histogram.merge(other.histogram) if self.histogram and other.histogram else None
+        histogram = self.histogram.merge(other.histogram) if self.histogram and other.histogram else None
         return TensorStatistics(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -66,7 +66,7 @@ class TensorStatistics:
             self.runs + other.runs,
             self.low_sum + other.low_sum,
             self.high_sum + other.high_sum,
-            both,
+            histogram,
         )
 
     @property
@@ -106,8 +106,8 @@ class Observations:
             if getattr(self, name) != getattr(other, name):
                 raise DataError(f"these observations are of another {name}; observe the parts of one data set")
         if self.tensors.keys() != other.tensors.keys():
-            odd = sorted(self.tensors.keys() ^ other.tensors.keys())
-            raise DataError(f"only one of these observations has tensor {odd[0]!r}; measure the same tensors")
+            names = sorted(self.tensors.keys() ^ other.tensors.keys())
+            raise DataError(f"only one of these observations has tensor {names[0]!r}; measure the same tensors")
         tensors = {
             name: tensor_statistics.merge(other.tensors[name]) for name, tensor_statistics in self.tensors.items()
         }
@@ -126,8 +126,8 @@ class Observations:
         return save({"keys": keys, "counts": counts}, {"observations": json.dumps(document, sort_keys=True)})
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str = "observations") -> "Observations":
-        """Read what `to_bytes` gave. Raises DataError for anything else. where: what to call it in the message."""
+    def from_bytes(cls, data: bytes, place: str = "observations") -> "Observations":
+        """Read what `to_bytes` gave. Raises DataError for anything else. place: what to call it in the message."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -136,7 +136,7 @@ class Observations:
             header = decode(parsing.load_json(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
             return _parse(decode(parsing.load_json(header.observations), _ObservationsDocument), load(data))
         except (SafetensorError, IntegrityError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{where}: not an observations file ({error!r}); calibrate again") from error
+            raise DataError(f"{place}: not an observations file ({error!r}); calibrate again") from error
 
     @property
     def digest(self) -> str:
@@ -181,11 +181,11 @@ class _ObservedTensor:
     histogram: str | None
 
     @classmethod
-    def of(cls, name: str, seen: TensorStatistics) -> "_ObservedTensor":
-        histogram, sums = seen.histogram, (hex(seen.low_sum), hex(seen.high_sum))
+    def of(cls, name: str, statistics: TensorStatistics) -> "_ObservedTensor":
+        histogram, sums = statistics.histogram, (hex(statistics.low_sum), hex(statistics.high_sum))
         bins, digest = (None, None) if histogram is None else (len(histogram.keys), histogram.digest)
-        low, high = float(seen.low).hex(), float(seen.high).hex()
-        return cls(name, low, high, seen.elements, seen.runs, sums, bins, digest)
+        low, high = float(statistics.low).hex(), float(statistics.high).hex()
+        return cls(name, low, high, statistics.elements, statistics.runs, sums, bins, digest)
 
 
 @dataclass(frozen=True)

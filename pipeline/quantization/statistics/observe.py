@@ -79,18 +79,18 @@ class Tapped:
 
 @contextmanager
 def open_source(
-    root: Path, data: str, digest: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], extra: Sequence[str] = ()
+    root: Path, data: str, digest: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], columns: Sequence[str] = ()
 ) -> Iterator[SampleSource]:
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
-    digest: of the samples, where they come from code.  extra: names of arrays of stored data that no input takes.
+    digest: of the samples, where they come from code.  columns: names of arrays of stored data that no input takes.
     inputs, dims: of the model.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
     """
     file, _, function = data.partition(":")
     if not function:
-        yield Samples.open(root / file, inputs, dims, extra)
+        yield Samples.open(root / file, inputs, dims, columns)
         return
     task = Task(SampleGenerator(root, file, function, data))
     with start_user_process(task) as process:
@@ -126,22 +126,24 @@ def observe(
     and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run or lacks
     a named tensor.
     """
-    loaded = load_graph(model)
-    masks = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded)]
+    loaded_model = load_graph(model)
+    masks = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded_model)]
     remedy = f"; look at the model's constants first: {', '.join(masks)}" if masks else ""
-    graph = prepare_model(loaded)
-    del loaded
-    needed = tensors_to_measure(graph)
-    tensor_names = needed if tensors is None else tuple(dict.fromkeys(tensors))
-    whole = frozenset(tensor_names if histograms is True else histograms or ()) & set(tensor_names)
-    counts = {name: empty_counts() for name in whole}
+    graph = prepare_model(loaded_model)
+    del loaded_model
+    needed_names = tensors_to_measure(graph)
+    tensor_names = needed_names if tensors is None else tuple(dict.fromkeys(tensors))
+    histogram_names = frozenset(tensor_names if histograms is True else histograms or ()) & set(tensor_names)
+    counts = {name: empty_counts() for name in histogram_names}
     tensor_statistics = dict.fromkeys(tensor_names, TensorStatistics())
     stop = span[0]
     with tempfile.TemporaryDirectory() as folder:
-        tapped = open_tapped(graph, tensor_names, Path(folder), threads) if tensor_names else None
+        tapped_session = open_tapped(graph, tensor_names, Path(folder), threads) if tensor_names else None
         del graph
         for end, inputs in samples.runs(stop, span[1]):
-            if reason := _count_run(tapped.run(inputs) if tapped else (), tensor_statistics, counts, needed):
+            if reason := _count_run(
+                tapped_session.run(inputs) if tapped_session else (), tensor_statistics, counts, needed_names
+            ):
                 which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
                 raise DataError(f"{samples.name}: {which} {reason}{remedy}")
             stop = end
@@ -154,24 +156,24 @@ def observe(
 
 def _count_run(
     run: Iterable[tuple[str, Array]],
-    seen: dict[str, TensorStatistics],
+    statistics: dict[str, TensorStatistics],
     counts: Mapping[str, NDArray[np.int64]],
-    needed: Collection[str],
+    needed_names: Collection[str],
 ) -> str | None:
     """Add a run to the statistics and the counts, in place. The reason why it cannot be used, or None."""
     for name, values in run:
         low, high = count_into(counts.get(name), values)
-        if reason := _obstacle(name, low, high, name in needed):
+        if reason := _obstacle(name, low, high, name in needed_names):
             return reason
-        seen[name] = seen[name].extend_with(low, high, values.size)
+        statistics[name] = statistics[name].extend_with(low, high, values.size)
     return None
 
 
-def _obstacle(name: str, low: float, high: float, needed: bool) -> str | None:
-    """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  needed: whether int8 computes with
-    the tensor."""
-    nan, empty = math.isnan(low), low > high
-    if not nan and (empty or not needed or math.inf not in (-low, high)):
+def _obstacle(name: str, low: float, high: float, is_needed: bool) -> str | None:
+    """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  is_needed: whether int8 computes
+    with the tensor."""
+    nan, is_empty = math.isnan(low), low > high
+    if not nan and (is_empty or not is_needed or math.inf not in (-low, high)):
         return None
     return (
         f"tensor {name!r} {'NaN' if nan else 'infinite'} (lowest {low}, highest {high}); "
@@ -189,15 +191,17 @@ def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, thread
     Raises ModelError for a name that is no float32 activation, and for a model that does not load.
     """
     input_names = {value.name for value in model.graph.input}
-    inner = [name for name in tensors if name not in input_names]
-    optimized, new_places = _optimize(model, tensors, inner, workdir, threads)
+    inner_names = [name for name in tensors if name not in input_names]
+    optimized_model, new_places = _optimize(model, tensors, inner_names, workdir, threads)
     places = {name: new_places.get(name, name) for name in tensors}
-    if not inner:
+    if not inner_names:
         return Tapped(None, places)
-    _drop_unneeded(optimized, {*places.values()})
-    tapped = dict.fromkeys(places[name] for name in inner)
-    optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tapped)
-    onnx.save(optimized, workdir / "tapped.onnx")
+    _drop_unneeded(optimized_model, {*places.values()})
+    tapped_names = dict.fromkeys(places[name] for name in inner_names)
+    optimized_model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tapped_names
+    )
+    onnx.save(optimized_model, workdir / "tapped.onnx")
     return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places)
 
 
@@ -219,9 +223,9 @@ def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
 
 
 def _optimize(
-    model: ModelProto, tensors: Sequence[str], inner: Sequence[str], workdir: Path, threads: int
+    model: ModelProto, tensors: Sequence[str], inner_names: Sequence[str], workdir: Path, threads: int
 ) -> tuple[ModelProto, dict[str, str]]:
-    """The graph as onnxruntime would run it with `inner` as outputs, and where each of them can be measured."""
+    """The graph as onnxruntime would run it with `inner_names` as outputs, and where each of them can be measured."""
     graph, source = model.graph, workdir / "source.onnx"
     if has_external(model):
         link_shards(model, workdir)
@@ -236,20 +240,20 @@ def _optimize(
         )
     embed_shapes(model, workdir)
     _check_tensors(model, tensors)  # only now, when the model is light
-    if not inner:
+    if not inner_names:
         return model, {}
     del graph.output[:]
-    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner)
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names)
     onnx.save(model, source)
     _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
-    optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
-    embed_shapes(optimized, workdir)
+    optimized_model = onnx.load(workdir / "optimized.onnx", load_external_data=False)
+    embed_shapes(optimized_model, workdir)
     places = {}
-    for node in optimized.graph.node:
+    for node in optimized_model.graph.node:
         channels = attribute_of(node, "channels", 0) if node.op_type == "ReorderOutput" else 0
         if channels and channels % BLOCK == 0:  # a copy back to plain layout, of blocks that hold no padding
             places[node.output[0]] = node.input[0]
-    return optimized, {name: places[name] for name in inner if name in places}
+    return optimized_model, {name: places[name] for name in inner_names if name in places}
 
 
 def _drop_unneeded(model: ModelProto, places: set[str]) -> None:

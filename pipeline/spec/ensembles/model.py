@@ -171,9 +171,9 @@ class EnsembleSpec(SpecFile):
             elif name in (self.outputs or ())[:index]:
                 yield ("outputs", index), f"{name!r} is named twice; keep one"
         yield from self._wrong_metrics(order)
-        named = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
+        graph_names = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
         for name in order:
-            if name not in named:
+            if name not in graph_names:
                 yield self._loc(name), f"{self._kind(name)} is connected to no other; add its connections, or remove it"
             elif self.outputs and name not in self._contributing():
                 text = f"no output of the whole is computed from {self._kind(name)}"
@@ -182,20 +182,20 @@ class EnsembleSpec(SpecFile):
             yield ("functions", name), f"{name!r} is a graph too; give the function another name"
 
     def _wrong_metrics(self, order: list[str]) -> Iterator[tuple[Loc, str]]:
-        for at, name in self.golden.outputs():
+        for loc, name in self.golden.outputs():
             graph, dot, _ = name.partition(".")
             if not dot or graph not in order:
-                yield ("golden", *at), f"{name!r} is no GRAPH.OUTPUT; {suggest(graph, order)}"
+                yield ("golden", *loc), f"{name!r} is no GRAPH.OUTPUT; {suggest(graph, order)}"
             elif self.outputs and name not in self.outputs:
-                yield ("golden", *at), f"{name!r} is no output of the whole; {suggest(name, self.outputs)}"
+                yield ("golden", *loc), f"{name!r} is no output of the whole; {suggest(name, self.outputs)}"
             elif not self.outputs and name in self.connections.values():
                 text = f"{name!r} goes to a connection, and is no output of the whole"
-                yield ("golden", *at), f"{text}; name it in outputs too, with the others"
+                yield ("golden", *loc), f"{text}; name it in outputs too, with the others"
 
     def named_outputs(self) -> Iterator[tuple[Loc, str]]:
         """(key, GRAPH.OUTPUT) of each output that the spec names: as the whole's, or in a task metric."""
         yield from ((("outputs", index), name) for index, name in enumerate(self.outputs or ()))
-        yield from ((("golden", *at), name) for at, name in self.golden.outputs())
+        yield from ((("golden", *loc), name) for loc, name in self.golden.outputs())
 
     def _kind(self, name: str) -> str:
         return f"{'graph' if name in self.graphs else 'function'} {name!r}"
@@ -309,12 +309,12 @@ def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
     """Read and check an ensemble and the specs of its graphs. Raises SpecError with one line per mistake."""
     spec, root = load_document(path, KIND)
     spec._path, spec._address = path, address
-    if missing := list(_missing_files(spec)):
-        raise SpecError(locate(path, root, missing))
-    loaded = LoadedEnsemble(spec, {name: load_spec(path.parent / file) for name, file in spec.graphs.items()})
-    if mistakes := list(_wrong_graphs(loaded)):
-        raise loaded.locate(mistakes)
-    return loaded
+    if missing_files := list(_missing_files(spec)):
+        raise SpecError(locate(path, root, missing_files))
+    ensemble = LoadedEnsemble(spec, {name: load_spec(path.parent / file) for name, file in spec.graphs.items()})
+    if mistakes := list(_wrong_graphs(ensemble)):
+        raise ensemble.locate(mistakes)
+    return ensemble
 
 
 def load_any(path: Path, address: str = "") -> ModelSpec | LoadedEnsemble:
@@ -331,33 +331,33 @@ def _missing_files(spec: EnsembleSpec) -> Iterator[tuple[Loc, str]]:
             yield loc, f"{name!r} is no file in {spec.folder}; paths are relative to the spec"
 
 
-def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+def _wrong_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     """What the specs of graphs do not have, or cannot have in an ensemble: (key, message)."""
-    graphs, spec = loaded.graphs, loaded.spec
+    graphs, spec = ensemble.graphs, ensemble.spec
     for key, source in spec.connections.items():
         graph, _, name = key.partition(".")
-        if name not in (input_names := [tensor.name for tensor in loaded.tensors(graph)]):
+        if name not in (input_names := [tensor.name for tensor in ensemble.tensors(graph)]):
             yield ("connections", key), f"{graph!r} has no input {name!r}; {suggest(name, input_names)}"
         if giver := split_source(source, (*graphs, *spec.functions)):
-            yield from _unknown_output(("connections", key), *giver, loaded)
+            yield from _unknown_output(("connections", key), *giver, ensemble)
     for loc, source in spec.named_outputs():
         graph, _, name = source.partition(".")
-        yield from _unknown_output(loc, graph, name, loaded)
+        yield from _unknown_output(loc, graph, name, ensemble)
     for name, function in spec.functions.items():
-        if reason := why_no_function(loaded.folder, loaded.folder / function.file, function.name):
+        if reason := why_no_function(ensemble.folder, ensemble.folder / function.file, function.name):
             yield ("functions", name, "function"), reason
     precisions = {precision for graph_spec in graphs.values() for precision in graph_spec.precision_list()}
     for precision in spec.limits:
         if precision not in precisions:
             yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
-    yield from _unsuitable_graphs(loaded)
+    yield from _unsuitable_graphs(ensemble)
     data = {"golden": spec.golden} | ({"calibration": spec.calibration} if spec.calibration else {})
     yield from find_state_mistakes(graphs, spec.connections, spec.functions, data)
 
 
-def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+def _unsuitable_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     """Graphs with what an ensemble does not have: (key, message)."""
-    graphs, spec = loaded.graphs, loaded.spec
+    graphs, spec = ensemble.graphs, ensemble.spec
     models = [spec.model]
     for name, graph_spec in graphs.items():
         loc: Loc = ("graphs", name)
@@ -372,9 +372,9 @@ def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
             yield loc, f"{text}; remove them"
 
 
-def _unknown_output(loc: Loc, graph: str, name: str, loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
+def _unknown_output(loc: Loc, graph: str, name: str, ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     output_names = (
-        loaded.graphs[graph].outputs if graph in loaded.graphs else list(loaded.spec.functions[graph].outputs)
+        ensemble.graphs[graph].outputs if graph in ensemble.graphs else list(ensemble.spec.functions[graph].outputs)
     )
     if output_names and name not in output_names:
         yield loc, f"{graph!r} has no output {name!r}; {suggest(name, output_names)}"
