@@ -101,9 +101,9 @@ def send_published_once(store: Store, model: str, version: str, manifest: str) -
     ):
         if was_sent(store, PUBLISHED, manifest):
             return None
-        sent = send_published(store, model, version, manifest)
-        remember_sent(store, PUBLISHED, manifest, sent.id)
-        return sent
+        sent_event = send_published(store, model, version, manifest)
+        remember_sent(store, PUBLISHED, manifest, sent_event.id)
+        return sent_event
 
 
 def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEvent:
@@ -114,14 +114,14 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     if not server:
         raise UnavailableError(f"{event} cannot be sent: no Prefect server is configured; set PREFECT_API_URL")
     run = FlowRunContext.get()
-    related = []
+    related_resources = []
     if run is not None and run.flow_run is not None:  # the flow run that sends it
         about = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
-        related = [RelatedResource(about)]
+        related_resources = [RelatedResource(about)]
     prefect_event = Event(
         event=event,
         resource=Resource({"prefect.resource.id": f"enginesmith.model.{model}", "prefect.resource.name": model}),
-        related=related,
+        related=related_resources,
         payload={"model": model, **payload},
     )
     try:
@@ -221,8 +221,8 @@ class Watch:
         newest = bool(entries) and entries[-1].bundle.digest == digest
         if not (newest and was_sent(self._store, REGISTERED, digest)):
             registration, _ = register(self._store, spec)
-            sent = send_registered(self._store, registration)
-            remember_sent(self._store, REGISTERED, registration.bundle.digest, sent.id)
+            sent_event = send_registered(self._store, registration)
+            remember_sent(self._store, REGISTERED, registration.bundle.digest, sent_event.id)
             self._say(WatchedSpec(name, f"registered as {registration.address}", True, registration.bundle.digest))
         self._taken[path] = digest
         self._complaints.pop(name, None)
