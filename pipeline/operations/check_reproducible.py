@@ -74,8 +74,8 @@ class RebuiltEngine:
 
     def to_json(self) -> dict[str, object]:
         """What `enginesmith debug reproduce --json` prints."""
-        published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
-        return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
+        publication = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
+        return {**encode(self.chosen.identity), **self.report.to_json(), "published": publication}
 
 
 def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
@@ -92,14 +92,14 @@ def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) ->
     limits = engine_limits(spec, "build")
     with TemporaryDirectory(prefix="enginesmith-rebuild-") as folder:
         noise = GoldenSet.load(fetch(context.store, manifest.golden, Path(folder) / "golden")).noise
-        built = []
+        rebuilds = []
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
             job = Job(name, RebuildEngine(request, manifest.golden, out), context.store.uri, limits)
-            built.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
-            context.progress.emit(Finished(name, words=built[-1].engine[:12]))
+            rebuilds.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
+            context.progress.emit(Finished(name, words=rebuilds[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
-        report = reproducibility(built, budget)
+        report = reproducibility(rebuilds, budget)
     return RebuiltEngine(chosen, report, entry.digest in report.engines)
 
 
@@ -143,9 +143,9 @@ def benchmark_pair(
         raise InputError(f"the first engine takes {takes[0]} and the second {takes[1]}; nothing fits both")
     spec = spec_of(engine.manifest)
     sizes = _sizes(engine, options)
-    at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
+    bucket = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
     engines, work = (engine_of(engine.entry), engine_of(baseline.entry)), Work(spec, context)
-    return time_pair(f"benchmark {engine.entry.unit}", engines, engine.manifest.golden, at, options.seconds, work)
+    return time_pair(f"benchmark {engine.entry.unit}", engines, engine.manifest.golden, bucket, options.seconds, work)
 
 
 def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:
