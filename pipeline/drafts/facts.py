@@ -325,7 +325,7 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
         if "float" not in spec.dtype:
             continue
         if image and last == 4 and "box" in name.lower():
-            scores = next((other.name for other in outputs if "score" in other.name.lower()), None)
+            scores = next((output_spec.name for output_spec in outputs if "score" in output_spec.name.lower()), None)
             score_options = {"scores": scores, "least_score": 0.25} if scores else {}
             yield {"name": "detection", "output": name, **score_options, "floor": 0.95}
         elif image and len(shape) == 3 and _is_head(shape, image):
