@@ -221,14 +221,14 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
     if state := running.state if running and running.version == version else state_by_version.get(version):
         return f"{place} was not moved: a rollout of {version} is {state}; a person starts another one"
     verdicts = target_verdicts(store, candidate, serving)
-    unpassed = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
-    if unpassed or not verdicts:
+    blockers = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
+    if blockers or not verdicts:
         verdict_word = min(
-            (verdict.verdict for verdict in unpassed), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING
+            (verdict.verdict for verdict in blockers), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING
         )
         passes = [f"{verdict.target} PASS" for verdict in verdicts if verdict.verdict == "PASS"]
         verdict_text = (
-            "; ".join([*map(str, unpassed), *passes]) or f"{serving.version} serves no engine that could be compared"
+            "; ".join([*map(str, blockers), *passes]) or f"{serving.version} serves no engine that could be compared"
         )
         return f"{verdict_word}: {place} was not moved to {version}: {verdict_text}"
     return _promote(store, candidate, serving, [str(verdict.report) for verdict in verdicts], say)

@@ -129,9 +129,9 @@ class FoundModel:
         dims = dict(self.dims)
         for name, dim in self.dims.items():
             size, (least, greatest) = sizes[name], ranges[name]
-            if odd := next((at for at in (size, least, greatest) if at % dim.multiple), None):
+            if misfit := next((edge for edge in (size, least, greatest) if edge % dim.multiple), None):
                 raise DataError(
-                    f"the requests have {name} {odd}; the model takes multiples of {dim.multiple}: pad them"
+                    f"the requests have {name} {misfit}; the model takes multiples of {dim.multiple}: pad them"
                 )
             why = f"{dim.why}; requests have {size if least == greatest else f'{least} to {greatest}, mostly {size}'}"
             if dim.guessed:

@@ -118,8 +118,8 @@ def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand])
 
 
 def judge(version: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
-    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.  served:
-    the version.  precision: None for any."""
+    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.
+    version: as it is served.  precision: None for any."""
     gap, machine = Coverage(version, group, precision, "missing"), group.machine
     if version.problem:
         return replace(gap, reason=version.problem)
@@ -143,17 +143,19 @@ def judge(version: Served, group: NodeGroup, precision: Precision | None, planne
 
 def _explain_lack(gap: Coverage, now: EngineRanking, policy: Policy) -> Coverage:
     """The coverage where no engine will do: engines are ranked again without one condition after the other."""
-    served, machine, any_proof = gap.served, gap.group.machine, replace(policy, proven_only=False)
-    if policy.proven_only and (candidates := rank_engines(served.engines, machine, any_proof, served.name).candidates):
+    version, machine, any_proof = gap.served, gap.group.machine, replace(policy, proven_only=False)
+    if policy.proven_only and (
+        candidates := rank_engines(version.engines, machine, any_proof, version.name).candidates
+    ):
         leader = candidates[0]
         unproven = replace(gap, engine=leader.entry, fit=leader.fit, remarks=leader.remarks)
         return replace(unproven, state="unproven", reason=leader.entry.reason)
     bare_machine = replace(machine, runtimes={})
     for too_old, then in ((False, bare_machine), (True, replace(bare_machine, driver=None, cuda=None))):
-        if candidates := rank_engines(served.engines, then, any_proof, served.name).candidates:
+        if candidates := rank_engines(version.engines, then, any_proof, version.name).candidates:
             entry, reason = candidates[0].entry, _find_reason(now, candidates[0].entry)
             return replace(gap, state="broken", engine=entry, fit=candidates[0].fit, reason=reason, too_old=too_old)
-    return replace(gap, reason=_list_reasons(served, now, machine))
+    return replace(gap, reason=_list_reasons(version, now, machine))
 
 
 def _find_reason(ranking: EngineRanking, entry: EngineEntry) -> str:

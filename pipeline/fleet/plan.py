@@ -90,7 +90,7 @@ def make_plan(
 ) -> FleetPlan:
     """Compare the fleet with what it would be.
 
-    versions: the versions.  catalog: the demands.  change: of the fleet.  predict: tells how long a build takes.
+    versions: those served.  catalog: the demands.  change: of the fleet.  predict: tells how long a build takes.
     Raises InputError for more nodes to remove than there are.
     """
     today = replace(catalog, planned=())

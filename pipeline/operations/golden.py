@@ -210,14 +210,14 @@ class FuzzEngine:
         return draw(dims, terms.seed, terms.count, values)
 
 
-def fuzz_published(chosen: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
+def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
     """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
 
     cases: number of random cases, besides those at the boundaries.  only: the one case to try.
-    chosen: the engine.  context: of the run.  seed: of what is drawn.
+    choice: the engine.  context: of the run.  seed: of what is drawn.
     Raises InputError for a case that does not fit the model, StepError for an engine that crashes.
     """
-    entry, manifest = chosen.entry, chosen.manifest
+    entry, manifest = choice.entry, choice.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
     command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]

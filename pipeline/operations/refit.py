@@ -255,7 +255,7 @@ def publish_again(
     """Publish a version again with other engines in the place of some. word: what was done to these.
 
     failed_entries: units without one.  channel: the one to move to the new version.
-    base: the version.  new_engines: the new engines.  context: of the run.  why: for the manifest.
+    base: the version.  new_engines: to put in.  context: of the run.  why: for the manifest.
     Raises as `publish`.
     """
     units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}

@@ -193,7 +193,7 @@ class _Asked:
 def _foresee_model(
     spec: ModelSpec, forecast_request: _Asked, executors: Executors | None = None, step: str | None = None
 ) -> ForecastGraph:
-    """What a build of a model would do. step: a step without whose result nothing of it is known."""
+    """What a build of a model would do. step: one without whose result nothing of it is known."""
     options, no_export, tell = forecast_request.options, forecast_request.no_export, forecast_request.tell
     selection = select(spec, options)
     left_out = find_unserved(spec, selection)

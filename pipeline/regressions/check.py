@@ -135,10 +135,10 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
         findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.name)
         measuring = PairMeasurement(run, result.exported.golden, baseline, options)
         proven = {unit.built.unit.name: unit for unit in units if unit.entry.status in PASSED}
-        pulled = find_pulled(entries, units, this_machine, baseline.proven_only, context)
-        pairs = list(_measure_pairs(measuring, proven, pulled))
-        limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
-        findings += [finding for pair in pairs for finding in judge_pair(pair, options, limited)]
+        pulled_unit = find_pulled(entries, units, this_machine, baseline.proven_only, context)
+        pairs = list(_measure_pairs(measuring, proven, pulled_unit))
+        has_limits = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
+        findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
         paired_units, reason = {pair.unit for pair in pairs}, f"{baseline.name} serves no such engine here"
         findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
     return RegressionCheck(
@@ -168,13 +168,13 @@ def _select(baseline: ServedVersion, selection: Selection) -> list[EngineEntry]:
 
 def find_pulled(
     entries: Sequence[EngineEntry],
-    judged: Sequence[JudgedUnit],
+    units: Sequence[JudgedUnit],
     machine: Machine,
     proven_only: bool,
     context: RunContext,
 ) -> str | None:
     """The unit that this machine would be given of the new version; None where none fits."""
-    report_digests: Mapping[str, str] = {str(unit.built.digest): unit.latency for unit in judged if unit.latency}
+    report_digests: Mapping[str, str] = {str(unit.built.digest): unit.latency for unit in units if unit.latency}
     reports = {digest: read_latency_report(context.store, report) for digest, report in report_digests.items()}
 
     def measured(fitting: Sequence[EngineEntry]) -> Mapping[str, object]:

@@ -231,16 +231,16 @@ class PairMeasurement:
     served: ServedVersion
     options: CheckOptions
 
-    def measure(self, new: JudgedUnit, entry: EngineEntry, pulled: bool) -> EnginePair:
+    def measure(self, new: JudgedUnit, entry: EngineEntry, is_pulled: bool) -> EnginePair:
         """All that is measured of a new engine and a served one; nothing where they have the same bytes.
 
         What one of the two cannot do is a remark. Raises what says nothing about the engines (`stops_run`).
         """
         unit, against = new.built.unit.name, entry.unit
         if new.built.digest == entry.digest:
-            return EnginePair(unit, against, pulled, same=True)
+            return EnginePair(unit, against, is_pulled, same=True)
         if difference := changed_interface(new.built.unit.request, entry):
-            return EnginePair(unit, against, pulled, remarks=(difference,))
+            return EnginePair(unit, against, is_pulled, remarks=(difference,))
         copy_engine(self.served, entry, self.work.context.store)
         blobs = new.built.blob, engine_of(entry)
         remarks: list[str] = []
@@ -251,7 +251,7 @@ class PairMeasurement:
         return EnginePair(
             unit,
             against,
-            pulled,
+            is_pulled,
             metrics=tuple(self._pair_metrics(answers)) if answers else (),
             drift=answers.drift if answers else (),
             times=tuple(times),

@@ -134,7 +134,7 @@ def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
                 version_key = model, channel.version
                 channels[version_key] = (*channels.get(version_key, ()), channel)
     wholes = stated_manifests if references else [lookup.load(store, *version_key) for version_key in channels]
-    manifests = [part for whole in wholes for part in ([load_pinned(store, pin) for pin in whole.graphs] or [whole])]
+    manifests = [part for root in wholes for part in ([load_pinned(store, pin) for pin in root.graphs] or [root])]
     by_version = {(part.model, part.version): part for part in manifests}
     return [(part, channels.get(version, ())) for version, part in by_version.items()]
 
@@ -155,7 +155,7 @@ class Environments:
 
 
 def rehearse(versions: Sequence[Served], environments: Environments) -> Rehearsal:
-    """Build, prove and time every unit that is built with what is pinned. versions: versions and their channels.
+    """Build, prove and time every unit that is built with what is pinned. versions: with their channels.
 
     Raises InputError where there is none, and where the new environment has other versions than the pinned ones.
     """

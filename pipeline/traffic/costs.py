@@ -41,7 +41,7 @@ class BatchGrowth:
 
     @classmethod
     def idle(cls, arrivals: Array, max_requests: int, wait_s: float) -> "BatchGrowth":
-        """Before anything was simulated: a worker that is always free. arrivals: arrivals, float64 [requests]."""
+        """Before anything was simulated: a worker that is always free. arrivals: seconds, float64 [requests]."""
         count = len(arrivals)
         bins = max(min(BINS, count // 50), 1)
         bin_of = np.arange(count) * bins // count

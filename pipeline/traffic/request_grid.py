@@ -104,11 +104,11 @@ def _stretches(count: int) -> Array:
     return np.asarray((starts[:, None] + np.arange(length)).ravel())
 
 
-def _close_gaps(at: Array, kept_indices: Array) -> Array:
+def _close_gaps(times: Array, kept_indices: Array) -> Array:
     """The times of the kept requests, without the gaps where requests were left out."""
-    gaps = np.diff(at[kept_indices], prepend=at[kept_indices[0]])
+    gaps = np.diff(times[kept_indices], prepend=times[kept_indices[0]])
     jumps = np.diff(kept_indices, prepend=kept_indices[0] - 1) > 1
-    gaps[jumps] = float(at[-1]) / max(len(at) - 1, 1)
+    gaps[jumps] = float(times[-1]) / max(len(times) - 1, 1)
     return np.asarray(np.cumsum(gaps))
 
 
@@ -166,19 +166,19 @@ def pad_samples(batch: Dim | None, count: int) -> int:
 
 
 def sizes_to_time(
-    grid: RequestGrid, chosen: Sequence[str], batch: Dim | None, max_samples: int, tops: Mapping[str, int]
+    grid: RequestGrid, bucket_dims: Sequence[str], batch: Dim | None, max_samples: int, tops: Mapping[str, int]
 ) -> list[dict[str, int]]:
     """Sizes at which an engine is timed: candidates of chosen dims at about equal ratios, up to the tops, every bucket
     of the others, and powers of two for the samples, up to `max_samples` in a run."""
-    max_count = _ALONE if len(chosen) == 1 else _EACH
+    max_count = _ALONE if len(bucket_dims) == 1 else _EACH
     axes: dict[str, list[int]] = {}
     if batch:
         powers = [2**power for power in range(max_samples.bit_length()) if 2**power < max_samples] + [max_samples]
-        if len(chosen) > 1:
+        if len(bucket_dims) > 1:
             powers = sorted({powers[index] for index in np.linspace(0, len(powers) - 1, _BATCHES).astype(int)})
         axes[batch.name] = sorted({pad_samples(batch, power) for power in powers})
     for dim, edges in zip(grid.dims, grid.edges, strict=True):
-        axes[dim] = spread(np.union1d(edges, [tops[dim]]), max_count) if dim in chosen else edges.tolist()
+        axes[dim] = spread(np.union1d(edges, [tops[dim]]), max_count) if dim in bucket_dims else edges.tolist()
     return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*axes.values())]
 
 

@@ -89,18 +89,18 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
         )
 
 
-def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collection[EngineEntry]) -> OfflineBundle:
+def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Collection[EngineEntry]) -> OfflineBundle:
     """Write these engines of a version, and what proves them.
 
-    store, manifest: the registry, and the version in it.  chosen: the engines.
+    store, manifest: the registry, and the version in it.  entries: the engines.
     Raises as `require_carriable`.
     """
     spec = spec_of(manifest)
-    require_carriable(manifest, spec, chosen)
+    require_carriable(manifest, spec, entries)
     place = folder / "engines"
     place.mkdir(parents=True)
     engines = {}
-    for entry in chosen:
+    for entry in entries:
         digest = str(entry.digest)
         fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
         path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
@@ -223,7 +223,7 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
     _check_device(entry, results.device)
     _check_time(manifest, trial.created_at)
     for graph, pinned_manifest, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
-        graph_entry = next(each for each in judge_entries(store, pinned_manifest) if each.unit == engine.unit)
+        graph_entry = next(item for item in judge_entries(store, pinned_manifest) if item.unit == engine.unit)
         if graph_entry.status not in PASSED:
             return Validated.of(manifest, entry, graph_entry.status, f"graph {graph.name!r}: {graph_entry.reason}")
     cpu = results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
