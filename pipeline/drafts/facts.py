@@ -252,13 +252,18 @@ def find_states(
     """
     states = []
     for input_spec in inputs:
-        pairs = [
+        matches = [
             spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name) and _can_meet(input_spec, spec)
         ]
         rivals = [spec for spec in inputs if stem_of(spec.name) == stem_of(input_spec.name)]
-        changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in pairs)
-        if stem_of(input_spec.name) and len(pairs) == len(rivals) == 1 and pairs[0].name != input_spec.name and changes:
-            states.append(State(input_spec.name, pairs[0].name))
+        changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in matches)
+        if (
+            stem_of(input_spec.name)
+            and len(matches) == len(rivals) == 1
+            and matches[0].name != input_spec.name
+            and changes
+        ):
+            states.append(State(input_spec.name, matches[0].name))
     return tuple(states) if len(states) < len(inputs) else ()
 
 

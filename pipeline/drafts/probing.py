@@ -73,13 +73,13 @@ def find_dims(
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
         return _guess_all(facts, names, reason)
-    twins = probe.find_equal(names, sizes)
+    twin_names = probe.find_equal(names, sizes)
     inputs = tuple(
-        replace(spec, shape=tuple(rename_dims(dim, twins) if isinstance(dim, str) else dim for dim in spec.shape))
+        replace(spec, shape=tuple(rename_dims(dim, twin_names) if isinstance(dim, str) else dim for dim in spec.shape))
         for spec in facts.inputs
     )
     probe.take_inputs(inputs)
-    dims = {name: probe.bounds(name, sizes) for name in names if name not in twins}
+    dims = {name: probe.bounds(name, sizes) for name in names if name not in twin_names}
     return replace(facts, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
 
 
@@ -96,13 +96,13 @@ def _hold_edges(
         name = next((name for name in names if probe.runs({**edge, name: sizes[name]})), None)
         if name is None or probe.is_over:  # none fails, none helps alone, or nothing more is known
             return narrow_dims
-        dim, at = narrow_dims[name], sizes[name]
+        dim, pivot = narrow_dims[name], sizes[name]
         low, high = dim.min, dim.max
-        if edge[name] < at:
+        if edge[name] < pivot:
             trial_sizes = (edge[name] << power for power in range(1, 20))
-            low = min(at, next(size for size in trial_sizes if size >= at or probe.runs({**edge, name: size})))
+            low = min(pivot, next(size for size in trial_sizes if size >= pivot or probe.runs({**edge, name: size})))
         else:
-            high = at
+            high = pivot
         why = f"with all sizes of the others the graph ran at {low} and {high}"
         narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=why)
 
@@ -162,13 +162,15 @@ class _Probe:
     def find_equal(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, str]:
         """Dims that must be as large as an earlier one, and that one: the graph runs when both grow, and with neither
         alone."""
-        twins: dict[str, str] = {}
+        twin_names: dict[str, str] = {}
         stuck = [name for name in names if not self._grows((name,), sizes)]
         for earlier_dim, later_dim in itertools.combinations(stuck, 2):
-            fits = later_dim not in twins and earlier_dim not in twins and sizes[earlier_dim] == sizes[later_dim]
-            if fits and self._grows((earlier_dim, later_dim), sizes):
-                twins[later_dim] = earlier_dim
-        return twins
+            is_pair = (
+                later_dim not in twin_names and earlier_dim not in twin_names and sizes[earlier_dim] == sizes[later_dim]
+            )
+            if is_pair and self._grows((earlier_dim, later_dim), sizes):
+                twin_names[later_dim] = earlier_dim
+        return twin_names
 
     def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
         return any(self.runs({**sizes, **{name: sizes[name] + step for name in names}}) for step in _STEPS)

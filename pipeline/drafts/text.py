@@ -131,9 +131,11 @@ def graph_key(stem: str, keys: Sequence[str]) -> str:
     return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
 
 
-def name_graphs(title: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+def name_graphs(ensemble_name: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     """The graphs with models called 'WHOLE-GRAPH'."""
-    return [replace(graph, model=replace(graph.model, name=model_name(f"{title}-{graph.key}"))) for graph in graphs]
+    return [
+        replace(graph, model=replace(graph.model, name=model_name(f"{ensemble_name}-{graph.key}"))) for graph in graphs
+    ]
 
 
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
@@ -267,14 +269,14 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     return None
 
 
-def write_ensemble(title: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
+def write_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
     """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
-    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(title, graphs, files)) + "\n"
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(ensemble_name, graphs, files)) + "\n"
 
 
-def _sections_ensemble(title: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
+def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
     connections = find_connections(graphs)
-    yield f"model: {quote(title)}"
+    yield f"model: {quote(ensemble_name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
     yield "connections:                  # GRAPH.INPUT: what gives it"

@@ -259,7 +259,7 @@ def publish_again(
     Raises as `publish`.
     """
     units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}
-    approvals, leftovers = _keep(base, set(units), context)
+    approvals, other_entries = _keep(base, set(units), context)
     approvals += [(engine.entry, engine.approved) for engine in new_engines]
     places = {entry.unit: place for place, entry in enumerate(base.engines)}
     approvals.sort(key=lambda pair: places.get(pair[0].unit, len(places)))
@@ -280,7 +280,9 @@ def publish_again(
     )
     draft = with_provenance(context.store, draft, [entry for entry, _ in approvals], context.started_at)
     draft = draft.with_blake3({record.digest: record.blake3 for record in records})
-    return publish(context.store, draft, approvals, [*leftovers, *failed_entries], channel=channel, by=user(), why=why)
+    return publish(
+        context.store, draft, approvals, [*other_entries, *failed_entries], channel=channel, by=user(), why=why
+    )
 
 
 def _is_same_variant(engine: EngineEntry, peer: EngineEntry) -> bool:

@@ -110,8 +110,8 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
     not answer; ValueError for a payload that is not what `PAYLOADS` says."""
     PAYLOADS[event].check(event, {"model", *payload})
-    server = PREFECT_API_URL.value()
-    if not server:
+    server_url = PREFECT_API_URL.value()
+    if not server_url:
         raise UnavailableError(f"{event} cannot be sent: no Prefect server is configured; set PREFECT_API_URL")
     run = FlowRunContext.get()
     related_resources = []
@@ -129,13 +129,13 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
             # Not `emit_event`: a thread sends its queue, and says nothing of events that did not arrive.
             client.request("POST", "/events", json=[prefect_event.model_dump(mode="json")])
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
-        if problem := api_problem(error, server):
+        if problem := api_problem(error, server_url):
             raise UnavailableError(f"{event} was not sent: {problem}") from error
         raise UnavailableError(
-            f"{event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start it, or "
+            f"{event} did not reach the Prefect server at {server_url} ({error or type(error).__name__}); start it, or "
             "correct PREFECT_API_URL, and run this again"
         ) from error
-    return SentEvent(str(prefect_event.id), event, server)
+    return SentEvent(str(prefect_event.id), event, server_url)
 
 
 # Watching a place for specs: one whose content is new is registered, and its event is sent to Prefect once.

@@ -225,24 +225,28 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
     if version_reference.model != model:
         raise InputError(f"--against {reference}: the spec is of model {model!r}; give a version or channel of that")
     try:
-        version = locate(store, version_reference)
-        manifest = version.manifest
+        located_version = locate(store, version_reference)
+        manifest = located_version.manifest
         require_model(manifest)
         entries = judge_entries(store, manifest, require(store, manifest).counts)
         speeds = partial(measured_speeds, store, manifest, machine)
-        policy = Policy(proven_only=version.proven_only)
-        pick = rank_engines(entries, machine, policy, version_name(model, manifest.version), speeds).resolution().chosen
+        policy = Policy(proven_only=located_version.proven_only)
+        pulled_entry = (
+            rank_engines(entries, machine, policy, version_name(model, manifest.version), speeds).resolution().chosen
+        )
     except UnknownNameError as error:
         raise UnknownNameError(f"{error}\n  --against {NONE} checks a spec of which nothing is served here") from None
-    served_entries = list_served([entry.on_cpu(this_kind().name) for entry in entries], version.proven_only)
-    by_unit = {entry.unit: entry for entry in served_entries if why_not_here(entry) is None}
-    if pick.unit not in by_unit:
+    served_entries = list_served([entry.on_cpu(this_kind().name) for entry in entries], located_version.proven_only)
+    local_entries = {entry.unit: entry for entry in served_entries if why_not_here(entry) is None}
+    if pulled_entry.unit not in local_entries:
         raise InputError(
-            f"{pick.unit} of {version_name(model, manifest.version)}, which is served to this machine, does not run "
-            f"here: {why_not_here(pick)}; check on a machine that can run it, or with --against {NONE}"
+            f"{pulled_entry.unit} of {version_name(model, manifest.version)}, which is served to this machine, does "
+            f"not run here: {why_not_here(pulled_entry)}; check on a machine that can run it, or with --against {NONE}"
         )
-    channel = version.channel.name if version.channel else None
-    return ServedVersion(store, manifest, channel, version.proven_only, tuple(served_entries), pick, by_unit)
+    channel = located_version.channel.name if located_version.channel else None
+    return ServedVersion(
+        store, manifest, channel, located_version.proven_only, tuple(served_entries), pulled_entry, local_entries
+    )
 
 
 def copy_engine(version: ServedVersion, entry: EngineEntry, dest: Store) -> None:

@@ -127,9 +127,12 @@ class CompareAnswers:
         folders = [context.workdir / name for name in ("new", "served")]
         for folder in folders:
             folder.mkdir()
-        with open_session(place, self.served, folders[1]) as old, open_session(place, self.new, folders[0]) as new:
-            checks = drift_checks("engine", old, new, golden, budget)
-            values = [_measure(session, golden, self.metrics) for session in (new, old)]
+        with (
+            open_session(place, self.served, folders[1]) as old_session,
+            open_session(place, self.new, folders[0]) as new,
+        ):
+            checks = drift_checks("engine", old_session, new, golden, budget)
+            values = [_measure(session, golden, self.metrics) for session in (new, old_session)]
         return ComparedAnswers(tuple(worst_of(checks)), *values)
 
 
@@ -275,8 +278,10 @@ class PairMeasurement:
     def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
         metric_pairs = []
         for name, new in answers.new.items():
-            old = answers.served.get(name)
-            metric_pairs.append(MetricPair(name, new, old, self.options.allowed_loss(name, old or 0.0)))
+            served_value = answers.served.get(name)
+            metric_pairs.append(
+                MetricPair(name, new, served_value, self.options.allowed_loss(name, served_value or 0.0))
+            )
         return metric_pairs
 
     def _sizes(self, remarks: list[str]) -> list[Mapping[str, int]]:

@@ -72,15 +72,17 @@ def choose_buckets(
     task: the dims and their traffic.  max_profiles: over all dims.
     Raises DataError for a size beyond those that were timed, and what `measure` raises.
     """
-    cache = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
+    timing_cache = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
-    _measure_missing(cache, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure)
+    _measure_missing(
+        timing_cache, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure
+    )
     for _ in range(_TIMINGS):
-        times = _times(task, cache)
+        times = _times(task, timing_cache)
         partition, _ = search_buckets(task, times, max_profiles, price)
-        if not _measure_missing(cache, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
+        if not _measure_missing(timing_cache, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
             break
-    times = _times(task, cache)
+    times = _times(task, timing_cache)
     _, trace = search_buckets(task, times, max_profiles, price)
     # The cheapest plan by the simulation, of those with `max_profiles` at most; the first one is always allowed. The
     # costs that a search adds up leave out how buckets share an engine that is always busy.
@@ -88,7 +90,7 @@ def choose_buckets(
     fit_plans = [plan for plan in plans if plan is plans[0] or plan.profiles <= max_profiles]
     trace = min(fit_plans, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
     bucket_edges = {dim: edges for dim, edges in trace.edges.items() if dim in task.chosen}
-    return BucketChoice(bucket_edges, len(cache), compare_plans(task, times, trace, price / len(task.grid)))
+    return BucketChoice(bucket_edges, len(timing_cache), compare_plans(task, times, trace, price / len(task.grid)))
 
 
 def search_buckets(
@@ -157,19 +159,21 @@ def _sizes_used(task: BucketTask, edges: Mapping[str, Sequence[int]]) -> list[di
 
 
 def _measure_missing(
-    cache: dict[tuple[tuple[str, int], ...], BucketLatency],
+    timing_cache: dict[tuple[tuple[str, int], ...], BucketLatency],
     size_sets: Sequence[Mapping[str, int]],
     measure: Measure | None,
 ) -> bool:
     """Time the sizes that were not timed yet, and say whether there were any."""
     distinct = {tuple(sorted(size_set.items())): size_set for size_set in size_sets}
-    sizes = [size_set for key, size_set in distinct.items() if key not in cache][: max(MOST_TIMED - len(cache), 0)]
+    sizes = [size_set for key, size_set in distinct.items() if key not in timing_cache][
+        : max(MOST_TIMED - len(timing_cache), 0)
+    ]
     if measure is None or not sizes:
         return False
-    cache.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(sizes)})
+    timing_cache.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(sizes)})
     return True
 
 
-def _times(task: BucketTask, cache: Mapping[tuple[tuple[str, int], ...], BucketLatency]) -> RunTimes:
+def _times(task: BucketTask, timing_cache: Mapping[tuple[tuple[str, int], ...], BucketLatency]) -> RunTimes:
     names = [*([task.batch.name] if task.batch else []), *task.grid.dims]
-    return RunTimes(ServiceTimes.of_buckets([*cache.values()], names), task.batch)
+    return RunTimes(ServiceTimes.of_buckets([*timing_cache.values()], names), task.batch)

@@ -347,10 +347,15 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     from pipeline.intake.registration import register as register_spec
     from pipeline.spec.ensembles.model import load_any
 
-    loaded = load_any(spec)
+    loaded_spec = load_any(spec)
     store = open_store(registry, create=True)
-    entry, is_known = register_spec(store, loaded)
-    facts = {"model": loaded.model, "spec": entry.address, "registry": store.uri, "files": dict(entry.bundle.files)}
+    entry, is_known = register_spec(store, loaded_spec)
+    facts = {
+        "model": loaded_spec.model,
+        "spec": entry.address,
+        "registry": store.uri,
+        "files": dict(entry.bundle.files),
+    }
     if not as_json:
         state = "registered already" if is_known else "registered"
         echo(f"{entry.address}\n{state} in {store.uri}, {pluralize(len(entry.bundle.files), 'file')}")

@@ -208,27 +208,29 @@ def flow_of(deployment: WantedDeployment) -> "Flow[..., object]":
     return flow
 
 
-def _differences(client: SyncPrefectClient, response: DeploymentResponse, deployment: RunnerDeployment) -> list[str]:
+def _differences(
+    client: SyncPrefectClient, live_deployment: DeploymentResponse, deployment: RunnerDeployment
+) -> list[str]:
     """Names of what differs between a deployment on the server and what it is to be; not whether it is paused."""
     schema = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
     schedules = [
         [getattr(schedule.schedule, "cron", None) for schedule in side.schedules or ()]
-        for side in (response, deployment)
+        for side in (live_deployment, deployment)
     ]
     # By name, as automations that other people made may run the deployment too.
     names = {getattr(trigger, "name", None) for trigger in deployment.triggers}
-    automations = client.read_resource_related_automations(f"prefect.deployment.{response.id}")
+    automations = client.read_resource_related_automations(f"prefect.deployment.{live_deployment.id}")
     for trigger in deployment.triggers:
-        trigger.set_deployment_id(response.id)
+        trigger.set_deployment_id(live_deployment.id)
     pairs: dict[str, tuple[object, object]] = {
-        "entrypoint": (response.entrypoint, deployment.entrypoint),
-        "version": (response.version, deployment.version),
-        "description": (response.description, deployment.description),
-        "tags": (sorted(response.tags), sorted(deployment.tags)),
-        "parameters": (response.parameters, deployment.parameters),
-        "parameter schema": (response.parameter_openapi_schema, schema),
-        "work pool": (response.work_pool_name, deployment.work_pool_name),
-        "job variables": (response.job_variables, deployment.job_variables),
+        "entrypoint": (live_deployment.entrypoint, deployment.entrypoint),
+        "version": (live_deployment.version, deployment.version),
+        "description": (live_deployment.description, deployment.description),
+        "tags": (sorted(live_deployment.tags), sorted(deployment.tags)),
+        "parameters": (live_deployment.parameters, deployment.parameters),
+        "parameter schema": (live_deployment.parameter_openapi_schema, schema),
+        "work pool": (live_deployment.work_pool_name, deployment.work_pool_name),
+        "job variables": (live_deployment.job_variables, deployment.job_variables),
         "schedule": (schedules[0], schedules[1]),
         "trigger": (
             [_comparable(automation) for automation in automations if automation.name in names],

@@ -287,8 +287,10 @@ class Looker:
         self.listed = list_all(self._store)
         newest = {entry.model: entry.versions[-1] for entry in self.listed}
         self._known = {model: one for model, one in self._known.items() if model in newest}
-        changed = [m for m, version in newest.items() if m not in self._known or self._known[m].version != version]
-        turn = list(dict.fromkeys([*changed, *self._known]))[:MOST_LOOKED_AT]
+        changed_models = [
+            m for m, version in newest.items() if m not in self._known or self._known[m].version != version
+        ]
+        turn = list(dict.fromkeys([*changed_models, *self._known]))[:MOST_LOOKED_AT]
         for model, one in side_by_side(lambda model: self._model(model, newest[model]), turn):
             self._known.pop(model, None)
             self._known[model] = one

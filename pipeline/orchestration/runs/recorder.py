@@ -349,8 +349,8 @@ class RunRecorder:
             self._written = data
 
     def _learn(self, last: bool) -> None:
-        for backend, graph, past in self._tracker.pasts():
-            usage = replace(past, graph_bytes=past.graph_bytes + self._store.size(graph))
+        for backend, graph_digest, past in self._tracker.pasts():
+            usage = replace(past, graph_bytes=past.graph_bytes + self._store.size(graph_digest))
             self._learning.setdefault(backend, []).append(usage)
             self._misses += 1
         if last or (self._learning and time.monotonic() - self._learnt > LEARN_S):
