@@ -213,8 +213,10 @@ class Forecaster:
         if self.serving.batch is not None:
             return [self.serving.batch]
         others = self.asked.queues[0]
-        buckets = [time for time in kind.buckets if all(time.sizes.get(dim) == size for dim, size in others.items())]
-        sizes = sorted({time.sizes[batch] for time in buckets or kind.buckets})
+        buckets = [
+            bucket for bucket in kind.buckets if all(bucket.sizes.get(dim) == size for dim, size in others.items())
+        ]
+        sizes = sorted({bucket.sizes[batch] for bucket in buckets or kind.buckets})
         return sizes[:: -(-len(sizes) // MOST_BATCHES)] + sizes[-1:] if len(sizes) > MOST_BATCHES else sizes
 
     def _times(self, kind: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], max_batch: int) -> BatchTimes:

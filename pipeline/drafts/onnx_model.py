@@ -175,12 +175,14 @@ def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]
 def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str]:
     """One line on the whole file, and one for each input that decides which branch of an If runs."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    tool = f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
+    producer_note = (
+        f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
+    )
     op_counts = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
     weights = external_files(path, path.resolve().parent)
     size = sum(file.stat().st_size for file in (path, *weights)) / (1 << 20)
     return [
-        f"{path.name}: {size:.1f} MiB, opset {opset}{tool}; {counts.total()} nodes: {op_counts}",
+        f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_counts}",
         *(
             f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
             "that branch alone is built, in every precision"
@@ -254,9 +256,9 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
             f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name the model"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
-    numbers = config_message.message("version_policy").message("specific").numbers("versions")
+    served_numbers = config_message.message("version_policy").message("specific").numbers("versions")
     versions = sorted(
-        config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in numbers, _version(path))
+        config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in served_numbers, _version(path))
     )
     places = [config.parent / name, *versions]
     model = next((place for place in reversed(places) if place.is_file()), None)
@@ -276,7 +278,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         serve="triton",
         triton=_read_serving(config_message, config.parent, folder),
         # Clients may ask for a version that the configuration names.
-        version=str(_version(model)) if _version(model) in numbers else "",
+        version=str(_version(model)) if _version(model) in served_numbers else "",
     )
     return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
 

@@ -203,10 +203,10 @@ class _Probe:
             high = beyond[fail_index - 1] if fail_index else at
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
-        tried = f"the graph ran at {low} and {high}"
+        trial_text = f"the graph ran at {low} and {high}"
         only = "" if step == 1 else f", and only at multiples of {step}"
         opt = low if is_batch(name) else min(max(at, low), high)
-        return FoundDim(low, opt, high, tried + only, step)
+        return FoundDim(low, opt, high, trial_text + only, step)
 
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
         shape = spec.at(sizes)

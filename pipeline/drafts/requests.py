@@ -293,10 +293,10 @@ def _read(guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], c
 def _read_input(
     guess: TensorSpec, sizes: Sequence[tuple[int, int]], request_input: RequestInput, first_axis: str
 ) -> TensorSpec:
-    has_rank = len(guess.shape) == len(sizes)
+    same_rank = len(guess.shape) == len(sizes)
     shape: list[int | str] = []
     for axis, (low, high) in enumerate(sizes):
-        guessed_dim = guess.shape[axis] if has_rank else None
+        guessed_dim = guess.shape[axis] if same_rank else None
         own_dim = low if low == high and axis else first_axis if axis == 0 else "?"
         shape.append(guessed_dim if isinstance(guessed_dim, str) else own_dim)
     usual_dtype = "float32" if request_input.kind == "f" else "int64" if request_input.kind in "iu" else "bool"

@@ -127,17 +127,17 @@ def judge(version: Served, group: NodeGroup, precision: Precision | None, planne
     now = rank_engines(version.engines, machine, policy, version.name, partial(version.find_speeds, machine))
     if not now.candidates:
         return _explain_lack(gap, now, policy)
-    leader = now.candidates[0]
-    coverage = replace(gap, state="covered", engine=leader.entry, fit=leader.fit, remarks=leader.remarks)
+    best_choice = now.candidates[0]
+    coverage = replace(gap, state="covered", engine=best_choice.entry, fit=best_choice.fit, remarks=best_choice.remarks)
     if not machine.is_cpu and planned:
         after = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
         if driver := planned.get("driver"):  # the newest CUDA version is the old driver's; the new one's is not known
             after = replace(after, driver=driver, cuda=None)
         then = rank_engines(version.engines, after, policy, version.name)
         if not then.candidates:
-            return replace(coverage, state="breaking", reason=_find_reason(then, leader.entry))
-    if leader.entry.status != "proven":
-        return replace(coverage, state="unproven", reason=leader.entry.reason)
+            return replace(coverage, state="breaking", reason=_find_reason(then, best_choice.entry))
+    if best_choice.entry.status != "proven":
+        return replace(coverage, state="unproven", reason=best_choice.entry.reason)
     return coverage
 
 
@@ -147,9 +147,9 @@ def _explain_lack(gap: Coverage, now: EngineRanking, policy: Policy) -> Coverage
     if policy.proven_only and (
         candidates := rank_engines(version.engines, machine, any_proof, version.name).candidates
     ):
-        leader = candidates[0]
-        unproven = replace(gap, engine=leader.entry, fit=leader.fit, remarks=leader.remarks)
-        return replace(unproven, state="unproven", reason=leader.entry.reason)
+        best_choice = candidates[0]
+        unproven = replace(gap, engine=best_choice.entry, fit=best_choice.fit, remarks=best_choice.remarks)
+        return replace(unproven, state="unproven", reason=best_choice.entry.reason)
     bare_machine = replace(machine, runtimes={})
     for too_old, then in ((False, bare_machine), (True, replace(bare_machine, driver=None, cuda=None))):
         if candidates := rank_engines(version.engines, then, any_proof, version.name).candidates:

@@ -314,8 +314,10 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
             with reachable(f"writing {path}"):
                 make_folder(path.parent)
             if not store.has(file_digest):
-                prefix = bundle.digest[:12]
-                raise IntegrityError(f"{name} of the registered {bundle.model} ({prefix}) is lost; register it again")
+                short_digest = bundle.digest[:12]
+                raise IntegrityError(
+                    f"{name} of the registered {bundle.model} ({short_digest}) is lost; register it again"
+                )
             store.fetch(file_digest, path)
         yield Found(registration.address, folder / "spec" / bundle.spec)
 

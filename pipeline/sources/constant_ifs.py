@@ -63,17 +63,19 @@ def _settle_sizes(graph: ir.Graph) -> int:
     """
     settled_count = 0
     for node in [node for node in graph if node.op_type in _TAKE_SIZES and node.domain == ""]:
-        for axis, value in enumerate(node.inputs):
-            if axis < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
+        for position, value in enumerate(node.inputs):
+            if position < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
                 continue
             size_array = None if ir.convenience.get_const_tensor(value) is not None else _evaluate(value, _DEEPEST)
             if size_array is not None and size_array.dtype == np.int64 and not np.ma.is_masked(size_array):
                 settled_count += 1
-                constant = ir.Value(name=f"{value.name}_{node.op_type}_{axis}", const_value=ir.tensor(size_array.data))
+                constant = ir.Value(
+                    name=f"{value.name}_{node.op_type}_{position}", const_value=ir.tensor(size_array.data)
+                )
                 while constant.name in graph.initializers:
                     constant.name = f"{constant.name}_"
                 graph.register_initializer(constant)
-                node.replace_input_with(axis, constant)
+                node.replace_input_with(position, constant)
     return settled_count
 
 

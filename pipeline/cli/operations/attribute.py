@@ -224,12 +224,12 @@ def refit(
     else:
         refits, result = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
-        units = [trial.to_json() for trial in refits]
+        units = [unit_refit.to_json() for unit_refit in refits]
         emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(result) if result else {})})
     else:
         _show_refit(refits, result, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(trial.engine for trial in refits) and not (result and result.failed) else 1)
+        ctx.exit(0 if any(unit_refit.engine for unit_refit in refits) and not (result and result.failed) else 1)
 
 
 def _refit_with_spec(
@@ -245,7 +245,7 @@ def _refit_with_spec(
         if dry_run:
             return foresee_refits(requests, base), None
         refits = refit_units(requests, base, run)
-        if not any(trial.engine for trial in refits):
+        if not any(unit_refit.engine for unit_refit in refits):
             return refits, None
         with build_lock(run, lock_names(run, options)):
             result = compile_model(run)
@@ -276,7 +276,10 @@ def _refit_with_version(
 
 def _show_refit(refits: "list[Refit]", result: "PublishedRefit | None", dry_run: bool) -> None:
     done_text = "can be, if the models differ in their weights alone" if dry_run else "refitted"
-    rows = [(trial.request.unit, done_text if not trial.reason else "no", trial.reason) for trial in refits]
+    rows = [
+        (unit_refit.request.unit, done_text if not unit_refit.reason else "no", unit_refit.reason)
+        for unit_refit in refits
+    ]
     print_table(("unit", "refitted", "why not"), rows)
     if result and result.version:
         echo(f"{result.model}@{result.version} published")

@@ -136,7 +136,9 @@ class _Measuring:
         if digest is None:
             return replace(facts, reason="it could not be timed")
         report = read_latency_report(self.work.context.store, digest)
-        bucket = next((timing for timing in report.buckets if timing.name == self.bucket), report.buckets[-1])
+        bucket = next(
+            (bucket_times for bucket_times in report.buckets if bucket_times.name == self.bucket), report.buckets[-1]
+        )
         middle = bucket.middle
         return replace(
             facts,
