@@ -73,7 +73,7 @@ class UnitResult:
         if self.free_running:
             row["free_running"] = [encode_document(course) for course in self.free_running]
         if self.attributed:
-            row["attribution"] = [vars(each) for each in self.attributed]
+            row["attribution"] = [vars(attribution) for attribution in self.attributed]
         if failure := self.failure:
             row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
         return row
@@ -115,10 +115,10 @@ def engine_of(entry: EngineEntry) -> EngineBlob:
     return EngineBlob.of(request_of(entry), str(entry.digest), str(entry.suffix), entry.requires)
 
 
-def entry_of(built: Unit | Built) -> EngineEntry:
+def entry_of(build: Unit | Built) -> EngineEntry:
     """The manifest's entry of a unit before it is judged. One without an engine requires the processor that it is
     for."""
-    unit, record = (built, None) if isinstance(built, Unit) else (built.unit, built.record)
+    unit, record = (build, None) if isinstance(build, Unit) else (build.unit, build.record)
     request = unit.request
     return EngineEntry(
         target=request.target.name,
@@ -137,7 +137,7 @@ def entry_of(built: Unit | Built) -> EngineEntry:
         outputs=request.outputs,
         profiles=request.profiles,
         requires=record.requires if record and record.requires else (for_target(request.target),),
-        notes=() if isinstance(built, Unit) else (*unit.graph.notes, *built.notes),
+        notes=() if isinstance(build, Unit) else (*unit.graph.notes, *build.notes),
         quantized_states=request.quantized_states,
         digest=record.digest if record else None,
         size_bytes=record.size_bytes if record else None,
@@ -146,18 +146,18 @@ def entry_of(built: Unit | Built) -> EngineEntry:
 
 
 def judge_built(
-    built: Built, golden: str = "", proofs: Sequence[Proof] = (), cannot_run: str | None = None
+    build: Built, golden: str = "", proofs: Sequence[Proof] = (), cannot_run: str | None = None
 ) -> JudgedUnit:
     """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
 
     golden: digest of the golden set.  cannot_run: as of `make_report`.
-    built: the unit.  proofs: of its stages.
+    build: the unit.  proofs: of its stages.
     """
-    entry = entry_of(built)
-    failed_entry = replace(entry_of(built.unit), status="failed", notes=entry.notes)
-    if built.failure:
-        return JudgedUnit(replace(failed_entry, reason=built.failure.reason), built=built)
-    graph, precision = built.unit.graph, entry.precision
+    entry = entry_of(build)
+    failed_entry = replace(entry_of(build.unit), status="failed", notes=entry.notes)
+    if build.failure:
+        return JudgedUnit(replace(failed_entry, reason=build.failure.reason), built=build)
+    graph, precision = build.unit.graph, entry.precision
     matrix = capabilities_of(entry.backend).matrix if cannot_run else None
     remarks = [
         matrix.explain_absence(entry.compute_capability, precision) if matrix else None,
@@ -169,7 +169,7 @@ def judge_built(
     usable = replace(entry, report=report.digest) if approve(report) else failed_entry
     status: Status = report.verdict if usable is not failed_entry else "failed"
     entry = replace(usable, status=status, reason=report.reason, checks=report.counts, sqnr_db=report.sqnr_db)
-    return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=built)
+    return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=build)
 
 
 def make_report(
@@ -247,8 +247,8 @@ class Outcome:
 
     def with_graphs(self, graphs: Mapping[str, "Outcome"]) -> "Outcome":
         """The outcome of an ensemble with those of its graphs."""
-        cached = self.cached and all(graph.cached for graph in graphs.values())
-        return replace(self, graphs=graphs, cached=cached)
+        is_cached = self.cached and all(graph.cached for graph in graphs.values())
+        return replace(self, graphs=graphs, cached=is_cached)
 
     def to_json(self) -> Json:
         """What `enginesmith build --json` prints."""

@@ -102,8 +102,8 @@ def missed_version(store: Store, model: str, channel: str, target: Target, grace
         return None
     if verdict_on(canary_target(target), serving.manifest, canaries(store, newest)):
         return None
-    published = written_at(store, manifest_key(model, newest.version))
-    return newest.version if published and published < store.now() - grace else None
+    published_at = written_at(store, manifest_key(model, newest.version))
+    return newest.version if published_at and published_at < store.now() - grace else None
 
 
 def canary(store: Store, request: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:
@@ -122,14 +122,14 @@ def canary(store: Store, request: CanaryRequest, say: Callable[[str], None]) -> 
         return CanaryOutcome(f"it cannot run here: {error}")
     with place_at(str(request.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
         place.refresh()
-        recorded = [place.folder / f"{request.model}{suffix}" for suffix in SUFFIXES]
-        traffic = next((path for path in recorded if path.is_file()), None)
+        traffic_paths = [place.folder / f"{request.model}{suffix}" for suffix in SUFFIXES]
+        traffic = next((path for path in traffic_paths if path.is_file()), None)
         if traffic is None:
             return CanaryOutcome(f"{request.traffic} has no traffic of {request.model} any more")
         log = place.folder / f"{request.model}.observed.jsonl"
         pace = ReplayPace(request.scale, request.duration, in_flight=None)
-        observed = log if log.is_file() else None
-        run = CanaryRun(*sides, target, traffic, Path(folder) / "canary", pace=pace, observed=observed)
+        log_path = log if log.is_file() else None
+        run = CanaryRun(*sides, target, traffic, Path(folder) / "canary", pace=pace, observed=log_path)
         report = run_canary(store, run, say).report
         digest = store.put_bytes(report.to_bytes())
         attach(store, report, digest)

@@ -154,9 +154,9 @@ class IsolatedSession:
         """The answer to one request, or why it failed, and the seconds of service."""
         self._requests += 1
         when = f"at request {self._requests} with the warm-up's"
-        served: ServedRequest = self._ask(inputs, when, self._patience()) or self._failed()
-        self._slowest = max(self._slowest, served.service)
-        return served
+        answer: ServedRequest = self._ask(inputs, when, self._patience()) or self._failed()
+        self._slowest = max(self._slowest, answer.service)
+        return answer
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
         """Serve so many requests at once from now on, each thread warmed up. Raises EnginesmithError where the engine
@@ -182,19 +182,19 @@ class IsolatedSession:
         count = len(segment) - segment.lead if count is None else count
         self._requests += segment.lead + count
         for _ in range(count):
-            timed: Timed = self._receive(when, FIRST_S) or Timed(0.0, self._failed())
-            self._slowest = max(self._slowest, timed.served.service)
-            yield timed
+            answer: Timed = self._receive(when, FIRST_S) or Timed(0.0, self._failed())
+            self._slowest = max(self._slowest, answer.served.service)
+            yield answer
 
     def _patience(self) -> float:
         return max(HANG_S, 10.0 * self._slowest) if self._slowest else FIRST_S
 
-    def _ask(self, what: object, when: str, patience_s: float = FIRST_S) -> Untyped:
+    def _ask(self, message: object, when: str, patience_s: float = FIRST_S) -> Untyped:
         """What the process answers; None where it has ended, or is ended because it does not answer within
         `patience_s`. when: what it was doing, for `died`."""
         if not self.died:
             try:
-                self._connection.send(what)
+                self._connection.send(message)
             except OSError:
                 self.died = f"{_describe_end(self._process)}, {when}"
         return self._receive(when, patience_s)
@@ -300,12 +300,12 @@ class Workers:
     def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
         """The answers to the requests after `segment.lead`, in order; nothing else refers to them."""
         answer_slots: list[Timed | None] = [None] * len(segment)
-        begun = ReplayClock().now() + LEAD_S
+        start_s = ReplayClock().now() + LEAD_S
         for _ in range(self._count):
-            self._jobs.put((segment, answer_slots, begun))
+            self._jobs.put((segment, answer_slots, start_s))
         for _ in range(self._count):
             self._done.get()
-        answers = deque(timed for timed in answer_slots[segment.lead :] if timed is not None)
+        answers = deque(answer for answer in answer_slots[segment.lead :] if answer is not None)
         answer_slots.clear()
         return answers
 
@@ -321,8 +321,8 @@ class Workers:
             serve(session, inputs, clock)
         self._done.put(None)
         while True:
-            segment, answer_slots, begun = self._jobs.get()
-            serve_requests(session, segment, answer_slots, clock, begun)
+            segment, answer_slots, start_s = self._jobs.get()
+            serve_requests(session, segment, answer_slots, clock, start_s)
             self._done.put(None)
 
 
@@ -378,8 +378,8 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     else:
         reason = discovery.configure(entry.backend, dict(entry.options)).runs(target)
     if reason:
-        what = f"{manifest.model}@{manifest.version}"
-        raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
+        version_text = f"{manifest.model}@{manifest.version}"
+        raise InputError(f"{version_text}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return engine
 
 
@@ -390,13 +390,13 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     store, reference: the registry, and the version in it.
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
-    located = locate(store, reference)
-    what = f"{located.manifest.model}@{located.manifest.version}"
-    entries = judge_entries(store, located.manifest, require(store, located.manifest).counts)
+    version = locate(store, reference)
+    name = f"{version.manifest.model}@{version.manifest.version}"
+    entries = judge_entries(store, version.manifest, require(store, version.manifest).counts)
     machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
-    policy = Policy(precision, proven_only=located.proven_only)
-    timed = partial(measured_speeds, store, located.manifest, machine)
-    return ChosenEngine(located.manifest, rank_engines(entries, machine, policy, what, timed).resolution().chosen)
+    policy = Policy(precision, proven_only=version.proven_only)
+    speeds = partial(measured_speeds, store, version.manifest, machine)
+    return ChosenEngine(version.manifest, rank_engines(entries, machine, policy, name, speeds).resolution().chosen)
 
 
 def open_isolated(
@@ -406,8 +406,8 @@ def open_isolated(
     chosen: the registry, and the engine in it."""
     entry = chosen.entry
     if chosen.manifest.graphs:
-        whole = fetch_ensemble(store, chosen.manifest, entry, folder)
-        return isolate(role, whole.open, whole.thread_safe)
+        ensemble = fetch_ensemble(store, chosen.manifest, entry, folder)
+        return isolate(role, ensemble.open, ensemble.thread_safe)
     engine = fetch_engine(store, engine_of(entry), folder)
     return isolate(role, partial(open_engine, engine), discovery.capabilities_of(entry.backend).thread_safe)
 

@@ -61,13 +61,13 @@ class InFlight:
 def in_flight_of(
     traffic: RecordedTraffic,
     pace: ReplayPace,
-    observed: Path | None,
+    log_path: Path | None,
     baseline: Session | RemoteSession,
     clock: ReplayClock,
 ) -> InFlight:
     """How many requests to have in flight: `pace.in_flight`, else the peak of recorded requests that overlap.
 
-    A request lasts from its arrival for its latency: that of the log `observed`, else the one in the traffic, else the
+    A request lasts from its arrival for its latency: that of the log `log_path`, else the one in the traffic, else the
     median time that the baseline takes alone for a request of the warm-up.
 
     clock: by which the baseline is timed.
@@ -81,18 +81,18 @@ def in_flight_of(
         return InFlight(1, "the traffic has no times, and was sent one request after the other, without any queue")
     if pace.in_flight is not None:
         return InFlight(pace.in_flight, "as was asked for")
-    sent = [(request.at / pace.scale, request.latency) for request in traffic.requests]
-    if observed is not None:
-        log, source = read_observations(observed), f"the most in {observed.name}"
-        spans = [(at, latency) for at, latency in zip(log.time, log.latency, strict=True) if latency > 0]
-    elif all(latency is not None for _, latency in sent):
-        spans, source = [(at, latency or 0.0) for at, latency in sent], "the most by the latencies in the traffic"
+    pairs = [(request.at / pace.scale, request.latency) for request in traffic.requests]
+    if log_path is not None:
+        log, source = read_observations(log_path), f"the most in {log_path.name}"
+        spans = [(at_s, latency) for at_s, latency in zip(log.time, log.latency, strict=True) if latency > 0]
+    elif all(latency is not None for _, latency in pairs):
+        spans, source = [(at_s, latency or 0.0) for at_s, latency in pairs], "the most by the latencies in the traffic"
     else:
         warmup = traffic.requests[: max(pace.warmup, 1)]
-        alone = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
-        source = f"the most if each took {format_plain(alone)} s, as the baseline's do by themselves"
-        spans = [(at, alone) for at, _ in sent]
-    peak_count = max(1, peak([at for at, _ in spans], [latency for _, latency in spans]))
+        usual_s = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
+        source = f"the most if each took {format_plain(usual_s)} s, as the baseline's do by themselves"
+        spans = [(at_s, usual_s) for at_s, _ in pairs]
+    peak_count = max(1, peak([at_s for at_s, _ in spans], [latency for _, latency in spans]))
     if peak_count > MOST_IN_FLIGHT:
         return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}, and {MOST_IN_FLIGHT} is the most that is replayed")
     return InFlight(peak_count, source)
@@ -157,8 +157,8 @@ def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Mani
         return read_traffic(path, session.inputs)
     except DataError as error:
         graphs = {f"{graph.name}.": load_pinned(store, graph).spec for graph in manifest.graphs} or {"": manifest.spec}
-        named = [f"{graph}{name}" for graph, spec in graphs.items() for name in find(spec, "state", dict, {})]
-        states = [name for name in named if repr(name) in str(error)]
+        state_names = [f"{graph}{name}" for graph, spec in graphs.items() for name in find(spec, "state", dict, {})]
+        states = [name for name in state_names if repr(name) in str(error)]
         if not states:
             raise
         raise DataError(
@@ -273,10 +273,10 @@ class CanaryExecution:
         conditions = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), ran_on)
         report = make_report(judgement, self._limits, self._looks, ours, baseline_table, evidence, conditions, seed)
         report_files = write_report(report, self._request.out)
-        done = len(ours)
-        self._say(f"judged after {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
-        self._looks = replace(self._looks, before=(*self._looks.before, done))
-        return report_files if judgement.verdict != "INSUFFICIENT" or done == self._planned else None
+        judged_count = len(ours)
+        self._say(f"judged after {judged_count} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
+        self._looks = replace(self._looks, before=(*self._looks.before, judged_count))
+        return report_files if judgement.verdict != "INSUFFICIENT" or judged_count == self._planned else None
 
     def _about_traffic(self) -> TrafficReplayed:
         pace, traffic = self._request.pace, self._traffic

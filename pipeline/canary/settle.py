@@ -58,14 +58,14 @@ def attach(store: Store, report: CanaryReport, blob: str) -> CanaryVerdict:
     Raises UnknownNameError for a version that is not there, InputError for an engine that it does not have, or a report
     that does not say what was compared.
     """
-    named = report.candidate
-    manifest = lookup.load(store, check_model(named.model or ""), check_version(named.version or ""))
-    unit = " ".join(part or "?" for part in (named.target, named.precision, named.backend))
+    identity = report.candidate
+    manifest = lookup.load(store, check_model(identity.model or ""), check_version(identity.version or ""))
+    unit = " ".join(part or "?" for part in (identity.target, identity.precision, identity.backend))
     verdict = CanaryVerdict(
         target=report.target or UNKNOWN,
         verdict=report.verdict,
         reason=report.reason[:1000],
-        engine=named.engine or "",
+        engine=identity.engine or "",
         unit=unit,
         baseline=report.baseline.manifest or "",
         against=report.baseline.version or "",
@@ -78,8 +78,8 @@ def attach(store: Store, report: CanaryReport, blob: str) -> CanaryVerdict:
 
 def targets_that_count(store: Store, channel: Channel) -> tuple[str, ...]:
     """Targets whose verdicts count for a channel: those that its policy names, else all that it serves today."""
-    if named := policies.of_channel(store, channel.model, channel.name).canary_on:
-        return named
+    if canary_targets := policies.of_channel(store, channel.model, channel.name).canary_on:
+        return canary_targets
     return _targets(store, lookup.load(store, channel.model, channel.version), channel.proven_only)
 
 
@@ -101,18 +101,18 @@ def _target_verdict(
     if verdict := verdict_on(target, channel.manifest, verdicts):
         return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
-    reference, where = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
-    built, compared = (
+    reference, channel_text = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
+    has_engine, has_baseline = (
         any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has) for has in sides
     )
-    if not built:
+    if not has_engine:
         reason = (
             f"{reference} has no{proven} engine for it; build one, promote by hand, or name the targets that count: "
-            f"`enginesmith registry policy set {where} --canary-on TARGETS`"
+            f"`enginesmith registry policy set {channel_text} --canary-on TARGETS`"
         )
-    elif not compared:
+    elif not has_baseline:
         reason = (
-            f"{where} serves {channel.model}@{channel.version}, which has no{proven} engine for it, so there is "
+            f"{channel_text} serves {channel.model}@{channel.version}, which has no{proven} engine for it, so there is "
             "nothing to compare with; promote by hand under a policy that does not name it"
         )
     else:
@@ -121,7 +121,7 @@ def _target_verdict(
             "(`enginesmith prefect deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), "
             "or on "
             "such a "
-            f"node `enginesmith canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
+            f"node `enginesmith canary run --candidate {reference} --baseline {channel_text} --traffic FILE --attach`"
         )
     return TargetVerdict(target, MISSING, reason)
 
@@ -176,8 +176,8 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     rollback_text = _roll_back(store, failing_verdict.report, channel) if failing_verdict else ""
     if failing_verdict and state.read_channel(store, model, channel) != serving:
         return rollback_text
-    advanced = _advance(store, lookup.load(store, model, versions[-1]), serving, say)
-    return f"{rollback_text}; {advanced}" if rollback_text else advanced
+    advance_text = _advance(store, lookup.load(store, model, versions[-1]), serving, say)
+    return f"{rollback_text}; {advance_text}" if rollback_text else advance_text
 
 
 def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
@@ -188,16 +188,16 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     history = read_history(store, serving)
     if history.previous() is None:
         return None
-    *before, promoted = history.active_promotions()
+    *before, promotion = history.active_promotions()
     verdicts = canaries(store, lookup.load(store, serving.model, serving.version))
     counting = targets_that_count(store, serving) if verdicts else ()
-    attached = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if verdicts else {}
-    since = parse_time(promoted.at)
+    attached_at = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if verdicts else {}
+    since = parse_time(promotion.at)
     fail_verdicts = [
         verdict
         for verdict in verdicts
         if verdict.verdict == "FAIL"
-        and attached[canary_key(serving.model, serving.version, verdict.target, verdict.report)] >= since
+        and attached_at[canary_key(serving.model, serving.version, verdict.target, verdict.report)] >= since
         and verdict.baseline in {move.manifest for move in before}
         and any(covers(verdict.target, target) for target in counting)
     ]
@@ -211,26 +211,26 @@ def _roll_back(store: Store, report: str, channel: str) -> str:
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
     """Promote the candidate if every target that counts has a PASS against what is served; what was done, in a line."""
-    where, version = f"{serving.model}:{serving.name}", candidate.version
+    place, version = f"{serving.model}:{serving.name}", candidate.version
     if serving.manifest == candidate.digest:
-        return f"{where} serves {version} already"
+        return f"{place} serves {version} already"
     history, running = read_history(store, serving), serving.active_rollout
     if any(move.manifest == candidate.digest for move in history.moves):
-        return f"{where} was not moved: it served {version} before, and was moved on; a person promotes it again"
-    tried = {rollout.version: rollout.state for rollout in history.rollouts}
-    if state := running.state if running and running.version == version else tried.get(version):
-        return f"{where} was not moved: a rollout of {version} is {state}; a person starts another one"
+        return f"{place} was not moved: it served {version} before, and was moved on; a person promotes it again"
+    state_by_version = {rollout.version: rollout.state for rollout in history.rollouts}
+    if state := running.state if running and running.version == version else state_by_version.get(version):
+        return f"{place} was not moved: a rollout of {version} is {state}; a person starts another one"
     verdicts = target_verdicts(store, candidate, serving)
-    lacking = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
-    if lacking or not verdicts:
-        worst = min(
-            (verdict.verdict for verdict in lacking), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING
+    blockers = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
+    if blockers or not verdicts:
+        verdict_word = min(
+            (verdict.verdict for verdict in blockers), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING
         )
         passes = [f"{verdict.target} PASS" for verdict in verdicts if verdict.verdict == "PASS"]
         verdict_text = (
-            "; ".join([*map(str, lacking), *passes]) or f"{serving.version} serves no engine that could be compared"
+            "; ".join([*map(str, blockers), *passes]) or f"{serving.version} serves no engine that could be compared"
         )
-        return f"{worst}: {where} was not moved to {version}: {verdict_text}"
+        return f"{verdict_word}: {place} was not moved to {version}: {verdict_text}"
     return _promote(store, candidate, serving, [str(verdict.report) for verdict in verdicts], say)
 
 

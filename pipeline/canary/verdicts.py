@@ -62,30 +62,30 @@ class JudgeOptions:
     seed: int = 0
 
 
-def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path) -> WrittenReport:
+def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path) -> WrittenReport:
     """Judge two files of observations and write report and page into `out`.
 
-    candidate, baseline: the files.  asked: how they are judged.
+    candidate, baseline: the files.  terms: how they are judged.
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
     ours, baseline_table = read_both(candidate, baseline)
     looks = (
-        continue_looks(asked.previous, ours, baseline_table) if asked.previous else Looks(asked.planned or ours.planned)
+        continue_looks(terms.previous, ours, baseline_table) if terms.previous else Looks(terms.planned or ours.planned)
     )
-    if asked.previous and asked.previous.thresholds != asked.limits:
+    if terms.previous and terms.previous.thresholds != terms.limits:
         raise InputError("the earlier look had other thresholds; they may not change between looks")
-    quality = asked.limits.quality or QualityThresholds()
-    evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db, ignore_missing=asked.ignore_missing)
-    judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
+    quality = terms.limits.quality or QualityThresholds()
+    evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db, ignore_missing=terms.ignore_missing)
+    judgement = judge(evidence, terms.limits, looks, seed=terms.seed)
     if ours.identity.engine and ours.identity.engine == baseline_table.identity.engine:
         notes = (*notes, "both sides are the same engine")
     target = None
     # The target that the engine was built for: observations do not say which kind of CPU served it.
     with suppress(UnknownNameError):
         target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
-    conditions = circumstances(asked.source, notes, TrafficReplayed(), target)
+    conditions = circumstances(terms.source, notes, TrafficReplayed(), target)
     return write_report(
-        make_report(judgement, asked.limits, looks, ours, baseline_table, evidence, conditions, asked.seed), out
+        make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, terms.seed), out
     )
 
 
@@ -135,8 +135,8 @@ def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
     """The thresholds of a spec file, and its name in words. Raises SpecError."""
     from pipeline.spec.ensembles.model import LoadedEnsemble, load_any
 
-    loaded = load_any(path)
-    terms = loaded.spec.canary if isinstance(loaded, LoadedEnsemble) else loaded.validation.canary
+    spec = load_any(path)
+    terms = spec.spec.canary if isinstance(spec, LoadedEnsemble) else spec.validation.canary
     terms_json = terms.model_dump(mode="json", exclude_unset=True)
     return Thresholds.from_json(terms_json), f"the spec {path.name}"
 
@@ -162,10 +162,10 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
     return None
 
 
-def roll_back(store: Store, report: CanaryReport, channel: str, by: str) -> str:
+def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> str:
     """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line.
 
-    store: the registry.  report: with the verdict.  by: who is named in the channel's history.
+    store: the registry.  report: with the verdict.  person: who is named in the channel's history.
     """
     model, manifest = report.candidate.model, report.candidate.manifest
     if report.verdict != "FAIL":
@@ -174,7 +174,7 @@ def roll_back(store: Store, report: CanaryReport, channel: str, by: str) -> str:
         return "the observations do not say which engine they are of; no channel was moved"
     why = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"
     try:
-        after = channels.rollback(store, model, channel, by=by, why=why[:500], serving=manifest)
+        after = channels.rollback(store, model, channel, by=person, why=why[:500], serving=manifest)
     except (ConflictError, UnknownNameError) as error:
         return f"{error}; no channel was moved"
     return f"rolled back: {model}:{channel} -> {after.version}"
@@ -202,8 +202,8 @@ def canary_passes(
         engine, baseline = str(report.candidate.engine), report.baseline.manifest or ""
         passes.append(CanaryPass(digest_of_bytes(texts[-1]), engine, baseline, report.target or ""))
         words.append(str(report.digest)[:12])
-    covered = {canary_pass.engine for canary_pass in passes}
-    if uncovered_units := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
+    engines = {canary_pass.engine for canary_pass in passes}
+    if uncovered_units := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in engines]:
         say(f"{pluralize(len(uncovered_units), 'engine')} without a canary: {join_first(uncovered_units, 5)}")
     for text in texts:
         store.put_bytes(text)

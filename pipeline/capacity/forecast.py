@@ -142,50 +142,50 @@ class Forecaster:
     counts: Mapping[str, int] | None = None
     say: Callable[[str], object] = str
 
-    def forecast(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
-        """The forecast. timed: engines with each machine that they were timed on.  engines: all that may be pulled."""
+    def forecast(self, kinds: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
+        """The forecast. kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
         rows = list[EngineCapacity]()
-        for one in timed:
-            self.say(f"simulating {one.entry.unit} on {one.machine.title}")
-            rows.append(self.row(one))
-        rows += self._not_timed(timed, engines)
+        for kind in kinds:
+            self.say(f"simulating {kind.entry.unit} on {kind.machine.title}")
+            rows.append(self.row(kind))
+        rows += self._not_timed(kinds, engines)
         capacity_forecast = CapacityForecast(
             self.reference, self.demand, self.limit, self.asked.words, tuple(rows),
             self.prices.currency if self.prices else "",
         )  # fmt: skip
         return self._with_mix(capacity_forecast) if self.prices else capacity_forecast
 
-    def row(self, timed: TimedEngineKind) -> EngineCapacity:
+    def row(self, kind: TimedEngineKind) -> EngineCapacity:
         """The row of an engine on a kind of machine that it was timed on."""
-        price = self.prices.name_of(timed.machine.names) if self.prices else None
+        price = self.prices.name_of(kind.machine.names) if self.prices else None
         row = EngineCapacity(
-            timed.entry.unit,
-            timed.machine.title,
-            timed.entry.digest,
+            kind.entry.unit,
+            kind.machine.title,
+            kind.entry.digest,
             price,
-            busy=timed.busy,
+            busy=kind.busy,
             server=self.serving.server,
         )
         try:
-            greatest = self.greatest(timed, self.limit)
+            greatest = self.greatest(kind, self.limit)
         except DataError as error:
             return replace(row, reason=f"not measured: {error}".replace("REF", self.reference))
         if greatest is None:
-            return replace(row, reason=self._why_no_rate(timed))
+            return replace(row, reason=self._why_no_rate(kind))
         machines = machines_for(greatest.rate, self.demand)
         return replace(row, greatest=greatest, machines=machines, per_million=self._cost(price, machines))
 
-    def greatest(self, timed: TimedEngineKind, limit: LatencyLimit) -> GreatestRate | None:
+    def greatest(self, kind: TimedEngineKind, limit: LatencyLimit) -> GreatestRate | None:
         """The greatest rate of one machine; None where no rate keeps the limit. Raises DataError for sizes that were
         not timed."""
-        times, mosts = self._times_of(timed)
+        times, mosts = self._times_of(kind)
         policies = policies_to_try(limit, mosts, self.serving.wait_s)
         return find_greatest_rate(self.asked.workloads, times, limit, policies)
 
-    def _why_no_rate(self, timed: TimedEngineKind) -> str:
+    def _why_no_rate(self, kind: TimedEngineKind) -> str:
         """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
-        times, _ = self._times_of(timed)
-        fastest = max(float(np.quantile(each.curves, self.limit.p, axis=1).min()) for each in times)
+        times, _ = self._times_of(kind)
+        fastest = max(float(np.quantile(batch_times.curves, self.limit.p, axis=1).min()) for batch_times in times)
         p99 = f"{format_plain(1e3 * fastest)} ms"
         words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99}"
         if len(times) > 1:
@@ -194,32 +194,34 @@ class Forecaster:
             return words
         return f"{words}, and requests wait: for others (--wait), or as several arrive at once"
 
-    def quick_rate(self, timed: TimedEngineKind, limit: LatencyLimit) -> float:
+    def quick_rate(self, kind: TimedEngineKind, limit: LatencyLimit) -> float:
         """The greatest rate to some percent, as for a picture; 0 where no rate keeps the limit."""
-        times, mosts = self._times_of(timed)
+        times, mosts = self._times_of(kind)
         return choose_policy(self.asked.workloads[0], times, limit, policies_to_try(limit, mosts, self.serving.wait_s))[
             0
         ]
 
-    def _times_of(self, timed: TimedEngineKind) -> tuple[list[BatchTimes], list[int]]:
+    def _times_of(self, kind: TimedEngineKind) -> tuple[list[BatchTimes], list[int]]:
         """Times for each queue, and the greatest batches to try."""
-        batch = leading_dim(timed.entry.inputs)
-        mosts = self._mosts(timed, batch)
-        return [self._times(timed, batch, sizes, max(mosts)) for sizes in self.asked.queues], mosts
+        batch = leading_dim(kind.entry.inputs)
+        mosts = self._mosts(kind, batch)
+        return [self._times(kind, batch, sizes, max(mosts)) for sizes in self.asked.queues], mosts
 
-    def _mosts(self, timed: TimedEngineKind, batch: str | None) -> list[int]:
+    def _mosts(self, kind: TimedEngineKind, batch: str | None) -> list[int]:
         if batch is None:
             return [1]
         if self.serving.batch is not None:
             return [self.serving.batch]
         others = self.asked.queues[0]
-        at = [one for one in timed.buckets if all(one.sizes.get(dim) == size for dim, size in others.items())]
-        sizes = sorted({one.sizes[batch] for one in at or timed.buckets})
+        buckets = [
+            bucket for bucket in kind.buckets if all(bucket.sizes.get(dim) == size for dim, size in others.items())
+        ]
+        sizes = sorted({bucket.sizes[batch] for bucket in buckets or kind.buckets})
         return sizes[:: -(-len(sizes) // MOST_BATCHES)] + sizes[-1:] if len(sizes) > MOST_BATCHES else sizes
 
-    def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], max_batch: int) -> BatchTimes:
-        least = next((dim.min for dim in self.dims if dim.name == batch), 1)
-        times = batch_times(timed.buckets, batch, sizes, max_batch, least)
+    def _times(self, kind: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], max_batch: int) -> BatchTimes:
+        min_batch = next((dim.min for dim in self.dims if dim.name == batch), 1)
+        times = batch_times(kind.buckets, batch, sizes, max_batch, min_batch)
         adds = self.serving.server
         return times.with_overhead(adds.batch_s, adds.request_s) if adds else times
 
@@ -231,12 +233,12 @@ class Forecaster:
         high = None if machines.high is None else cost_per_million(machines.high, per_hour, rate)
         return FleetCost(value, low, high)
 
-    def _not_timed(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> Iterator[EngineCapacity]:
+    def _not_timed(self, kinds: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> Iterator[EngineCapacity]:
         """A row for each engine on each wanted kind of machine that it was not timed on."""
         machine_names = list(self.prices.machines) if self.prices else []
         for entry in engines:
-            is_timed = any(each.entry.digest == entry.digest for each in timed)
-            names = names_not_timed(entry, machine_names, timed) or ([] if is_timed or self.prices else [entry.target])
+            is_timed = any(kind.entry.digest == entry.digest for kind in kinds)
+            names = names_not_timed(entry, machine_names, kinds) or ([] if is_timed or self.prices else [entry.target])
             for name in names:
                 command = f"enginesmith validate {self.reference} --target {entry.target}"
                 reason = f"not measured; run on this kind of machine: {command}"
@@ -244,21 +246,21 @@ class Forecaster:
                     entry.unit, name, entry.digest, name if name in machine_names else None, reason=reason
                 )
         for name in machine_names:
-            if not any(fits(entry, name) for entry in engines) and not any(name in one.machine.names for one in timed):
+            if not any(fits(entry, name) for entry in engines) and not any(name in one.machine.names for one in kinds):
                 yield EngineCapacity("", name, None, name, reason=f"{self.reference} has no engine for {name}")
 
     def _with_mix(self, forecast: CapacityForecast) -> CapacityForecast:
         """The forecast with the cheapest mix, at the greatest rates and at the lower ends of their intervals."""
-        best = best_engines(forecast.engines)
-        if not best:
+        best_rows = best_engines(forecast.engines)
+        if not best_rows:
             return replace(forecast, why_no_mix=self._why_none(forecast))
-        rates = {name: row.greatest.rate for name, row in best.items() if row.greatest}
+        rates = {name: row.greatest.rate for name, row in best_rows.items() if row.greatest}
         ends = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
-        mixes = [self._mix(dict(zip(rates, each, strict=True))) for each in ends]
+        mixes = [self._mix(dict(zip(rates, counts, strict=True))) for counts in ends]
         if mixes[0] is None:
-            return replace(forecast, why_no_mix=self._why_too_few(best))
+            return replace(forecast, why_no_mix=self._why_too_few(best_rows))
         costs = [cost_per_million(1, mix.per_hour, self.demand.rate) if mix else None for mix in mixes]
-        units = {name: row.unit for name, row in best.items() if name in mixes[0].machines}
+        units = {name: row.unit for name, row in best_rows.items() if name in mixes[0].machines}
         cost = FleetCost(costs[0] or 0.0, costs[2] or 0.0, costs[1])
         return replace(forecast, mix=mixes[0], mix_per_million=cost, mix_units=units)
 
@@ -287,19 +289,19 @@ class Forecaster:
         machines = ", ".join(dict.fromkeys(row.machine for row in carrying))
         return f"{source} has no price for {machines}, on which engines were timed; add it"
 
-    def _why_too_few(self, best: Mapping[str, EngineCapacity]) -> str:
+    def _why_too_few(self, rows: Mapping[str, EngineCapacity]) -> str:
         free = 1.0 - self.demand.headroom
-        counts = {name: self._count(name) for name in best}
-        there = [
+        counts = {name: self._count(name) for name in rows}
+        available = [
             (name, MOST_MACHINES if (count := counts[name]) is None else count, free * _middle(row))
-            for name, row in best.items()
+            for name, row in rows.items()
         ]
-        total = sum(count * rate for _, count, rate in there)
-        lost = self.demand.spare * max((rate for _, count, rate in there if count), default=0.0)
-        words = ", ".join(f"{count} {name}" for name, count, _ in there)
+        total = sum(count * rate for _, count, rate in available)
+        lost = self.demand.spare * max((rate for _, count, rate in available if count), default=0.0)
+        words = ", ".join(f"{count} {name}" for name, count, _ in available)
         more = "; ".join(
             f"{-(-(self.demand.rate - total + max(lost, self.demand.spare * rate)) // rate):.0f} more {name}"
-            for name, _, rate in there
+            for name, _, rate in available
         )
         return (
             f"{words} carry {format_plain(max(total - lost, 0.0))} per second within the limit"
@@ -316,11 +318,11 @@ def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
             key = (row.price, row.unit)
             if key not in slowest or _middle(row) < _middle(slowest[key]):
                 slowest[key] = row
-    best: dict[str, EngineCapacity] = {}
+    best_rows: dict[str, EngineCapacity] = {}
     for (price, _), row in slowest.items():
-        if price not in best or _middle(row) > _middle(best[price]):
-            best[price] = row
-    return best
+        if price not in best_rows or _middle(row) > _middle(best_rows[price]):
+            best_rows[price] = row
+    return best_rows
 
 
 def _middle(row: EngineCapacity) -> float:
@@ -367,7 +369,7 @@ class PreparedForecast:
 
     def forecast(self) -> CapacityForecast:
         """The forecast. Raises IntegrityError for a damaged report."""
-        engines = [one for one in usable_engines(self.store, self.manifest) if self.precision in (None, one.precision)]
+        engines = [row for row in usable_engines(self.store, self.manifest) if self.precision in (None, row.precision)]
         return self.forecaster.forecast(self.timed, engines)
 
     def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
@@ -376,13 +378,13 @@ class PreparedForecast:
         prices, free = self.forecaster.prices, 1.0 - self.forecaster.demand.headroom
         curves = []
         for name, row in best_engines(forecast.engines).items():
-            timed = next(
-                one for one in self.timed if one.entry.digest == row.engine and one.machine.title == row.machine
+            engine = next(
+                kind for kind in self.timed if kind.entry.digest == row.engine and kind.machine.title == row.machine
             )
             points = []
             for share in PICTURED:
                 limit = LatencyLimit(share * self.forecaster.limit.seconds, self.forecaster.limit.p)
-                rate = self.forecaster.quick_rate(timed, limit)
+                rate = self.forecaster.quick_rate(engine, limit)
                 if rate > 0.0 and prices:
                     points.append((limit.seconds, cost_per_million(1, prices.machines[name].per_hour, free * rate)))
             curves.append(CostCurve(f"{name}: {row.unit}", tuple(points)))
@@ -401,18 +403,18 @@ def prepare(
     spec, reference = spec_of(manifest), f"{manifest.model}@{manifest.version}"
     prices = read_prices(terms.prices) if terms.prices else None
     counts = _counts(read_inventory(terms.fleet), prices) if terms.fleet else None
-    timed = [one for one in timed_engines(store, manifest) if terms.precision in (None, one.entry.precision)]
-    if not timed:
+    kinds = [kind for kind in timed_engines(store, manifest) if terms.precision in (None, kind.entry.precision)]
+    if not kinds:
         words = f" in {terms.precision}" if terms.precision else ""
         raise InputError(
             f"{reference} has no engine{words} that was timed, on any machine; time its engines where they run:"
             f" enginesmith validate {reference}"
         )
-    workload = _asked(spec, leading_dim(timed[0].entry.inputs), terms)
+    workload = _asked(spec, leading_dim(kinds[0].entry.inputs), terms)
     forecaster = Forecaster(
         reference, terms.demand, terms.limit, workload, terms.serving, spec.named_dims(), prices, counts, say
     )
-    return PreparedForecast(forecaster, timed, manifest, store, terms.precision)
+    return PreparedForecast(forecaster, kinds, manifest, store, terms.precision)
 
 
 def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWorkload:

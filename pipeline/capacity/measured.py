@@ -77,9 +77,9 @@ def usable_engines(store: Store, manifest: Manifest) -> list[JudgedEntry]:
     return [entry for entry in judge_entries(store, manifest) if entry.usable]
 
 
-def names_not_timed(entry: EngineEntry, machine_names: Iterable[str], timed: Sequence[TimedEngineKind]) -> list[str]:
-    """Those of `machine_names` that the engine was built for and was not timed on. timed: all of the version."""
-    timed_names = {name for each in timed if each.entry.digest == entry.digest for name in each.machine.names}
+def names_not_timed(entry: EngineEntry, machine_names: Iterable[str], kinds: Sequence[TimedEngineKind]) -> list[str]:
+    """Those of `machine_names` that the engine was built for and was not timed on. kinds: all of the version."""
+    timed_names = {name for kind in kinds if kind.entry.digest == entry.digest for name in kind.machine.names}
     return [name for name in machine_names if name not in timed_names and fits(entry, name)]
 
 
@@ -201,8 +201,8 @@ def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -
     Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
     """
     sizes = parse_sizes(text, dims) if text else tuned_for(dims)
-    named = {part.partition("=")[0].strip() for part in (text or "").split(",")}
-    if batch in named and sizes[batch] != 1:
+    stated_dims = {part.partition("=")[0].strip() for part in (text or "").split(",")}
+    if batch in stated_dims and sizes[batch] != 1:
         raise InputError(
             f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
             " requests of more are those of --traffic"
@@ -213,8 +213,8 @@ def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -
 def steady_workload(sizes: Mapping[str, int]) -> AskedWorkload:
     """Poisson arrivals of one sample each. sizes: of the other dims."""
     works = tuple(poisson_workload(seed) for seed in range(SIMULATIONS))
-    at = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
-    return AskedWorkload(works, (sizes,), "Poisson arrivals of one sample" + (f" at {at}" if at else ""))
+    text = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
+    return AskedWorkload(works, (sizes,), "Poisson arrivals of one sample" + (f" at {text}" if text else ""))
 
 
 def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:

@@ -58,14 +58,14 @@ def run_options(
     """What a run is asked for. registry: None for the spec's."""
     from pipeline.orchestration.run import RunOptions
 
-    where = building or Building()
+    build_place = building or Building()
     return RunOptions(
         registry,
         **vars(selection),
         jobs=jobs,
-        executor=where.executor,
-        ray_address=where.ray_address,
-        wait_for_nodes_s=where.wait_for_nodes.total_seconds(),
+        executor=build_place.executor,
+        ray_address=build_place.ray_address,
+        wait_for_nodes_s=build_place.wait_for_nodes.total_seconds(),
     )
 
 

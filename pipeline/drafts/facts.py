@@ -129,9 +129,9 @@ class FoundModel:
         dims = dict(self.dims)
         for name, dim in self.dims.items():
             size, (least, greatest) = sizes[name], ranges[name]
-            if odd := next((at for at in (size, least, greatest) if at % dim.multiple), None):
+            if misfit := next((edge for edge in (size, least, greatest) if edge % dim.multiple), None):
                 raise DataError(
-                    f"the requests have {name} {odd}; the model takes multiples of {dim.multiple}: pad them"
+                    f"the requests have {name} {misfit}; the model takes multiples of {dim.multiple}: pad them"
                 )
             why = f"{dim.why}; requests have {size if least == greatest else f'{least} to {greatest}, mostly {size}'}"
             if dim.guessed:
@@ -153,8 +153,8 @@ def is_batch(name: str) -> bool:
 
 def model_name(text: str) -> str:
     """A name for the registry out of a file's name: lower case, every run of other characters as one '-'."""
-    plain = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")
-    return re.sub(r"\.{2,}", ".", plain)[:63].rstrip("-._") or "model"
+    slug = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")
+    return re.sub(r"\.{2,}", ".", slug)[:63].rstrip("-._") or "model"
 
 
 def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -166,7 +166,7 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     name is taken. A sum of other dims of the model stays one.
     """
     names_by_dim: dict[str, str] = {}
-    named = []
+    named_specs = []
     leading_dims = {spec.shape[0] for spec in inputs if spec.shape}
     every = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     for spec in inputs:
@@ -185,20 +185,20 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
                 name = _free(own_name or _usual_name(spec, axis), spec.name, names_by_dim)
                 names_by_dim[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
                 shape.append(name)
-        named.append(replace(spec, shape=tuple(shape)))
+        named_specs.append(replace(spec, shape=tuple(shape)))
 
     def rename(dim: int | str) -> int | str:
         terms = () if isinstance(dim, int) else _terms(dim, every)
         return PLUS.join(names_by_dim.get(term, term) for term in terms) if terms else dim
 
-    return tuple(replace(spec, shape=tuple(map(rename, spec.shape))) for spec in named)
+    return tuple(replace(spec, shape=tuple(map(rename, spec.shape))) for spec in named_specs)
 
 
 def _terms(dim: str, every: Collection[str]) -> list[str]:
     """The terms of a dim that exporters name as a sum of other dims, 'past_length + length' or 'past_length + 1', or as
     the total of two, 'total_length'; else none."""
-    whole = re.fullmatch(r"total_(\w+)", dim)
-    terms = [f"past_{whole[1]}", whole[1]] if whole else re.split(r"\s*\+\s*", dim)
+    total_match = re.fullmatch(r"total_(\w+)", dim)
+    terms = [f"past_{total_match[1]}", total_match[1]] if total_match else re.split(r"\s*\+\s*", dim)
     dim_terms = [term for term in terms if term in every and term != dim]
     return (
         terms if dim_terms and all(term in dim_terms or re.fullmatch("[1-9][0-9]{,8}", term) for term in terms) else []
@@ -207,9 +207,9 @@ def _terms(dim: str, every: Collection[str]) -> list[str]:
 
 def _identifier(text: str) -> str | None:
     """A dim's own name where it says something: not the counted names that converters give."""
-    plain = re.sub(r"\W+", "_", text).strip("_")
-    counted = re.fullmatch(r"(?:unk_+|dynamic_axes_|(?:p2o_)?DynamicDimension_|s|d|dim_?)\d+", plain)
-    return plain if plain.isidentifier() and not counted else None
+    word = re.sub(r"\W+", "_", text).strip("_")
+    counter_match = re.fullmatch(r"(?:unk_+|dynamic_axes_|(?:p2o_)?DynamicDimension_|s|d|dim_?)\d+", word)
+    return word if word.isidentifier() and not counter_match else None
 
 
 def _usual_name(spec: TensorSpec, axis: int) -> str:
@@ -222,13 +222,13 @@ def _usual_name(spec: TensorSpec, axis: int) -> str:
     return "length" if axis == 1 or rank == 3 else f"axis{axis}"
 
 
-def _free(name: str, owner: str, taken: Mapping[str, str]) -> str:
-    used = set(taken.values())
-    if name not in used:
+def _free(name: str, owner: str, names: Mapping[str, str]) -> str:
+    used_names = set(names.values())
+    if name not in used_names:
         return name
     base = re.sub(r"\W+", "_", f"{owner}_{name}").strip("_")
     base = base if base.isidentifier() else f"_{base}"
-    return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used)
+    return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used_names)
 
 
 # Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it.
@@ -252,13 +252,18 @@ def find_states(
     """
     states = []
     for input_spec in inputs:
-        alike = [
+        matches = [
             spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name) and _can_meet(input_spec, spec)
         ]
         rivals = [spec for spec in inputs if stem_of(spec.name) == stem_of(input_spec.name)]
-        changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in alike)
-        if stem_of(input_spec.name) and len(alike) == len(rivals) == 1 and alike[0].name != input_spec.name and changes:
-            states.append(State(input_spec.name, alike[0].name))
+        changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in matches)
+        if (
+            stem_of(input_spec.name)
+            and len(matches) == len(rivals) == 1
+            and matches[0].name != input_spec.name
+            and changes
+        ):
+            states.append(State(input_spec.name, matches[0].name))
     return tuple(states) if len(states) < len(inputs) else ()
 
 
@@ -274,18 +279,18 @@ def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     return replace(facts, dims={**facts.dims, **dims})
 
 
-def as_inputs(facts: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
+def as_inputs(facts: FoundModel, states: Collection[State] | None = None) -> FoundModel:
     """The same with its states, or the chosen ones, as inputs like others, which are never empty: as in requests that
     hold them."""
-    remaining_states = tuple(state for state in facts.states if chosen is not None and state not in chosen)
+    remaining_states = tuple(state for state in facts.states if states is not None and state not in states)
     names = {state.input for state in remaining_states}
     state_dims = {dim for spec in facts.inputs if spec.name in names for dim in spec.shape}
-    empty = {
+    empty_dims = {
         name: replace(dim, min=1, why="what calls have left")
         for name, dim in facts.dims.items()
         if not dim.min and name not in state_dims
     }
-    return replace(facts, states=remaining_states, dims={**facts.dims, **empty})
+    return replace(facts, states=remaining_states, dims={**facts.dims, **empty_dims})
 
 
 def stem_of(name: str) -> tuple[str, ...]:
@@ -296,9 +301,9 @@ def stem_of(name: str) -> tuple[str, ...]:
 
 
 def _can_meet(input_spec: TensorSpec, output_spec: TensorSpec) -> bool:
-    both = zip(input_spec.shape, output_spec.shape, strict=False)
-    alike = all(left == right for left, right in both if isinstance(left, int) and isinstance(right, int))
-    return input_spec.dtype == output_spec.dtype and len(input_spec.shape) == len(output_spec.shape) and alike
+    size_pairs = zip(input_spec.shape, output_spec.shape, strict=False)
+    sizes_equal = all(left == right for left, right in size_pairs if isinstance(left, int) and isinstance(right, int))
+    return input_spec.dtype == output_spec.dtype and len(input_spec.shape) == len(output_spec.shape) and sizes_equal
 
 
 # Which task metric a model most likely wants, by the shapes and names of what it takes and gives.
@@ -325,7 +330,7 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
         if "float" not in spec.dtype:
             continue
         if image and last == 4 and "box" in name.lower():
-            scores = next((other.name for other in outputs if "score" in other.name.lower()), None)
+            scores = next((output_spec.name for output_spec in outputs if "score" in output_spec.name.lower()), None)
             score_options = {"scores": scores, "least_score": 0.25} if scores else {}
             yield {"name": "detection", "output": name, **score_options, "floor": 0.95}
         elif image and len(shape) == 3 and _is_head(shape, image):

@@ -82,10 +82,13 @@ def look_at_package(package: Path, folder: Path) -> FoundModel:
             f"{package}: its variants ({join_first([variant.name for variant in models], 5) or 'none'}) are compiled "
             "for their devices; give the ONNX file that they were made of"
         )
-    chosen = min(sources, key=lambda variant: variant.provider not in ("", _CPU))
-    facts = look_at_onnx(chosen.path, str(chosen.path.resolve().relative_to(folder.resolve())))
-    others = [f"{variant.name} ({variant.provider})" for variant in models if variant != chosen]
-    notes = (f"{package.name}: variant {chosen.name} ({chosen.provider})", *(f"not taken: {other}" for other in others))
+    chosen_variant = min(sources, key=lambda variant: variant.provider not in ("", _CPU))
+    facts = look_at_onnx(chosen_variant.path, str(chosen_variant.path.resolve().relative_to(folder.resolve())))
+    other_texts = [f"{variant.name} ({variant.provider})" for variant in models if variant != chosen_variant]
+    notes = (
+        f"{package.name}: variant {chosen_variant.name} ({chosen_variant.provider})",
+        *(f"not taken: {text}" for text in other_texts),
+    )
     name = model_name(manifest.package_name) if manifest.package_name else facts.name
     return replace(facts, name=name, notes=(*facts.notes, *notes), serve="onnxruntime")
 
@@ -125,15 +128,17 @@ def _find_file(package: Path, folder: Path, variant: _Variant) -> Path:
     if info is None:
         files = sorted(folder.rglob("*.onnx"))
         if len(files) != 1:
-            what = join_first([str(path.relative_to(package)) for path in files], 5) or "no ONNX file"
-            raise InputError(f"{folder} has {what}; name one of the files, or several of them for an ensemble")
+            file_text = join_first([str(path.relative_to(package)) for path in files], 5) or "no ONNX file"
+            raise InputError(f"{folder} has {file_text}; name one of the files, or several of them for an ensemble")
         return inside_folder(files[0], package, "the package")
     if isinstance(info, str):
         ort = _read(inside_folder(_below(package, folder, info), package, "the package"), _Ort)
     else:
         ort = _checked(package, lambda: decode(info, _Ort, f"{folder.name}: executor_info.ort"))
-    scheme, _, rest = ort.model_file.partition(":")
-    base, file = (package / "shared_assets", f"sha256-{rest}") if scheme == "sha256" else (folder, ort.model_file)
+    scheme, _, digest_text = ort.model_file.partition(":")
+    base, file = (
+        (package / "shared_assets", f"sha256-{digest_text}") if scheme == "sha256" else (folder, ort.model_file)
+    )
     return inside_folder(_below(package, base, file), package, "the package")
 
 

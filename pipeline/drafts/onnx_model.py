@@ -62,14 +62,14 @@ def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
     unknown = {value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)}
     # Without all ranks it has no canonical form, and cannot be run.
     tidy = model if unknown else canonical(model)
-    fixed = fixed_axes(tidy.graph)
+    fixed_sizes = fixed_axes(tidy.graph)
     if not inputs:
         raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
     counts = Counter(node.op_type for node in all_nodes(tidy) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
         source={"onnx": spec_path},
-        inputs=name_axes(tuple(_read_input(value, fixed) for value in inputs)),
+        inputs=name_axes(tuple(_read_input(value, fixed_sizes) for value in inputs)),
         outputs=outputs,
         precisions=_precisions(tidy, counts),
         notes=tuple(_notes(model, counts, path)),
@@ -92,8 +92,8 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
         return
     sizes = {spec.name: spec.at({name: dim.opt for name, dim in facts.dims.items()}) for spec in facts.inputs}
     try:
-        prepared = prepare_model(model)
-        share = narrow_share(prepared, {site.node for site in find_sites(prepared)[0]}, sizes)
+        ready_model = prepare_model(model)
+        share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
     except ModelError:  # of an opset that is not lifted: a build says so
         return
     if share is not None:
@@ -104,10 +104,10 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
     """What compilers are known to refuse of a graph, one line each. model: canonical."""
     for compiler in sorted(COMPILERS):
-        refused = [(node, words) for fault, node, words in find_faults(model, compiler) if not fault.write]
-        if refused:
-            node, words = refused[0]
-            more = f" (and {len(refused) - 1} more)" if refused[1:] else ""
+        faults = [(node, words) for fault, node, words in find_faults(model, compiler) if not fault.write]
+        if faults:
+            node, words = faults[0]
+            more = f" (and {len(faults) - 1} more)" if faults[1:] else ""
             yield f"{compiler} may refuse node {node.name!r}{more}: {node.op_type} {words}"
 
 
@@ -154,7 +154,7 @@ def _is_unranked(value: onnx.ValueInfoProto) -> bool:
     return not why_no_tensor(value) and not value.type.tensor_type.HasField("shape")
 
 
-def _read_input(value: onnx.ValueInfoProto, fixed: Mapping[tuple[str, int], int]) -> TensorSpec:
+def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]) -> TensorSpec:
     """An input with the sizes that weights say in place of dynamic axes. Raises ModelError for one that no spec can
     have."""
     spec = TensorSpec(value.name, dtype_name(value), (FILL_IN,)) if _is_unranked(value) else spec_of(value, "input")
@@ -168,19 +168,21 @@ def _read_input(value: onnx.ValueInfoProto, fixed: Mapping[tuple[str, int], int]
             f"input {spec.name!r} is {format_shape(spec.shape)}, which is always empty; export the model without it, "
             "or with that axis dynamic"
         )
-    shape = (fixed.get((spec.name, axis), dim) if isinstance(dim, str) else dim for axis, dim in enumerate(spec.shape))
+    shape = (sizes.get((spec.name, axis), dim) if isinstance(dim, str) else dim for axis, dim in enumerate(spec.shape))
     return replace(spec, shape=tuple(shape))
 
 
 def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str]:
     """One line on the whole file, and one for each input that decides which branch of an If runs."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    by = f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
+    producer_note = (
+        f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
+    )
     op_counts = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
     weights = external_files(path, path.resolve().parent)
     size = sum(file.stat().st_size for file in (path, *weights)) / (1 << 20)
     return [
-        f"{path.name}: {size:.1f} MiB, opset {opset}{by}; {counts.total()} nodes: {op_counts}",
+        f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_counts}",
         *(
             f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
             "that branch alone is built, in every precision"
@@ -200,17 +202,17 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
             name = unread.pop()
             visited_names.add(name)
             unread |= {*makers[name].input} - visited_names if name in makers else set()
-        reached = visited_names & inputs.keys()
-        if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in reached):
-            deciding_names |= reached
+        deciding_inputs = visited_names & inputs.keys()
+        if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
+            deciding_names |= deciding_inputs
     return deciding_names
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
     if "QuantizeLinear" in counts or counts.keys() >= {"DequantizeLinear", "DynamicQuantizeLinear"}:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
-    if quantized := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
-        names = ", ".join(sorted(quantized))
+    if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
+        names = ", ".join(sorted(quantized_ops))
         return (
             ("fp32", f"the graph as it is: it came quantized ({names}), and other precisions would quantize twice"),
         )
@@ -219,9 +221,9 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     if counts.keys() & _TREES:
         return (("fp32", "the graph as it is: decision trees have no weights that 16 or 8 bits would make smaller"),)
     bits = {tensor.data_type for tensor in all_tensors(model) if len(tensor.dims) > 1}
-    others = bits & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
-    if others and onnx.TensorProto.FLOAT not in bits:
-        names = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in others))
+    other_kinds = bits & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+    if other_kinds and onnx.TensorProto.FLOAT not in bits:
+        names = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_kinds))
         return (("fp32", f"the graph as it is: its weights are {names}"),)
     heavy = sum(counts[name] for name in _HEAVY)
     precisions = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
@@ -254,8 +256,10 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
             f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name the model"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
-    served = config_message.message("version_policy").message("specific").numbers("versions")
-    versions = sorted(config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in served, _version(path)))
+    served_numbers = config_message.message("version_policy").message("specific").numbers("versions")
+    versions = sorted(
+        config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in served_numbers, _version(path))
+    )
     places = [config.parent / name, *versions]
     model = next((place for place in reversed(places) if place.is_file()), None)
     if model is None:
@@ -274,7 +278,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         serve="triton",
         triton=_read_serving(config_message, config.parent, folder),
         # Clients may ask for a version that the configuration names.
-        version=str(_version(model)) if _version(model) in served else "",
+        version=str(_version(model)) if _version(model) in served_numbers else "",
     )
     return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
 
@@ -331,24 +335,24 @@ def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
     """What the configuration says of inputs that the model does not have so, and that is not taken."""
     ranks = {spec.name: len(spec.shape) - _is_batched(config) for spec in facts.inputs}
     for message in config.messages("input"):
-        name, served = message.text("name"), len(_served_shape(message))
+        name, served_rank = message.text("name"), len(_served_shape(message))
         if name not in ranks:
             yield f"input {name!r}, which the model does not have; it has {', '.join(ranks)}"
-        elif served != ranks[name]:
-            yield f"input {name!r} has {pluralize(served, 'size')}, and the model takes {ranks[name]}: not taken"
+        elif served_rank != ranks[name]:
+            yield f"input {name!r} has {pluralize(served_rank, 'size')}, and the model takes {ranks[name]}: not taken"
 
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
-    batched = _is_batched(config)
+    is_batched = _is_batched(config)
     shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in facts.inputs:
-        axes = spec.shape[1:] if batched else spec.shape
-        served = shapes.get(spec.name, ())
-        if len(served) != len(axes):
+        axes = spec.shape[1:] if is_batched else spec.shape
+        served_sizes = shapes.get(spec.name, ())
+        if len(served_sizes) != len(axes):
             continue
-        for axis, size in zip(axes, served, strict=True):
+        for axis, size in zip(axes, served_sizes, strict=True):
             if isinstance(axis, str) and axis in facts.dims:
                 sizes.setdefault(axis, set()).add(size)
     served_dims = {
@@ -379,7 +383,7 @@ def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     batch = facts.inputs[0].shape[0] if facts.inputs and facts.inputs[0].shape else None
     if not max_batch.isdigit() or int(max_batch) < 1 or not isinstance(batch, str):
         return facts
-    preferred = config.message("dynamic_batching").numbers("preferred_batch_size")
+    preferred_sizes = config.message("dynamic_batching").numbers("preferred_batch_size")
     top = int(max_batch)
-    dim = FoundDim(1, min(max(preferred, default=1), top), top, f"max_batch_size is {top}")
+    dim = FoundDim(1, min(max(preferred_sizes, default=1), top), top, f"max_batch_size is {top}")
     return replace(facts, dims={**facts.dims, batch: dim})

@@ -37,13 +37,13 @@ _MOST_ELEMENTS = 1 << 26
 Run = Callable[[Tensors], object]
 
 
-def open_graph(model: onnx.ModelProto, path: Path, what: str) -> Run:
+def open_graph(model: onnx.ModelProto, path: Path, title: str) -> Run:
     """A way to run an ONNX graph, at places within its tables; one whose weights or lists stay in files is opened as
     the file that it was read from.
 
     Raises ModelError where it does not load.
     """
-    session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), what)
+    session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), title)
     tables = find_tables(model.graph)
 
     def run(inputs: Tensors) -> object:
@@ -73,13 +73,13 @@ def find_dims(
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
         return _guess_all(facts, names, reason)
-    equal = probe.find_equal(names, sizes)
+    twin_names = probe.find_equal(names, sizes)
     inputs = tuple(
-        replace(spec, shape=tuple(rename_dims(dim, equal) if isinstance(dim, str) else dim for dim in spec.shape))
+        replace(spec, shape=tuple(rename_dims(dim, twin_names) if isinstance(dim, str) else dim for dim in spec.shape))
         for spec in facts.inputs
     )
     probe.take_inputs(inputs)
-    dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
+    dims = {name: probe.bounds(name, sizes) for name in names if name not in twin_names}
     return replace(facts, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
 
 
@@ -96,13 +96,13 @@ def _hold_edges(
         name = next((name for name in names if probe.runs({**edge, name: sizes[name]})), None)
         if name is None or probe.is_over:  # none fails, none helps alone, or nothing more is known
             return narrow_dims
-        dim, at = narrow_dims[name], sizes[name]
+        dim, pivot = narrow_dims[name], sizes[name]
         low, high = dim.min, dim.max
-        if edge[name] < at:
-            tried = (edge[name] << power for power in range(1, 20))
-            low = min(at, next(size for size in tried if size >= at or probe.runs({**edge, name: size})))
+        if edge[name] < pivot:
+            trial_sizes = (edge[name] << power for power in range(1, 20))
+            low = min(pivot, next(size for size in trial_sizes if size >= pivot or probe.runs({**edge, name: size})))
         else:
-            high = at
+            high = pivot
         why = f"with all sizes of the others the graph ran at {low} and {high}"
         narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=why)
 
@@ -162,13 +162,15 @@ class _Probe:
     def find_equal(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, str]:
         """Dims that must be as large as an earlier one, and that one: the graph runs when both grow, and with neither
         alone."""
-        equal: dict[str, str] = {}
+        twin_names: dict[str, str] = {}
         stuck = [name for name in names if not self._grows((name,), sizes)]
         for earlier_dim, later_dim in itertools.combinations(stuck, 2):
-            alike = later_dim not in equal and earlier_dim not in equal and sizes[earlier_dim] == sizes[later_dim]
-            if alike and self._grows((earlier_dim, later_dim), sizes):
-                equal[later_dim] = earlier_dim
-        return equal
+            is_pair = (
+                later_dim not in twin_names and earlier_dim not in twin_names and sizes[earlier_dim] == sizes[later_dim]
+            )
+            if is_pair and self._grows((earlier_dim, later_dim), sizes):
+                twin_names[later_dim] = earlier_dim
+        return twin_names
 
     def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
         return any(self.runs({**sizes, **{name: sizes[name] + step for name in names}}) for step in _STEPS)
@@ -201,10 +203,10 @@ class _Probe:
             high = beyond[fail_index - 1] if fail_index else at
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
-        tried = f"the graph ran at {low} and {high}"
+        trial_text = f"the graph ran at {low} and {high}"
         only = "" if step == 1 else f", and only at multiples of {step}"
         opt = low if is_batch(name) else min(max(at, low), high)
-        return FoundDim(low, opt, high, tried + only, step)
+        return FoundDim(low, opt, high, trial_text + only, step)
 
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
         shape = spec.at(sizes)
@@ -217,16 +219,16 @@ class _Probe:
 def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others."""
     batches = [name for name in names if is_batch(name)]
-    others = [name for name in names if name not in batches]
+    free_dims = [name for name in names if name not in batches]
     ones = dict.fromkeys(names, 1)
-    for count in range(len(others), 0, -1):
-        for name_group in itertools.combinations(others, count):
+    for count in range(len(free_dims), 0, -1):
+        for name_group in itertools.combinations(free_dims, count):
             yield from ({**ones, **dict.fromkeys(name_group, size)} for size in _SIZES[:-1])
     yield ones
-    yield from ({**dict.fromkeys(others, _SIZES[0]), **dict.fromkeys(batches, size)} for size in _BATCHES if batches)
-    for sizes in itertools.product(_SIZES[:8], repeat=len(others)):
+    yield from ({**dict.fromkeys(free_dims, _SIZES[0]), **dict.fromkeys(batches, size)} for size in _BATCHES if batches)
+    for sizes in itertools.product(_SIZES[:8], repeat=len(free_dims)):
         if len(set(sizes)) > 1:
-            yield {**ones, **dict(zip(others, sizes, strict=True))}
+            yield {**ones, **dict(zip(free_dims, sizes, strict=True))}
 
 
 def _guess_all(facts: FoundModel, names: Sequence[str], why: str) -> FoundModel:

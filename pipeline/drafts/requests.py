@@ -109,16 +109,16 @@ def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]
         raise DataError(f"{path} cannot be read as Parquet ({error}); write it again") from error
 
 
-def _as_arrays(values: Mapping[str, object], inputs: Sequence[TensorSpec], where: str) -> Tensors:
+def _as_arrays(values: Mapping[str, object], inputs: Sequence[TensorSpec], place: str) -> Tensors:
     """Numbers as arrays of the inputs' types; a sample without the leading axis gets it."""
     arrays = {}
     for spec in inputs:
         if spec.name not in values:
-            raise DataError(f"{where} has no input {spec.name!r}; it has {', '.join(map(repr, values)) or 'none'}")
+            raise DataError(f"{place} has no input {spec.name!r}; it has {', '.join(map(repr, values)) or 'none'}")
         try:
             array = decode_input(spec.name, values[spec.name], spec)
         except (ValueError, TypeError, OverflowError) as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{place}: {error}") from error
         arrays[spec.name] = array[None] if array.ndim == len(spec.shape) - 1 else array
     return arrays
 
@@ -196,7 +196,7 @@ def observe_requests(path: Path) -> dict[str, RequestInput]:
             if len(before.sizes) != len(request_input.sizes):
                 return {}
             pairs = zip(before.sizes, request_input.sizes, strict=True)
-            sizes = tuple((min(one[0], other[0]), max(one[1], other[1])) for one, other in pairs)
+            sizes = tuple((min(span[0], new_span[0]), max(span[1], new_span[1])) for span, new_span in pairs)
             request_inputs[name] = RequestInput(request_input.dtype, request_input.kind, sizes, request_input.stacked)
     return request_inputs
 
@@ -232,10 +232,10 @@ def _observe_json(record: Mapping[str, object]) -> dict[str, RequestInput]:
         raise DataError("no inputs by name")
     request_inputs = {}
     for name, value in tensors.items():
-        typed = isinstance(value, dict)
-        array: Array = decode_input(name, value, None) if typed else np.asarray(value)
+        has_dtype = isinstance(value, dict)
+        array: Array = decode_input(name, value, None) if has_dtype else np.asarray(value)
         sizes = tuple((size, size) for size in array.shape)
-        request_inputs[name] = RequestInput(array.dtype.name if typed else "", array.dtype.kind, sizes, False)
+        request_inputs[name] = RequestInput(array.dtype.name if has_dtype else "", array.dtype.kind, sizes, False)
     return request_inputs
 
 
@@ -285,23 +285,23 @@ def list_readings(
 
 def _read(guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], complete: bool) -> Reading:
     sizes = tuple(requests[spec.name].as_read(complete) for spec in guesses)
-    first_axis = "batch" if len({each[:1] for each in sizes}) == 1 else "?"
+    first_axis = "batch" if len({ends[:1] for ends in sizes}) == 1 else "?"
     pairs = zip(guesses, sizes, strict=True)
-    return Reading(tuple(_read_input(spec, each, requests[spec.name], first_axis) for spec, each in pairs), sizes)
+    return Reading(tuple(_read_input(spec, ends, requests[spec.name], first_axis) for spec, ends in pairs), sizes)
 
 
 def _read_input(
     guess: TensorSpec, sizes: Sequence[tuple[int, int]], request_input: RequestInput, first_axis: str
 ) -> TensorSpec:
-    alike = len(guess.shape) == len(sizes)
+    same_rank = len(guess.shape) == len(sizes)
     shape: list[int | str] = []
     for axis, (low, high) in enumerate(sizes):
-        guessed_dim = guess.shape[axis] if alike else None
-        fixed = low if low == high and axis else first_axis if axis == 0 else "?"
-        shape.append(guessed_dim if isinstance(guessed_dim, str) else fixed)
-    plain = "float32" if request_input.kind == "f" else "int64" if request_input.kind in "iu" else "bool"
+        guessed_dim = guess.shape[axis] if same_rank else None
+        own_dim = low if low == high and axis else first_axis if axis == 0 else "?"
+        shape.append(guessed_dim if isinstance(guessed_dim, str) else own_dim)
+    usual_dtype = "float32" if request_input.kind == "f" else "int64" if request_input.kind in "iu" else "bool"
     own_kind = guess.dtype and dtype_of(guess.dtype).kind == request_input.kind
-    return TensorSpec(guess.name, request_input.dtype or (guess.dtype if own_kind else plain), tuple(shape))
+    return TensorSpec(guess.name, request_input.dtype or (guess.dtype if own_kind else usual_dtype), tuple(shape))
 
 
 # Calibration and golden data out of requests that were saved.
@@ -357,27 +357,27 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
         raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
     usual_requests = [request for _, request in sorted(some[usual].items(), key=lambda pair: pair[0])]
     golden = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
-    rest = usual_requests[golden : golden + MOST_CALIBRATION]
+    calibration = usual_requests[golden : golden + MOST_CALIBRATION]
     drop_counts = [
         (count - len(request_digests), "equal to others"),
         (len(request_digests) - usual_count, f"of other sizes than {_format(usual)}"),
-        (usual_count - golden - len(rest), f"beyond {MOST_CALIBRATION} for calibration"),
+        (usual_count - golden - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
     notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
     if count == MOST_READ and next(samples, None) is not None:
         notes.append(f"only the first {MOST_READ} requests were read")
-    all_sizes = [check_inputs(inputs, next(iter(alike.values()))) for alike in some.values()]
+    all_sizes = [check_inputs(inputs, next(iter(group.values()))) for group in some.values()]
     ranges = {name: (min(at[name] for at in all_sizes), max(at[name] for at in all_sizes)) for name in all_sizes[0]}
     sizes = check_inputs(inputs, usual_requests[0])
-    return SplitRequests(tuple(rest), tuple(usual_requests[:golden]), tuple(notes), sizes, ranges)
+    return SplitRequests(tuple(calibration), tuple(usual_requests[:golden]), tuple(notes), sizes, ranges)
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
     """In place: add a request, and now and then drop those whose digests are too great to be chosen."""
     some[digest] = request
     if len(some) > 2 * (MOST_GOLDEN + MOST_CALIBRATION):
-        for other in sorted(some)[MOST_GOLDEN + MOST_CALIBRATION :]:
-            del some[other]
+        for extra_digest in sorted(some)[MOST_GOLDEN + MOST_CALIBRATION :]:
+            del some[extra_digest]
 
 
 def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
@@ -386,14 +386,14 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], 
     single = any(dim.name == batch and dim.min == dim.multiple == 1 for dim in dims) and is_batch(batch or "")
     single = single and not any(batch in spec.shape[1:] for spec in inputs)
     for number, request in enumerate(read_requests(path, inputs, dims, scaling)):
-        where = f"{path}: request {number}"
+        place = f"{path}: request {number}"
         try:
             sizes = check_inputs(inputs, request)
         except DataError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{place}: {error}") from error
         for name, array in request.items():
             if array.dtype.kind == "f" and (nonfinite := describe_nonfinite(array)):
-                raise DataError(f"{where}: input {name!r} holds {nonfinite}; remove or repair that request")
+                raise DataError(f"{place}: input {name!r} holds {nonfinite}; remove or repair that request")
         if not single or batch is None:
             yield request
             continue

@@ -125,15 +125,17 @@ class FoundConnection:
     why: str
 
 
-def graph_key(stem: str, taken: Sequence[str]) -> str:
+def graph_key(stem: str, keys: Sequence[str]) -> str:
     """A graph's name out of its file's; with a number where another has it."""
-    plain = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
-    return next(name for name in (plain, *(f"{plain}-{at}" for at in range(2, 99))) if name not in taken)
+    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
+    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
 
 
-def name_graphs(whole: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+def name_graphs(ensemble_name: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     """The graphs with models called 'WHOLE-GRAPH'."""
-    return [replace(graph, model=replace(graph.model, name=model_name(f"{whole}-{graph.key}"))) for graph in graphs]
+    return [
+        replace(graph, model=replace(graph.model, name=model_name(f"{ensemble_name}-{graph.key}"))) for graph in graphs
+    ]
 
 
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
@@ -148,10 +150,10 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
         for spec in _steps(graph):
             key = f"{graph.key}.{spec.name}"
             giver = _find_giver(graph, spec, graphs[:index])
-            shared = _find_shared(spec, graphs[:index])
-            if shared is not None:
-                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared[1])[:64]
-                entry = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
+            origin = _find_shared(spec, graphs[:index])
+            if origin is not None:
+                name = re.sub(r"[^A-Za-z0-9_-]+", "_", origin[1])[:64]
+                entry = FoundConnection(f"{origin[0]}.{origin[1]}", name, "an input of the whole that goes to several")
                 connections += [entry] * (entry not in connections) + [
                     FoundConnection(key, name, "the same, by name and shape")
                 ]
@@ -163,8 +165,8 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
 def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     """The graphs of which nothing shows what they take from others, or give to them."""
     sources = {connection.key: connection.source for connection in find_connections(graphs) if connection.source}
-    reached = {text.partition(".")[0] for pair in sources.items() for text in pair}
-    return [graph for graph in graphs if graph.key not in reached]
+    connected_keys = {text.partition(".")[0] for pair in sources.items() for text in pair}
+    return [graph for graph in graphs if graph.key not in connected_keys]
 
 
 def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
@@ -178,13 +180,13 @@ def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
         before = new_graphs[:index]
         states = {state: _find_namesake(graph, state.input, before) for state in graph.model.states}
         free = {state for state, giver in states.items() if giver and not _own_state(giver)}
-        alone = not free and not any(_find_named(spec, before) for spec in _steps(graph))
-        shared = {state: giver for state, giver in states.items() if giver and _own_state(giver) and alone}
-        new_graphs[index] = _without(graph, {*free, *shared})
-        for other, out in shared.values():
-            at = next(at for at, each in enumerate(new_graphs) if each.key == other.key)
-            new_graphs[at] = _without(
-                new_graphs[at], {state for state in new_graphs[at].model.states if state.output == out}
+        is_lone = not free and not any(_find_named(spec, before) for spec in _steps(graph))
+        shared_states = {state: giver for state, giver in states.items() if giver and _own_state(giver) and is_lone}
+        new_graphs[index] = _without(graph, {*free, *shared_states})
+        for source, out in shared_states.values():
+            position = next(position for position, candidate in enumerate(new_graphs) if candidate.key == source.key)
+            new_graphs[position] = _without(
+                new_graphs[position], {state for state in new_graphs[position].model.states if state.output == out}
             )
     return new_graphs
 
@@ -201,10 +203,10 @@ def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -
     """The one output of a graph before it that an input of a graph has the name of."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
-        (other, out.name)
-        for other in before
-        for out in other.gives
-        if _fits(out, tensor) and _alike(other, out, tensor)
+        (giver, out.name)
+        for giver in before
+        for out in giver.gives
+        if _fits(out, tensor) and _alike(giver, out, tensor)
     ]
     return namesakes[0] if len(namesakes) == 1 else None
 
@@ -225,12 +227,12 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
     What another input of the graph takes by its name is none that type and shape alone say.
     """
     tensor_text = f"{spec.dtype} {format_shape(spec.shape)}"
-    if named := _find_named(spec, before):
+    if source_text := _find_named(spec, before):
         state = next((out.name for out in graph.gives if _fits(out, spec) and _alike(graph, out, spec)), None)
         other = f"; it could be a state that takes {graph.key}.{state}" if state else ""
-        return named, f"by name and shape, {tensor_text}{other}"
+        return source_text, f"by name and shape, {tensor_text}{other}"
     named_sources = {_find_named(other, before) for other in _steps(graph)}
-    pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, spec)]
+    pairs = [f"{giver.key}.{out.name}" for giver in before for out in giver.gives if _fits(out, spec)]
     # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
     says_much = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
     fitting = [pair for pair in pairs if pair not in named_sources] if says_much else []
@@ -242,9 +244,9 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     """The one output that has an input's name, else the one with a name like it."""
     fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, spec)]
-    same = [pair for pair in fitting if pair[1].name == spec.name]
-    alike = [(graph, out) for graph, out in fitting if _alike(graph, out, spec)]
-    candidates = next((pairs for pairs in (same, alike) if len(pairs) == 1), ())
+    namesakes = [pair for pair in fitting if pair[1].name == spec.name]
+    alike_pairs = [(graph, out) for graph, out in fitting if _alike(graph, out, spec)]
+    candidates = next((pairs for pairs in (namesakes, alike_pairs) if len(pairs) == 1), ())
     return next((f"{graph.key}.{out.name}" for graph, out in candidates), None)
 
 
@@ -260,21 +262,21 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     if not _SHARED.search(spec.name):
         return None
     for graph in before:
-        for other in _steps(graph):
-            alike = other.dtype == spec.dtype and other.shape == spec.shape
-            if alike and (spec.name.endswith(other.name) or other.name.endswith(spec.name)):
-                return graph.key, other.name
+        for step in _steps(graph):
+            is_like = step.dtype == spec.dtype and step.shape == spec.shape
+            if is_like and (spec.name.endswith(step.name) or step.name.endswith(spec.name)):
+                return graph.key, step.name
     return None
 
 
-def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
+def write_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
     """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
-    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(whole, graphs, files)) + "\n"
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(ensemble_name, graphs, files)) + "\n"
 
 
-def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
+def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
     connections = find_connections(graphs)
-    yield f"model: {quote(whole)}"
+    yield f"model: {quote(ensemble_name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
     yield "connections:                  # GRAPH.INPUT: what gives it"

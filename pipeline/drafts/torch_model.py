@@ -32,13 +32,13 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
     task = Task(LookAtModel("pt2", folder.resolve(), file))
     with start_user_process(task) as process:
         program_facts, _ = process.ask(task, SeenModel)
-    named, dims_by_name = name_axes(_tensors(program_facts)), dict[str, FoundDim]()
-    for program_spec, spec in zip(_tensors(program_facts), named, strict=True):
+    inputs, dims_by_name = name_axes(_tensors(program_facts)), dict[str, FoundDim]()
+    for program_spec, spec in zip(_tensors(program_facts), inputs, strict=True):
         for old, new in zip(program_spec.shape, spec.shape, strict=True):
             if isinstance(new, str):
                 dims_by_name.setdefault(new, _dim(new, program_facts, str(old)))
     model_facts = _found(program_facts, Path(file).stem, {"pt2": file})
-    return replace(model_facts, inputs=named, dims=dims_by_name)
+    return replace(model_facts, inputs=inputs, dims=dims_by_name)
 
 
 def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> FoundModel:
@@ -71,13 +71,13 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
             "weights: `source: {..., weights: weights.pt}` loads them; here they are what build() gives",
         )
         model_facts = replace(model_facts, inputs=name_axes(_tensors(module_facts)), notes=notes)
-        reading, sizes, refused = (
+        reading, sizes, refusal = (
             _read_requests(module_facts, request_inputs, requests, run) if requests else (None, {}, "")
         )
         if reading:
             model_facts = _as_requested(model_facts, reading)
-        elif refused:
-            model_facts = replace(model_facts, refused=refused, notes=(*model_facts.notes, refused))
+        elif refusal:
+            model_facts = replace(model_facts, refused=refusal, notes=(*model_facts.notes, refusal))
         model_facts = (
             model_facts if model_facts.unknown else _try_out(model_facts, run, sizes, reading.ranges if reading else {})
         )
@@ -85,13 +85,13 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
 
 
 def _read_requests(
-    seen: SeenModel, request_inputs: Mapping[str, RequestInput], requests: Path, run: Run
+    facts: SeenModel, request_inputs: Mapping[str, RequestInput], requests: Path, run: Run
 ) -> tuple[Reading | None, dict[str, int], str]:
     """What the requests mean, as the module runs with the first of them, and the sizes of that; None where it does not,
     and why by the likeliest meaning, or where they do not say."""
-    refused = ""
-    guesses = [TensorSpec(tensor.name, tensor.dtype, tensor.shape or ()) for tensor in seen.inputs]
-    for reading in list_readings(guesses, request_inputs, any(tensor.any_rank for tensor in seen.inputs)):
+    refusal = ""
+    guesses = [TensorSpec(tensor.name, tensor.dtype, tensor.shape or ()) for tensor in facts.inputs]
+    for reading in list_readings(guesses, request_inputs, any(tensor.any_rank for tensor in facts.inputs)):
         named_reading = reading.named()
         dims = [Dim(name, 1, 1, MOST) for name in named_reading.ranges]
         try:
@@ -99,13 +99,13 @@ def _read_requests(
             run(request)
         except (DataError, ModelError) as error:
             is_model = isinstance(error, ModelError)
-            refused = refused or (f"the model does not run with the first request: {error}" if is_model else str(error))
+            refusal = refusal or (f"the model does not run with the first request: {error}" if is_model else str(error))
             continue
         except StopIteration:
             continue
         return named_reading, check_inputs(named_reading.inputs, request), ""
     wrong = find_wrong_names(request_inputs, [spec.name for spec in guesses], requests) if request_inputs else iter(())
-    return None, {}, refused or next(wrong, "")
+    return None, {}, refusal or next(wrong, "")
 
 
 def _as_requested(facts: FoundModel, reading: Reading) -> FoundModel:
@@ -125,51 +125,51 @@ def _try_out(
     known_sizes: at which it runs.  size_ranges: the least and greatest of each dim in requests, which is its range
     where no other was found.
     """
-    tried = find_dims(facts, lambda: run, known_sizes)
-    several = {name: pair for name, pair in size_ranges.items() if name in tried.dims and pair[0] < pair[1]}
-    widened = {
+    trial_model = find_dims(facts, lambda: run, known_sizes)
+    several = {name: pair for name, pair in size_ranges.items() if name in trial_model.dims and pair[0] < pair[1]}
+    wide_dims = {
         name: FoundDim(low, dim.opt, high, f"requests have {low} to {high}")
         for name, (low, high) in several.items()
-        if (dim := tried.dims[name]).min == dim.max
+        if (dim := trial_model.dims[name]).min == dim.max
     }
-    tried = replace(tried, dims={**tried.dims, **widened})
-    fixed = {name: dim for name, dim in tried.dims.items() if dim.min == dim.max}
+    trial_model = replace(trial_model, dims={**trial_model.dims, **wide_dims})
+    fixed_dims = {name: dim for name, dim in trial_model.dims.items() if dim.min == dim.max}
     inputs = tuple(
-        replace(spec, shape=tuple(fixed[dim].opt if dim in fixed else dim for dim in spec.shape))
-        for spec in tried.inputs
+        replace(spec, shape=tuple(fixed_dims[dim].opt if dim in fixed_dims else dim for dim in spec.shape))
+        for spec in trial_model.inputs
     )
-    notes = [f"{name}: fixed at {dim.opt}: {dim.why}" for name, dim in fixed.items()]
-    if guess := next((dim.why for dim in tried.dims.values() if dim.why.startswith("a guess")), None):
+    notes = [f"{name}: fixed at {dim.opt}: {dim.why}" for name, dim in fixed_dims.items()]
+    if guess := next((dim.why for dim in trial_model.dims.values() if dim.why.startswith("a guess")), None):
         notes.append(f"the model did not run: check the inputs. {guess}")
-    dims = {name: dim for name, dim in tried.dims.items() if name not in fixed}
-    return replace(tried, inputs=inputs, dims=dims, notes=(*tried.notes, *notes))
+    dims = {name: dim for name, dim in trial_model.dims.items() if name not in fixed_dims}
+    return replace(trial_model, inputs=inputs, dims=dims, notes=(*trial_model.notes, *notes))
 
 
-def _found(seen: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
-    unknown = {tensor.name: tensor.why for tensor in seen.inputs if tensor.shape is None}
-    said = [f"input {tensor.name}: from {tensor.why}" for tensor in seen.inputs if tensor.shape is not None]
-    said += seen.notes
+def _found(facts: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
+    unknown = {tensor.name: tensor.why for tensor in facts.inputs if tensor.shape is None}
+    said = [f"input {tensor.name}: from {tensor.why}" for tensor in facts.inputs if tensor.shape is not None]
+    said += facts.notes
     if unknown:
         said.append(
             f"{FILL_IN}: a function {EXAMPLES[0]}() beside the entry point would say it: a dict of tensors by name"
         )
-    narrow = any(tensor.dtype == "float16" for tensor in seen.inputs)
-    both = ("fp32", "the model as it is"), ("fp16", "half the size; for GPUs")
-    precisions = both if seen.is_heavy and not narrow else both[:1]
+    is_half = any(tensor.dtype == "float16" for tensor in facts.inputs)
+    precision_pair = ("fp32", "the model as it is"), ("fp16", "half the size; for GPUs")
+    precisions = precision_pair if facts.is_heavy and not is_half else precision_pair[:1]
     return FoundModel(
-        model_name(name), source, (), seen.outputs, precisions=precisions, notes=tuple(said), unknown=unknown
+        model_name(name), source, (), facts.outputs, precisions=precisions, notes=tuple(said), unknown=unknown
     )
 
 
-def _tensors(seen: SeenModel) -> tuple[TensorSpec, ...]:
+def _tensors(facts: SeenModel) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(tensor.name, tensor.dtype or "float32", (FILL_IN,) if tensor.shape is None else tensor.shape)
-        for tensor in seen.inputs
+        for tensor in facts.inputs
     )
 
 
-def _dim(name: str, seen: SeenModel, program_dim: str) -> FoundDim:
-    low, high = seen.ranges.get(program_dim, (1, None))
+def _dim(name: str, facts: SeenModel, program_dim: str) -> FoundDim:
+    low, high = facts.ranges.get(program_dim, (1, None))
     low = max(low, 1)  # a range may begin at 0, which no engine is built for
     if high is not None:
         return FoundDim(low, min(low, high) if name == "batch" else high, high, "the program's range")

@@ -123,10 +123,10 @@ def load_catalog(path: Path) -> Catalog:
 def whole_registry(store: Store) -> Catalog:
     """Every model with a channel, on every GPU. Lists keys, and reads nothing."""
     demands = []
-    for listed in catalogue(store):
-        if listed.channels and listed.model != SELFTEST:
-            usual = [name for name in DEFAULT_CHANNELS if name in listed.channels]
-            demands.append(Demand(Reference(listed.model, channel=[*usual, *listed.channels][0])))
+    for entry in catalogue(store):
+        if entry.channels and entry.model != SELFTEST:
+            usual = [name for name in DEFAULT_CHANNELS if name in entry.channels]
+            demands.append(Demand(Reference(entry.model, channel=[*usual, *entry.channels][0])))
     return Catalog(tuple(demands), source=f"every model with a channel in {store.uri}")
 
 
@@ -184,12 +184,12 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
 
 def _look(store: Store, demand: Demand) -> Served:
     try:
-        located, engines = locate_engines(store, demand.reference, Policy())
+        version, engines = locate_engines(store, demand.reference, Policy())
     except UnavailableError:
         raise
     except EnginesmithError as error:
         return Served(demand, problem=str(error))
-    manifest = located.manifest
+    manifest = version.manifest
     targets = parse_spec_targets(manifest.spec.get("targets"))
     spec_precisions = manifest.spec.get("precisions")
     precisions = tuple(map(str, spec_precisions)) if isinstance(spec_precisions, list | tuple) else None
@@ -198,7 +198,7 @@ def _look(store: Store, demand: Demand) -> Served:
     @cache
     def read_reports() -> Mapping[str, list[LatencyReport]]:
         try:
-            return latencies(located.documents or store, manifest)
+            return latencies(version.documents or store, manifest)
         except IntegrityError:  # `enginesmith registry fsck` says which; without times accuracy ranks
             return {}
 
@@ -206,7 +206,7 @@ def _look(store: Store, demand: Demand) -> Served:
         demand,
         manifest.version,
         engines,
-        located.proven_only,
+        version.proven_only,
         targets,
         precisions,
         registered=is_registered,

@@ -87,16 +87,16 @@ Known = dict[tuple[int, Machine, Precision | None], Coverage]
 
 
 def list_coverage(
-    groups: Sequence[NodeGroup], served: Sequence[Served], catalog: Catalog, results: Known | None = None
+    groups: Sequence[NodeGroup], versions: Sequence[Served], catalog: Catalog, results: Known | None = None
 ) -> tuple[Coverage, ...]:
     """The coverage of every demand on every group that it names. Groups with equal machines are judged once.
 
-    results: those of earlier calls with the same `served` and catalog; new ones are added.
+    results: those of earlier calls with the same `versions` and catalog; new ones are added.
     groups: of the fleet's nodes.
     """
     results = {} if results is None else results
     coverages = []
-    for index, served_model in enumerate(served):
+    for index, served_model in enumerate(versions):
         for group in groups:
             if not served_model.demand.wants(group.hardware):
                 continue
@@ -117,43 +117,45 @@ def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand])
     )
 
 
-def judge(served: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
-    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.  served:
-    the version.  precision: None for any."""
-    missing, machine = Coverage(served, group, precision, "missing"), group.machine
-    if served.problem:
-        return replace(missing, reason=served.problem)
-    policy = Policy(precision, proven_only=missing.only_proven)
-    now = rank_engines(served.engines, machine, policy, served.name, partial(served.find_speeds, machine))
+def judge(version: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
+    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.
+    version: as it is served.  precision: None for any."""
+    gap, machine = Coverage(version, group, precision, "missing"), group.machine
+    if version.problem:
+        return replace(gap, reason=version.problem)
+    policy = Policy(precision, proven_only=gap.only_proven)
+    now = rank_engines(version.engines, machine, policy, version.name, partial(version.find_speeds, machine))
     if not now.candidates:
-        return _explain_lack(missing, now, policy)
-    best = now.candidates[0]
-    coverage = replace(missing, state="covered", engine=best.entry, fit=best.fit, remarks=best.remarks)
+        return _explain_lack(gap, now, policy)
+    best_choice = now.candidates[0]
+    coverage = replace(gap, state="covered", engine=best_choice.entry, fit=best_choice.fit, remarks=best_choice.remarks)
     if not machine.is_cpu and planned:
         after = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
         if driver := planned.get("driver"):  # the newest CUDA version is the old driver's; the new one's is not known
             after = replace(after, driver=driver, cuda=None)
-        then = rank_engines(served.engines, after, policy, served.name)
+        then = rank_engines(version.engines, after, policy, version.name)
         if not then.candidates:
-            return replace(coverage, state="breaking", reason=_find_reason(then, best.entry))
-    if best.entry.status != "proven":
-        return replace(coverage, state="unproven", reason=best.entry.reason)
+            return replace(coverage, state="breaking", reason=_find_reason(then, best_choice.entry))
+    if best_choice.entry.status != "proven":
+        return replace(coverage, state="unproven", reason=best_choice.entry.reason)
     return coverage
 
 
-def _explain_lack(missing: Coverage, now: EngineRanking, policy: Policy) -> Coverage:
+def _explain_lack(gap: Coverage, now: EngineRanking, policy: Policy) -> Coverage:
     """The coverage where no engine will do: engines are ranked again without one condition after the other."""
-    served, machine, any_proof = missing.served, missing.group.machine, replace(policy, proven_only=False)
-    if policy.proven_only and (candidates := rank_engines(served.engines, machine, any_proof, served.name).candidates):
-        best = candidates[0]
-        ranked = replace(missing, engine=best.entry, fit=best.fit, remarks=best.remarks)
-        return replace(ranked, state="unproven", reason=best.entry.reason)
-    unversioned = replace(machine, runtimes={})
-    for too_old, then in ((False, unversioned), (True, replace(unversioned, driver=None, cuda=None))):
-        if candidates := rank_engines(served.engines, then, any_proof, served.name).candidates:
+    version, machine, any_proof = gap.served, gap.group.machine, replace(policy, proven_only=False)
+    if policy.proven_only and (
+        candidates := rank_engines(version.engines, machine, any_proof, version.name).candidates
+    ):
+        best_choice = candidates[0]
+        unproven = replace(gap, engine=best_choice.entry, fit=best_choice.fit, remarks=best_choice.remarks)
+        return replace(unproven, state="unproven", reason=best_choice.entry.reason)
+    bare_machine = replace(machine, runtimes={})
+    for too_old, then in ((False, bare_machine), (True, replace(bare_machine, driver=None, cuda=None))):
+        if candidates := rank_engines(version.engines, then, any_proof, version.name).candidates:
             entry, reason = candidates[0].entry, _find_reason(now, candidates[0].entry)
-            return replace(missing, state="broken", engine=entry, fit=candidates[0].fit, reason=reason, too_old=too_old)
-    return replace(missing, reason=_list_reasons(served, now, machine))
+            return replace(gap, state="broken", engine=entry, fit=candidates[0].fit, reason=reason, too_old=too_old)
+    return replace(gap, reason=_list_reasons(version, now, machine))
 
 
 def _find_reason(ranking: EngineRanking, entry: EngineEntry) -> str:
@@ -161,18 +163,18 @@ def _find_reason(ranking: EngineRanking, entry: EngineEntry) -> str:
     return next((why for unit, why in ranking.rejected if unit == entry.unit), "")
 
 
-def _list_reasons(served: Served, ranking: EngineRanking, machine: Machine) -> str:
+def _list_reasons(version: Served, ranking: EngineRanking, machine: Machine) -> str:
     """Why each engine for this hardware is rejected; if there is none, the targets that there are engines for."""
-    alike = {
+    near_units = {
         entry.unit
-        for entry in served.engines
+        for entry in version.engines
         if entry.compute_capability == machine.compute_capability and (entry.target != PORTABLE or not machine.is_cpu)
     }
-    reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in ranking.rejected if unit in alike))
+    reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in ranking.rejected if unit in near_units))
     if reasons:
         return join_first(reasons, 3, "; ")
-    targets = sorted({entry.target for entry in served.engines if entry.usable})
-    return f"no engine for {machine.target.sm}; {served.name} has {', '.join(targets) or 'no engine at all'}"
+    targets = sorted({entry.target for entry in version.engines if entry.usable})
+    return f"no engine for {machine.target.sm}; {version.name} has {', '.join(targets) or 'no engine at all'}"
 
 
 # The builds and proofs after which every demand is met, each once, in order, with the time they will probably take.
@@ -201,9 +203,9 @@ class Hours:
             return "unknown, because no similar build is recorded" if self.unknown else "nothing to build"
         fewer = "" if self.fewest == self.most else f"{self.fewest} to "
         hours = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
-        rest = f"; {self.unknown} more of unknown length" if self.unknown else ""
+        unknown_text = f"; {self.unknown} more of unknown length" if self.unknown else ""
         units, builds = pluralize(self.units, "unit"), pluralize(self.most, "finished build")
-        return f"{hours} GPU hours for {units}, each predicted from {fewer}{builds}{rest}"
+        return f"{hours} GPU hours for {units}, each predicted from {fewer}{builds}{unknown_text}"
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
@@ -276,7 +278,7 @@ class FleetWork:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
-        unit, expected = self.unit, self.expected
+        unit, prediction = self.unit, self.expected
         return {
             **vars(unit),
             "target": unit.target.name,
@@ -288,8 +290,8 @@ class FleetWork:
             "refused": self.refused or None,
             "engine": self.engine,
             "predicted": None
-            if expected is None
-            else {"seconds": expected.seconds, "builds": expected.builds, "basis": expected.basis},
+            if prediction is None
+            else {"seconds": prediction.seconds, "builds": prediction.builds, "basis": prediction.basis},
         }
 
 
@@ -306,19 +308,19 @@ def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWor
 
 
 def _find_unit(coverage: Coverage) -> WantedUnit:
-    served, entry = coverage.served, coverage.engine
+    version, entry = coverage.served, coverage.engine
     model = coverage.demand.reference.model
     if entry is not None:
         kind: Literal["build", "prove"] = "prove" if coverage.state == "unproven" else "build"
-        return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)
+        return WantedUnit(kind, model, version.version, entry.hardware, entry.precision, entry.backend)
     # The machine's product where the spec names that, else its generation.
     hardware, machine = coverage.group.hardware, coverage.group.machine.target
-    named = [target for target in coverage.served.targets or () if hardware.is_one_of([target])]
-    exact = [target for target in named if target.product and target.product == machine.product]
-    target = [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
+    spec_targets = [target for target in coverage.served.targets or () if hardware.is_one_of([target])]
+    exact = [target for target in spec_targets if target.product and target.product == machine.product]
+    target = [*exact, *spec_targets, Target(machine.sm, machine.compute_capability)][0]
     like = next(_list_similar(coverage, target), None)
     precision: Any = coverage.precision or (like.precision if like else None)
-    return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
+    return WantedUnit("build", model, version.version, target, precision, like.backend if like else None)
 
 
 def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
@@ -326,8 +328,8 @@ def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
     takes the target come before the others."""
 
     def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
-        same = entry.compute_capability == target.compute_capability
-        return not same, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
+        is_same = entry.compute_capability == target.compute_capability
+        return not is_same, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
 
     entries = (entry for entry in coverage.served.engines if coverage.precision in (None, entry.precision))
     sorted_entries = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
@@ -358,23 +360,23 @@ def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predi
 
 def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps; '' for nothing."""
-    served = coverage.served
-    if served.problem:
+    version = coverage.served
+    if version.problem:
         return "find out why the version cannot be read; if there is none, build it"
     if coverage.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
-    lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
-    if unit.precision and served.precisions and unit.precision not in served.precisions:
+    lacks = [unit.target.name] if version.targets is not None and unit.target not in version.targets else []
+    if unit.precision and version.precisions and unit.precision not in version.precisions:
         lacks.append(unit.precision)
     if lacks:
         return f"add {' and '.join(lacks)} to its spec, and register it again"
     if coverage.state == "missing":
         hardware_key = (coverage.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
-        for entry in served.engines:
+        for entry in version.engines:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == hardware_key:
                 fate = "failed" if entry.status == "failed" else "was refused"
                 return f"change its spec: with the present spec, this unit {fate}"
-    return "" if served.registered else "register its spec: `enginesmith prefect register SPEC`"
+    return "" if version.registered else "register its spec: `enginesmith prefect register SPEC`"
 
 
 def _explain_refusal(entry: EngineEntry, target: Target) -> str:

@@ -128,9 +128,9 @@ class Fleet:
         """The same fleet with other groups, of which those of the same hardware become one."""
         groups_by_hardware: dict[Hardware, NodeGroup] = {}
         for group in groups:
-            if one := groups_by_hardware.get(group.hardware):
-                numbers = (one.nodes + group.nodes, one.gpus + group.gpus)
-                group = NodeGroup(one.hardware, *numbers, one.remarks + group.remarks)
+            if known_group := groups_by_hardware.get(group.hardware):
+                numbers = (known_group.nodes + group.nodes, known_group.gpus + group.gpus)
+                group = NodeGroup(known_group.hardware, *numbers, known_group.remarks + group.remarks)
             groups_by_hardware[group.hardware] = group
         return replace(self, groups=tuple(sorted(groups_by_hardware.values(), key=_order)))
 
@@ -224,12 +224,12 @@ def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
         {str(key): str(value)[:MOST_TEXT] for key, value in _read_mapping(metadata.get("labels")).items()}
     )
     capacity = _read_mapping(_read_mapping(node.get("status")).get("capacity"))
-    offered = (key for key, value in capacity.items() if str(value) != "0")
+    resources = (key for key, value in capacity.items() if str(value) != "0")
     if not (
         any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
         or labels.text("gpu.present") == "true"
         or labels.text("gpu.product")
-        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in offered)
+        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in resources)
     ):
         yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
         return

@@ -119,18 +119,18 @@ class Written(Closed):
 
     def _gpu(self) -> tuple[tuple[int, int] | None, str | None, str]:
         """Compute capability, short name and label."""
-        stated = None
+        capability = None
         if self.capability is not None:
             major, minor = self.capability.split(".")
-            stated = int(major), int(minor)
+            capability = int(major), int(minor)
         for generation in GENERATIONS:
             for product, labels in generation.products.items():
-                if self.product in labels and stated in (None, generation.compute_capability):
+                if self.product in labels and capability in (None, generation.compute_capability):
                     return generation.compute_capability, product, str(self.product)
-        if self.product is None or stated is not None:
-            gpu_generation = generation_of(stated) if stated else None
-            named = self.product if gpu_generation and self.product in gpu_generation.products else None
-            return stated, named, self.product or "unknown"
+        if self.product is None or capability is not None:
+            gpu_generation = generation_of(capability) if capability else None
+            known_product = self.product if gpu_generation and self.product in gpu_generation.products else None
+            return capability, known_product, self.product or "unknown"
         targets = parse_targets(self.product)
         if len(targets) > 1:
             raise UnknownNameError(f"product {self.product!r} is several; give the capability, too")
@@ -285,9 +285,9 @@ def connection_to(access: Access) -> Untyped:
                 persist_config=False,
             )
     except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
-        where = access.kubeconfig or ("the pod's account" if access.in_cluster else "the kubeconfig")
+        source = access.kubeconfig or ("the pod's account" if access.in_cluster else "the kubeconfig")
         words = " ".join(str(error).split())[:200]
-        raise InputError(f"{where}: {words}; name a file with --kubeconfig, or give an --inventory") from error
+        raise InputError(f"{source}: {words}; name a file with --kubeconfig, or give an --inventory") from error
     # By default the client repeats a failed request three times, with growing pauses: too long at a terminal.
     settings.retries = 1
     return client.ApiClient(settings)
@@ -328,9 +328,9 @@ def _read_page(api: Untyped, token: str | None, host: str, timeout_s: float) -> 
         raise UnavailableError(f"{host}: {error.status} {error.reason}; {remedy}") from error
     except urllib3.exceptions.HTTPError as error:
         reason = str(getattr(error, "reason", None) or error)
-        short = (reason.partition("object at")[0] if " object at 0x" in reason else reason)[:200]
+        short_reason = (reason.partition("object at")[0] if " object at 0x" in reason else reason)[:200]
         raise UnavailableError(
-            f"{host} does not answer ({short}); is the kubeconfig's cluster the right one, and up?"
+            f"{host} does not answer ({short_reason}); is the kubeconfig's cluster the right one, and up?"
         ) from error
     except ValueError as error:
         raise UnavailableError(f"{host}: its answer is not JSON ({error}); is it a Kubernetes API?") from error

@@ -86,32 +86,32 @@ class FleetPlan:
 
 
 def make_plan(
-    fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: StateChange, predict: Predictor
+    fleet: Fleet, versions: Sequence[Served], catalog: Catalog, change: StateChange, predict: Predictor
 ) -> FleetPlan:
     """Compare the fleet with what it would be.
 
-    served: the versions.  catalog: the demands.  change: of the fleet.  predict: tells how long a build takes.
+    versions: those served.  catalog: the demands.  change: of the fleet.  predict: tells how long a build takes.
     Raises InputError for more nodes to remove than there are.
     """
     today = replace(catalog, planned=())
     remaining_groups: Sequence[NodeGroup] = fleet.groups
     for target, count in change.remove:
         remaining_groups = tuple(_remove_nodes(remaining_groups, target, count))
-    changed = [change.apply(group) for group in remaining_groups]
-    added = []
+    changed_groups = [change.apply(group) for group in remaining_groups]
+    new_groups = []
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
         group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
-        added.append(replace(change, on=()).apply(group))
-    then = fleet.with_groups([*changed, *added])
+        new_groups.append(replace(change, on=()).apply(group))
+    then = fleet.with_groups([*changed_groups, *new_groups])
     coverage_cache: Known = {}
 
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
-        return list_coverage(groups, served, today, coverage_cache)
+        return list_coverage(groups, versions, today, coverage_cache)
 
     now, after = judge_groups(fleet.groups), judge_groups(then.groups)
     # Before groups that became alike are merged, so that both have the same number of results in the same order.
-    pairs = zip(judge_groups(remaining_groups), judge_groups(changed), strict=True)
+    pairs = zip(judge_groups(remaining_groups), judge_groups(changed_groups), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(coverage.served), coverage.group.hardware, coverage.precision) for coverage in dying}
     waiting = tuple(
@@ -128,9 +128,9 @@ def make_plan(
 
 def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
     """The groups without `count` nodes of a target, taken from the first groups, which have the oldest drivers."""
-    there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
-    if count > there:
-        raise InputError(f"--remove {target.name}={count}: there are {there} nodes of {target.name}")
+    node_count = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
+    if count > node_count:
+        raise InputError(f"--remove {target.name}={count}: there are {node_count} nodes of {target.name}")
     remaining_count = count
     for group in groups:
         gone = min(remaining_count, group.nodes) if group.hardware.is_one_of([target]) else 0
@@ -141,10 +141,10 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
 
 
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
-    needed = {coverage.engine.digest for coverage in after if coverage.engine}
+    used_digests = {coverage.engine.digest for coverage in after if coverage.engine}
     models_by_unit: dict[str, set[str]] = {}
     for coverage in before:
-        if coverage.serves and coverage.engine and coverage.engine.digest not in needed:
+        if coverage.serves and coverage.engine and coverage.engine.digest not in used_digests:
             models_by_unit.setdefault(coverage.engine.unit, set()).add(coverage.served.name)
     return tuple(Idle(unit, tuple(sorted(models))) for unit, models in sorted(models_by_unit.items()))
 

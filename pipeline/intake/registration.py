@@ -113,26 +113,26 @@ def register(store: Store, spec: Spec, most_bytes: int = MOST_BYTES) -> tuple[Re
     with hold_lease(store, f"registering {spec.model}") as guard:
         bundle = bundle_of(spec, store.put_file, most_bytes)
         guard.secure(bundle.files.values())
-        if lost := [name for name, digest in bundle.files.items() if not store.has(digest)]:
-            raise ConflictError(f"{spec.path}: {lost[0]} was collected while it was registered; run again")
+        if lost_names := [name for name, digest in bundle.files.items() if not store.has(digest)]:
+            raise ConflictError(f"{spec.path}: {lost_names[0]} was collected while it was registered; run again")
         return _append(store, Registration(bundle, now(), user()))
 
 
 def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
     """Add a registration, unless the newest one is the same: the newest one, and whether it existed before."""
-    model, tried = new.bundle.model, False
+    model, has_tried = new.bundle.model, False
 
     def appended(data: bytes | None) -> bytes | None:
-        nonlocal tried
+        nonlocal has_tried
         before = parse(data, model)
         if before and before[-1].bundle.digest == new.bundle.digest:
             return None
-        tried = True
-        others = [registration for registration in before if registration.bundle.digest != new.bundle.digest]
-        return canonical_json({"registered": encode([*others, new][-KEPT:])})
+        has_tried = True
+        others_kept = [registration for registration in before if registration.bundle.digest != new.bundle.digest]
+        return canonical_json({"registered": encode([*others_kept, new][-KEPT:])})
 
     newest = parse(change(store, registered_key(model), appended), model)[-1]
-    return newest, not (tried and newest == new)
+    return newest, not (has_tried and newest == new)
 
 
 # Where specs and their data are: folders, prefixes of buckets, and `registered:MODEL[@DIGEST]` of a registry.
@@ -274,16 +274,16 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
         yield Found(text, Path(address))
 
 
-def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", asked: str | None) -> str:
+def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", stated_registry: str | None) -> str:
     """Which registry a run uses, as a URI or path: the one that is asked for (--registry), else that of the variable
     ENGINESMITH_REGISTRY, else the spec's publication.registry (a relative path counts from the spec's folder), else
     ./registry. spec: or its address, which is read where nothing else says it.  Raises SpecError."""
-    if named := asked or os.environ.get(REGISTRY_VARIABLE):
-        return named
+    if location := stated_registry or os.environ.get(REGISTRY_VARIABLE):
+        return location
     if isinstance(spec, str | Path | Found):
         with spec_at(spec, None) as spec_place:
-            loaded = load_any(spec_place.path, spec_place.address)
-            return registry_of(loaded if isinstance(loaded, ModelSpec) else loaded.spec, None)
+            loaded_spec = load_any(spec_place.path, spec_place.address)
+            return registry_of(loaded_spec if isinstance(loaded_spec, ModelSpec) else loaded_spec.spec, None)
     spec_registry = spec.publication.registry if spec else None
     return (
         str(spec.file(spec_registry))
@@ -314,8 +314,10 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
             with reachable(f"writing {path}"):
                 make_folder(path.parent)
             if not store.has(file_digest):
-                short = bundle.digest[:12]
-                raise IntegrityError(f"{name} of the registered {bundle.model} ({short}) is lost; register it again")
+                short_digest = bundle.digest[:12]
+                raise IntegrityError(
+                    f"{name} of the registered {bundle.model} ({short_digest}) is lost; register it again"
+                )
             store.fetch(file_digest, path)
         yield Found(registration.address, folder / "spec" / bundle.spec)
 
@@ -324,12 +326,12 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
 def _in_bucket(address: str) -> Iterator[Found]:
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
-    missing = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")
+    error = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")
     if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
-        raise missing
+        raise error
     with place_at(f"{folder}{question}{options}") as place:
         place.refresh()
         path = place.folder / name
         if not path.is_file():
-            raise missing
+            raise error
         yield Found(address, path)

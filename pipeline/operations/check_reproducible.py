@@ -74,11 +74,11 @@ class RebuiltEngine:
 
     def to_json(self) -> dict[str, object]:
         """What `enginesmith debug reproduce --json` prints."""
-        published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
-        return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
+        publication = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
+        return {**encode(self.chosen.identity), **self.report.to_json(), "published": publication}
 
 
-def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
+def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
     """Build an engine `times` times on this machine, one process after the other, and compare the builds.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
@@ -87,20 +87,20 @@ def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) ->
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import budgets
 
-    entry, manifest = chosen.entry, chosen.manifest
+    entry, manifest = choice.entry, choice.manifest
     spec, request = spec_of(manifest), request_of(entry)
     limits = engine_limits(spec, "build")
     with TemporaryDirectory(prefix="enginesmith-rebuild-") as folder:
         noise = GoldenSet.load(fetch(context.store, manifest.golden, Path(folder) / "golden")).noise
-        built = []
+        rebuilds = []
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
             job = Job(name, RebuildEngine(request, manifest.golden, out), context.store.uri, limits)
-            built.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
-            context.progress.emit(Finished(name, words=built[-1].engine[:12]))
+            rebuilds.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
+            context.progress.emit(Finished(name, words=rebuilds[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
-        report = reproducibility(built, budget)
-    return RebuiltEngine(chosen, report, entry.digest in report.engines)
+        report = reproducibility(rebuilds, budget)
+    return RebuiltEngine(choice, report, entry.digest in report.engines)
 
 
 # Times published engines on this machine: one by itself, or two in turns.
@@ -119,13 +119,13 @@ class ProfileOptions:
     streams: int = 1
 
 
-def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: RunContext) -> LatencyReport:
+def profile_published(choice: ChosenEngine, options: ProfileOptions, context: RunContext) -> LatencyReport:
     """Time one engine: its latency report. Raises InputError for a bucket that the model does not have."""
-    spec = spec_of(chosen.manifest)
-    terms = LatencyTerms(options.seconds, _sizes(chosen, options), options.streams)
-    engine, golden = engine_of(chosen.entry), chosen.manifest.golden
+    spec = spec_of(choice.manifest)
+    terms = LatencyTerms(options.seconds, _sizes(choice, options), options.streams)
+    engine, golden = engine_of(choice.entry), choice.manifest.golden
     measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
-    name = f"profile {chosen.entry.unit}"
+    name = f"profile {choice.entry.unit}"
     job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     return read_latency_report(context.store, context.run_to_end(context.local, name, job).latency)
 
@@ -143,14 +143,14 @@ def benchmark_pair(
         raise InputError(f"the first engine takes {takes[0]} and the second {takes[1]}; nothing fits both")
     spec = spec_of(engine.manifest)
     sizes = _sizes(engine, options)
-    at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
+    bucket = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
     engines, work = (engine_of(engine.entry), engine_of(baseline.entry)), Work(spec, context)
-    return time_pair(f"benchmark {engine.entry.unit}", engines, engine.manifest.golden, at, options.seconds, work)
+    return time_pair(f"benchmark {engine.entry.unit}", engines, engine.manifest.golden, bucket, options.seconds, work)
 
 
-def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:
+def _sizes(choice: ChosenEngine, options: ProfileOptions) -> BucketChoice:
     from validation.latency.measurement.loop import parse_sizes
 
     if isinstance(options.buckets, str):
         return options.buckets
-    return tuple(parse_sizes(text, spec_of(chosen.manifest).named_dims()) for text in options.buckets)
+    return tuple(parse_sizes(text, spec_of(choice.manifest).named_dims()) for text in options.buckets)

@@ -83,9 +83,9 @@ def attribute_version(
         if isinstance(suspect, Attributed):
             yield AttributionAnswer(suspect)
             continue
-        done = attribute(suspect, manifest.onnx, manifest.golden, Work(spec, context))
-        attribution = read_attribution(context.store, done.digest) if done.digest else None
-        yield AttributionAnswer(done, attribution, failed=attribution is None)
+        attempt = attribute(suspect, manifest.onnx, manifest.golden, Work(spec, context))
+        attribution = read_attribution(context.store, attempt.digest) if attempt.digest else None
+        yield AttributionAnswer(attempt, attribution, failed=attribution is None)
 
 
 def _suspects(
@@ -94,23 +94,23 @@ def _suspects(
     """The graphs, each with the units built from it, then the engines; for one that cannot be attributed, why not."""
     units = [(entry, _find_built(manifest, entry, context)) for entry in entries]
     graphs: dict[str, Suspect] = {}
-    for entry, built in units:
+    for entry, build in units:
         if entry.graph != manifest.onnx:
-            suspect = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
-            graphs[built.unit.request.model] = replace(suspect, units=(*suspect.units, entry.unit))
+            suspect = graphs.setdefault(build.unit.request.model, Suspect("quantization", build, ()))
+            graphs[build.unit.request.model] = replace(suspect, units=(*suspect.units, entry.unit))
     yield from graphs.values()
-    for entry, built in units:
-        if reason := _why_not(built, entry):
+    for entry, build in units:
+        if reason := _why_not(build, entry):
             yield Attributed("engine", entry.unit, (entry.unit,), None, reason)
         else:
-            yield Suspect("engine", built, (entry.unit,))
+            yield Suspect("engine", build, (entry.unit,))
 
 
-def _why_not(built: Built, entry: EngineEntry) -> str | None:
+def _why_not(build: Built, entry: EngineEntry) -> str | None:
     """Why an engine cannot be attributed here; None where it can."""
     if not discovery.capabilities_of(entry.backend).opens_parts:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
-    if built.digest is None:
+    if build.digest is None:
         return f"it was not built or its build failed ({entry.reason}), so there is no engine"
     return discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
 
@@ -185,17 +185,17 @@ class FuzzEngine:
         frozen, cases = golden_set(place, self.golden, workdir), self._cases()
         source = fetch_graph(place, request.model, workdir / "graph.onnx")
         graph = runnable(source, request.precision)
-        documented = default_budget("engine", request.precision).override(self.limits)
+        usual_budget = default_budget("engine", request.precision).override(self.limits)
 
         def run_in_float64(inputs: "Tensors") -> "Tensors":
             return DoubleSession(source).run(inputs)
 
-        with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
+        with ReferenceSession(graph) as reference, open_session(place, self.engine, workdir) as actual:
             # The graph in float64 is opened for a case that fails, and not before.
             exact = run_in_float64 if request.precision == "fp32" else None
-            staged_limits = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen)
+            staged_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, frozen)
             sides = FuzzSides(
-                expected, actual, request.precision, staged_limits, documented, exact, golden_drifts(frozen)
+                reference, actual, request.precision, staged_limits, usual_budget, exact, golden_drifts(frozen)
             )
             fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
         return fuzz_run.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
@@ -210,14 +210,14 @@ class FuzzEngine:
         return draw(dims, terms.seed, terms.count, values)
 
 
-def fuzz_published(chosen: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
+def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
     """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
 
     cases: number of random cases, besides those at the boundaries.  only: the one case to try.
-    chosen: the engine.  context: of the run.  seed: of what is drawn.
+    choice: the engine.  context: of the run.  seed: of what is drawn.
     Raises InputError for a case that does not fit the model, StepError for an engine that crashes.
     """
-    entry, manifest = chosen.entry, chosen.manifest
+    entry, manifest = choice.entry, choice.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
     command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
@@ -308,22 +308,22 @@ def write_frozen(path: Path, digest: str) -> None:
     Raises InputError where the line cannot be placed; the file is replaced only when the changed text reads as meant.
     """
     text = path.read_text(encoding="utf-8")
-    changed = _with_frozen(text, digest)
-    if changed is None:
+    new_text = _with_frozen(text, digest)
+    if new_text is None:
         raise InputError(f"{path}: golden is not a block of lines; write there: frozen: {digest}")
-    fresh = path.with_name(f".{path.name}.new")
+    new_path = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(changed, encoding="utf-8")
-        again = load_spec(fresh)
+        new_path.write_text(new_text, encoding="utf-8")
+        again = load_spec(new_path)
         if (
             again.golden is None
             or again.golden.frozen != digest
             or unfreeze(again).model_dump() != unfreeze(load_spec(path)).model_dump()
         ):
             raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
-        fresh.replace(path)
+        new_path.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
 
 
 def _with_frozen(text: str, digest: str) -> str | None:

@@ -69,12 +69,12 @@ class RefitEngine:
         if reason := differs(fetch_graph(place, old.request.model, workdir / "old.onnx"), model):
             raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
         enter_phase("refitting")
-        begun = time.monotonic()
+        started_s = time.monotonic()
         new_engine = refitter.refit(fetch_engine(place, old, workdir), model, request, workdir)
-        seconds = round(time.monotonic() - begun, 3)
+        seconds = round(time.monotonic() - started_s, 3)
         enter_phase("storing")
-        stripped = any(isinstance(requirement, Weights) for requirement in new_engine.requires)
-        how = "weights left to the ONNX model" if stripped else "weights replaced"
+        is_stripped = any(isinstance(requirement, Weights) for requirement in new_engine.requires)
+        how = "weights left to the ONNX model" if is_stripped else "weights replaced"
         note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
         engine = replace(new_engine, request=request, notes=(*new_engine.notes, note))
         return record_engine(place, engine, seconds, {}, refitted_from=old.digest)
@@ -147,8 +147,8 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
         return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"
     if before.model == request.model:
         return "its weights are the same"
-    others = replace(before, model=request.model)
-    return None if others == request else f"more than weights changed: {explain_change(others, request)}"
+    new_request = replace(before, model=request.model)
+    return None if new_request == request else f"more than weights changed: {explain_change(new_request, request)}"
 
 
 def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit:
@@ -160,8 +160,8 @@ def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work)
     on_gpu = refitter is not None and refitter.refit_needs_gpu()
     before = engine_of(entry)
     refit, name = RefitEngine(before, request, f"{base.model}@{base.version}"), f"refit {request.unit}"
-    where = needs(request, memory_request(work.spec)) if on_gpu else Needs()
-    job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), where)
+    job_needs = needs(request, memory_request(work.spec)) if on_gpu else Needs()
+    job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), job_needs)
     try:
         record = context.run_job(context.executor if on_gpu else context.local, name, job)
     except EnginesmithError as error:
@@ -186,19 +186,19 @@ class WantedRefit:
     donor: EngineEntry
 
 
-def wanted_of(base: Manifest, other: Manifest) -> tuple[list[WantedRefit], list[Refit]]:
+def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list[Refit]]:
     """The engines of `base` to refit, and those for which the other version has no graph, with the reason."""
     refit_items, without = [], []
-    for entry in filter(lambda each: each.usable, base.engines):
+    for entry in filter(lambda peer: peer.usable, base.engines):
         # The entry of the other version whose graph fits this engine's precision and backend and that has a report;
         # one of the same unit first.
-        reported = {each.graph: each.report for each in other.engines if each.report}
-        alike = [each for each in other.engines if each.graph in reported and _is_same_variant(each, entry)]
-        best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
-        before, donor = request_of(entry), best and replace(best, report=reported[best.graph])
+        reports = {peer.graph: peer.report for peer in source.engines if peer.report}
+        donors = [peer for peer in source.engines if peer.graph in reports and _is_same_variant(peer, entry)]
+        best_donor = next((peer for peer in donors if peer.unit == entry.unit), donors[0] if donors else None)
+        before, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
             reason = (
-                f"{other.model}@{other.version} has no graph in {entry.precision} as {entry.backend} wants it; "
+                f"{source.model}@{source.version} has no graph in {entry.precision} as {entry.backend} wants it; "
                 "build a unit of it there"
             )
             without.append(Refit(before, entry.digest, reason=reason))
@@ -209,24 +209,28 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[WantedRefit], list[
 
 
 def publish_refitted(
-    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, WantedRefit]], channel: str | None, context: RunContext
+    base: Manifest,
+    other: Manifest,
+    pairs: Sequence[tuple[Refit, WantedRefit]],
+    channel: str | None,
+    context: RunContext,
 ) -> Published:
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
-    done: each refitted engine with what was wanted.  channel: the one to move to the new version.
+    pairs: each refitted engine with what was wanted.  channel: the one to move to the new version.
     base, other: the version that the kernels are from, and the one with the new weights.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
-    renewed, failed_entries = list[RenewedEngine](), list[EngineEntry]()
-    for _, wanted_refit in done:
+    new_engines, failed_entries = list[RenewedEngine](), list[EngineEntry]()
+    for _, wanted_refit in pairs:
         unit = _judge(wanted_refit, other, context)
         if unit.report and unit.built.record and (proof := approve(unit.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
-            renewed.append(RenewedEngine(unit.entry, proof, unit.built.record))
+            new_engines.append(RenewedEngine(unit.entry, proof, unit.built.record))
         else:
             failed_entries.append(unit.entry)
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish_again(other, renewed, failed_entries, "refitted", context, why=why, channel=channel)
+    return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel=channel)
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,7 @@ class RenewedEngine:
 
 def publish_again(
     base: Manifest,
-    renewed: Sequence[RenewedEngine],
+    new_engines: Sequence[RenewedEngine],
     failed_entries: Sequence[EngineEntry],
     word: str,
     context: RunContext,
@@ -251,17 +255,17 @@ def publish_again(
     """Publish a version again with other engines in the place of some. word: what was done to these.
 
     failed_entries: units without one.  channel: the one to move to the new version.
-    base: the version.  renewed: the new engines.  context: of the run.  why: for the manifest.
+    base: the version.  new_engines: to put in.  context: of the run.  why: for the manifest.
     Raises as `publish`.
     """
-    units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in renewed), *failed_entries)}
-    approved, others = _keep(base, set(units), context)
-    approved += [(engine.entry, engine.approved) for engine in renewed]
+    units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}
+    approvals, other_entries = _keep(base, set(units), context)
+    approvals += [(engine.entry, engine.approved) for engine in new_engines]
     places = {entry.unit: place for place, entry in enumerate(base.engines)}
-    approved.sort(key=lambda pair: places.get(pair[0].unit, len(places)))
+    approvals.sort(key=lambda pair: places.get(pair[0].unit, len(places)))
     gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
-    records = [engine.record for engine in renewed]
-    origins = {f"{REFITTED} {engine.entry.unit}": engine.record.refitted_from for engine in renewed}
+    records = [engine.record for engine in new_engines]
+    origins = {f"{REFITTED} {engine.entry.unit}": engine.record.refitted_from for engine in new_engines}
     kernels = {name: digest for name, digest in origins.items() if digest}
     draft = replace(
         base,
@@ -274,48 +278,50 @@ def publish_again(
         provenance={**base.provenance, **kernels},
         shards={**base.shards, **{record.digest: dict(record.shards) for record in records if record.shards}},
     )
-    draft = with_provenance(context.store, draft, [entry for entry, _ in approved], context.started_at)
+    draft = with_provenance(context.store, draft, [entry for entry, _ in approvals], context.started_at)
     draft = draft.with_blake3({record.digest: record.blake3 for record in records})
-    return publish(context.store, draft, approved, [*others, *failed_entries], channel=channel, by=user(), why=why)
+    return publish(
+        context.store, draft, approvals, [*other_entries, *failed_entries], channel=channel, by=user(), why=why
+    )
 
 
-def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
+def _is_same_variant(engine: EngineEntry, peer: EngineEntry) -> bool:
     """Whether two entries have the same kind of graph: that of a float precision is the same for every backend, that of
     a quantized one is written in the backend's scheme."""
-    if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
-        return one.precision == other.precision
-    one_scheme, other_scheme = (get_scheme(discovery.load(each.backend)(), each.hardware) for each in (one, other))
+    if engine.precision != peer.precision or engine.precision not in QUANTIZED or engine.backend == peer.backend:
+        return engine.precision == peer.precision
+    one_scheme, other_scheme = (get_scheme(discovery.load(entry.backend)(), entry.hardware) for entry in (engine, peer))
     return one_scheme == other_scheme
 
 
-def _judge(wanted_refit: WantedRefit, other: Manifest, context: RunContext) -> JudgedUnit:
+def _judge(wanted_refit: WantedRefit, source: Manifest, context: RunContext) -> JudgedUnit:
     request = wanted_refit.request
     graph = Graph(
         GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted_refit.donor.scales
     )
-    built = Built(Unit(request, graph, "cached", "refitted"), recall_engine(request, context))
+    build = Built(Unit(request, graph, "cached", "refitted"), recall_engine(request, context))
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted_refit.donor, context.store)]
     if not cannot_run:
-        work = Work(spec_of(other), context)
-        proofs.append(prove_engine(engine_check(built.blob, work.spec, other.golden), work))
-    return judge_built(built, other.golden, proofs, cannot_run)
+        work = Work(spec_of(source), context)
+        proofs.append(prove_engine(engine_check(build.blob, work.spec, source.golden), work))
+    return judge_built(build, source.golden, proofs, cannot_run)
 
 
 def _keep(
-    other: Manifest, replaced: set[str], context: RunContext
+    source: Manifest, replaced_units: set[str], context: RunContext
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """The other version's own entries that stay: engines with their approval, and the other units."""
-    approved, others = [], []
-    for entry in other.engines:
-        if entry.unit in replaced:
+    approvals, leftovers = [], []
+    for entry in source.engines:
+        if entry.unit in replaced_units:
             continue
         proof = None
         if entry.usable and entry.report:
             proof = approve(read_report(entry.report, context.store))
         if proof is None:
-            others.append(entry)
+            leftovers.append(entry)
         else:
-            approved.append((entry, proof))
-    return approved, others
+            approvals.append((entry, proof))
+    return approvals, leftovers

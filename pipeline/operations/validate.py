@@ -77,8 +77,8 @@ class Validated:
     def of(cls, manifest: Manifest, entry: EngineEntry, verdict: str = "", reason: str | None = None) -> "Validated":
         """About an engine of a version. Defaults: what is on record of it."""
         reason = entry.reason if reason is None else reason
-        where = f"{manifest.model}@{manifest.version}"
-        return cls(where, entry.unit, verdict or entry.status, reason, entry.checks, entry.sqnr_db)
+        reference = f"{manifest.model}@{manifest.version}"
+        return cls(reference, entry.unit, verdict or entry.status, reason, entry.checks, entry.sqnr_db)
 
     @property
     def good(self) -> bool:
@@ -145,13 +145,13 @@ class PublishedModel:
             return Validated.of(manifest, entry, reason=on_record)
         if not again and (unknown := why_unmeasured(entry, context.store)):
             return Validated.of(manifest, entry, "unproven", unknown)
-        what = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
+        task_text = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
         machine = digest_of({"proving on": this_process().host})
         engine = digest_of({"proving": entry.digest, "of": manifest.digest})
         # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
-        with hold_lock(context, machine, what), hold_lock(context, engine, what):
+        with hold_lock(context, machine, task_text), hold_lock(context, engine, task_text):
             if not again:  # another process may have attached a verdict meanwhile
-                judged_entry = next(each for each in judge_entries(context.store, manifest) if each.unit == entry.unit)
+                judged_entry = next(peer for peer in judge_entries(context.store, manifest) if peer.unit == entry.unit)
                 if (now := judged_entry.on_cpu(this_kind().name)).status != "unproven":
                     return Validated.of(manifest, now)
             return self._prove(entry, context)
@@ -161,13 +161,13 @@ class PublishedModel:
         work, manifest = Work(self.spec, context), self.manifest
         report = self.judge(entry, prove_engine(self.check(entry), work, afresh=True), context.store)
         verdict = attach(context.store, manifest, report)
-        asked = self.spec.validation.latency
-        if report.verdict not in PASSED or asked is None:
+        terms = self.spec.validation.latency
+        if report.verdict not in PASSED or terms is None:
             return verdict
-        timed = time_engine(engine_of(entry), asked, manifest.golden, work, afresh=True)
-        if timed:
-            add_latencies(context.store, manifest, [timed])
-        return replace(verdict, latency=timed)
+        report_digest = time_engine(engine_of(entry), terms, manifest.golden, work, afresh=True)
+        if report_digest:
+            add_latencies(context.store, manifest, [report_digest])
+        return replace(verdict, latency=report_digest)
 
     def check(self, entry: EngineEntry) -> CheckEngine:
         """What proves an engine."""
@@ -192,8 +192,8 @@ class PublishedEnsemble:
             return Validated.of(self.manifest, entry)
         if reason := ensemble_not_here(context.store, self.manifest, entry):
             return Validated.of(self.manifest, entry, reason=reason)
-        for graph, pinned, engine in pinned_engines(context.store, self.manifest, entry):
-            for verdict in validate(pinned, context, [engine.target], [str(engine.digest)], again=False):
+        for graph, pinned_manifest, engine in pinned_engines(context.store, self.manifest, entry):
+            for verdict in validate(pinned_manifest, context, [engine.target], [str(engine.digest)], again=False):
                 if verdict.unit == engine.unit and verdict.verdict not in PASSED:
                     return Validated.of(
                         self.manifest, entry, verdict.verdict, f"graph {graph.name!r}: {verdict.reason}"
@@ -204,7 +204,7 @@ class PublishedEnsemble:
     def check(self, entry: EngineEntry, store: Store) -> ProveEnsemble:
         """What proves an engine."""
         engines = {graph.name: engine for graph, _, engine in pinned_engines(store, self.manifest, entry)}
-        precision = next(each for each in PRECISIONS if each == entry.precision)
+        precision = next(name for name in PRECISIONS if name == entry.precision)
         return self.built.request_proof(EnsembleUnit(entry.hardware, precision, engines, {}))
 
     def judge(self, entry: EngineEntry, proof: Proof, cpu: str | None = None) -> Report:
@@ -214,9 +214,9 @@ class PublishedEnsemble:
 
 def attach(store: Store, manifest: Manifest, report: Report) -> Validated:
     """Attach a report to a version."""
-    attached = add_attestation(store, manifest, report)
-    where, measured = f"{manifest.model}@{manifest.version}", (report.counts, report.sqnr_db)
-    return Validated(where, report.unit, report.verdict, report.reason, *measured, report=attached)
+    digest = add_attestation(store, manifest, report)
+    reference, figures = f"{manifest.model}@{manifest.version}", (report.counts, report.sqnr_db)
+    return Validated(reference, report.unit, report.verdict, report.reason, *figures, report=digest)
 
 
 def why_not_here(entry: EngineEntry) -> str | None:
@@ -242,9 +242,9 @@ def spec_of(manifest: Manifest) -> ModelSpec:
         return ModelSpec.model_validate(manifest.spec)
     except ValidationError as error:
         first_error = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first_error["loc"])) or "spec"
+        location = ".".join(map(str, first_error["loc"])) or "spec"
         raise IntegrityError(
-            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: "
+            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {location}: "
             f"{first_error['msg']}; install the backends that it was built with, and the same enginesmith"
         ) from error
 
@@ -284,22 +284,22 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     try:
         files = decode(manifest.spec.get("graphs"), dict[str, Json], "spec.graphs")
         # JSON in the registry has its keys sorted; the order of the data flow is that of the pins.
-        ordered = {graph.name: files[graph.name] for graph in manifest.graphs}
-        spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": ordered})
+        graph_files = {graph.name: files[graph.name] for graph in manifest.graphs}
+        spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
         raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
     versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
-    loaded = LoadedEnsemble(spec, {name: spec_of(pinned) for name, pinned in versions.items()})
+    ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in versions.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}
-    for name, pinned in versions.items():
-        outputs = next((entry.outputs for entry in pinned.engines if entry.outputs), ())
-        chain[name] = ChainedGraph(name, pinned.onnx, loaded.tensors(name), outputs, loaded.wiring()[name])
+    for name, pinned_manifest in versions.items():
+        outputs = next((entry.outputs for entry in pinned_manifest.engines if entry.outputs), ())
+        chain[name] = ChainedGraph(name, pinned_manifest.onnx, ensemble.tensors(name), outputs, ensemble.wiring()[name])
     path = folder / f"golden{Path(spec.golden.data).suffix}"
     store.fetch(digest, path)
     outputs = next(entry.outputs for entry in manifest.engines)
-    golden = read_data(loaded, spec.golden, (path, digest), spec.golden.labels)
-    return BuiltEnsemble(loaded, versions, tuple(chain[name] for name in loaded.wiring()), golden, outputs)
+    golden = read_data(ensemble, spec.golden, (path, digest), spec.golden.labels)
+    return BuiltEnsemble(ensemble, versions, tuple(chain[name] for name in ensemble.wiring()), golden, outputs)
 
 
 # Published engines that wait for a proof which this machine, or a worker with a GPU, can give: of models and of
@@ -328,15 +328,15 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
     for model in lookup.models(store) if only is None else [check_model(only)]:
         versions = lookup.versions(store, model)
         channel_list = (state.read_channel(store, model, name) for name in lookup.channel_names(store, model))
-        served = {channel.version for channel in channel_list if channel}
-        for version in sorted({*versions[-1:], *(served & set(versions))}, key=version_order):
+        served_versions = {channel.version for channel in channel_list if channel}
+        for version in sorted({*versions[-1:], *(served_versions & set(versions))}, key=version_order):
             try:
-                pending = pending_of(store, model, version, on=on)
+                pending_version = pending_of(store, model, version, on=on)
             except EnginesmithError as error:
                 logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
                 continue
-            if pending.engines:
-                yield pending
+            if pending_version.engines:
+                yield pending_version
 
 
 def pending_of(store: Store, model: str, version: str, target: str | None = None, on: Target | None = None) -> Pending:
@@ -352,29 +352,29 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     return Pending(manifest, tuple(entry for entry in waiting if _why_not(store, manifest, entry, on) is None))
 
 
-def why_nothing(store: Store, pending: Pending, target: str | None = None, on: Target | None = None) -> str:
+def why_nothing(store: Store, pending_version: Pending, target: str | None = None, on: Target | None = None) -> str:
     """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`.  store:
-    the registry.  pending: what `pending_of` gave."""
-    entries = _select_entries(store, pending.manifest, target)
+    the registry.  pending_version: what `pending_of` gave."""
+    entries = _select_entries(store, pending_version.manifest, target)
     if waiting := [entry for entry in entries if _is_unproven(entry)]:
-        reasons = (_why_not(store, pending.manifest, entry, on) for entry in waiting)
-        return "; ".join(dict.fromkeys(f"{pending.reference}: {reason}" for reason in reasons))
+        reasons = (_why_not(store, pending_version.manifest, entry, on) for entry in waiting)
+        return "; ".join(dict.fromkeys(f"{pending_version.reference}: {reason}" for reason in reasons))
     counts = Counter(entry.status for entry in entries if entry.digest)
-    there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-    return f"{pending.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
+    states = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+    return f"{pending_version.reference} has no unproven engine{f' for {target}' if target else ''}; it has {states}"
 
 
-def validate_pending(pending: Pending, context: RunContext) -> list[Validated]:
+def validate_pending(pending_version: Pending, context: RunContext) -> list[Validated]:
     """Run a version's pending engines here and attach a report to each; those proven meanwhile are not run again.
 
     An error is the row of its version, also where the trust policy does not let the version run.
     """
     try:
-        require(context.store, pending.manifest)
-        digests = {str(entry.digest) for entry in pending.engines}
-        return list(validate(pending.manifest, context, engines=digests, again=False))
+        require(context.store, pending_version.manifest)
+        digests = {str(entry.digest) for entry in pending_version.engines}
+        return list(validate(pending_version.manifest, context, engines=digests, again=False))
     except EnginesmithError as error:
-        return [Validated(pending.reference, None, "error", str(error))]
+        return [Validated(pending_version.reference, None, "error", str(error))]
 
 
 def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:

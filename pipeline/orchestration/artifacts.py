@@ -118,8 +118,8 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
         lines.append(f"- {plain_text(name)}: {plain_text(format_metrics(values))}")
     failed_engines = [engine for engine in document.engines if engine.status == "failed"]
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed_engines]
-    waived = [row.entry for row in page_view.engines if any(check.waived is not None for check in row.checks)]
-    lines += [f"- {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in waived]
+    waived_engines = [row.entry for row in page_view.engines if any(check.waived is not None for check in row.checks)]
+    lines += [f"- {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in waived_engines]
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
         lines += ["", "## Drift by stage", "", *_table(rows)]
@@ -178,9 +178,9 @@ def _on(report: "CanaryReport") -> str:
     return f" on {report.target}" if report.target else ""
 
 
-def _side(identity: "EngineIdentity", seen: "SideObserved") -> str:
+def _side(identity: "EngineIdentity", observation: "SideObserved") -> str:
     name = identity.reference or "unnamed"
-    return f"{name}, {pluralize(seen.requests, 'request')}, {seen.failed} failed"
+    return f"{name}, {pluralize(observation.requests, 'request')}, {observation.failed} failed"
 
 
 def _table(rows: Sequence[Json]) -> list[str]:

@@ -73,28 +73,28 @@ def compile_any(
         if not is_ensemble(spec_place.path):
             with open_run(spec_place, options, progress, executors, runner) as run:
                 return Compiled(compile_locked(run, options), run.context.store)
-        with nullcontext(executors) if executors else start_executors(options) as both:
-            return _compile_ensemble(spec_place, options, runner, progress, both)
+        with nullcontext(executors) if executors else start_executors(options) as both_executors:
+            return _compile_ensemble(spec_place, options, runner, progress, both_executors)
 
 
 def _compile_ensemble(
     spec_place: Found, options: RunOptions, runner: StepRunner, progress: Progress, executors: Executors
 ) -> Compiled:
-    loaded = load_ensemble(spec_place.path, spec_place.address)
-    options = replace(options, registry=registry_of(loaded.spec, options.registry))
+    ensemble = load_ensemble(spec_place.path, spec_place.address)
+    options = replace(options, registry=registry_of(ensemble.spec, options.registry))
     store = open_store(str(options.registry), create=True)
     progress = by_model(progress)
-    with open_context(loaded.spec, store, options, progress, executors) as context, workdir() as folder:
+    with open_context(ensemble.spec, store, options, progress, executors) as context, workdir() as folder:
 
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
             # What of the options its spec has, and no channel, since the whole has one.
             quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
-            graph_options = own_options(spec, loaded, options)
+            graph_options = own_options(spec, ensemble, options)
             with open_loaded(quiet, graph_options, progress, executors, runner) as run:
-                compiled, exported = compile_locked(run, graph_options), export(run)
-            return CompiledGraph(compiled, exported, wanted_of(spec, run.selection, options))
+                compiled_model, exported_graph = compile_locked(run, graph_options), export(run)
+            return CompiledGraph(compiled_model, exported_graph, wanted_of(spec, run.selection, options))
 
-        outcome = Assembly(loaded, context, folder).run(compile_graph)
+        outcome = Assembly(ensemble, context, folder).run(compile_graph)
         context.progress.emit(RunConcluded(outcome))
         return Compiled(outcome, store)
 
@@ -108,10 +108,10 @@ def wanted_of(
     return selection.targets or spec.target_list(), precisions
 
 
-def own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) -> RunOptions:
+def own_options(spec: ModelSpec, ensemble: LoadedEnsemble, options: RunOptions) -> RunOptions:
     """The options of a run of one graph: names that other graphs alone have are left out, and of precisions that it
     does not have it takes the widest in their place. A name that no graph has stays, and is refused."""
-    graphs = loaded.graphs.values()
+    graphs = ensemble.graphs.values()
 
     def keep(text: str | None, have: dict[str, set[str]], instead: str | None) -> str | None:
         if text is None:
@@ -152,32 +152,32 @@ def foresee_spec(
     """
     with spec_at(address, options.registry) as spec_place:
         if is_ensemble(spec_place.path):
-            loaded = load_ensemble(spec_place.path, spec_place.address)
-            return foresee_ensemble(loaded, options, progress, no_export, tell)
-        asked = _Asked(options, progress, no_export, tell)
-        return _foresee_model(spec_place.load(), asked).forecast
+            ensemble = load_ensemble(spec_place.path, spec_place.address)
+            return foresee_ensemble(ensemble, options, progress, no_export, tell)
+        forecast_request = _Asked(options, progress, no_export, tell)
+        return _foresee_model(spec_place.load(), forecast_request).forecast
 
 
 def foresee_ensemble(
-    loaded: LoadedEnsemble, options: RunOptions, progress: Progress, no_export: bool, tell: Tell = lambda _: None
+    ensemble: LoadedEnsemble, options: RunOptions, progress: Progress, no_export: bool, tell: Tell = lambda _: None
 ) -> EnsembleForecast:
     """`foresee_spec` of an ensemble that was read."""
-    uri = registry_of(loaded.spec, options.registry)
+    uri = registry_of(ensemble.spec, options.registry)
     store = store_named(uri)
     records = open_records(store)
     with nullcontext() if no_export else start_executors(options) as executors, workdir() as folder:
 
-        def foresee_graph(spec: ModelSpec, lacking: str | None) -> ForecastGraph:
-            graph_options = own_options(spec, loaded, replace(options, registry=uri))
-            graph_forecast = _foresee_model(spec, _Asked(graph_options, progress, no_export, tell), executors, lacking)
+        def foresee_graph(spec: ModelSpec, step: str | None) -> ForecastGraph:
+            graph_options = own_options(spec, ensemble, replace(options, registry=uri))
+            graph_forecast = _foresee_model(spec, _Asked(graph_options, progress, no_export, tell), executors, step)
             return ForecastGraph(
                 graph_forecast.forecast, graph_forecast.exported, wanted_of(spec, select(spec, graph_options), options)
             )
 
         if executors is None:
-            return Assembly(loaded, records, folder).plan(foresee_graph, records)
-        with open_context(loaded.spec, store, options, progress, executors, keep_state=False) as context:
-            return Assembly(loaded, context, folder).plan(foresee_graph, records)
+            return Assembly(ensemble, records, folder).plan(foresee_graph, records)
+        with open_context(ensemble.spec, store, options, progress, executors, keep_state=False) as context:
+            return Assembly(ensemble, context, folder).plan(foresee_graph, records)
 
 
 @dataclass(frozen=True)
@@ -191,26 +191,26 @@ class _Asked:
 
 
 def _foresee_model(
-    spec: ModelSpec, asked: _Asked, executors: Executors | None = None, lacking: str | None = None
+    spec: ModelSpec, forecast_request: _Asked, executors: Executors | None = None, step: str | None = None
 ) -> ForecastGraph:
-    """What a build of a model would do. lacking: a step without whose result nothing of it is known."""
-    options, no_export, tell = asked.options, asked.no_export, asked.tell
+    """What a build of a model would do. step: one without whose result nothing of it is known."""
+    options, no_export, tell = forecast_request.options, forecast_request.no_export, forecast_request.tell
     selection = select(spec, options)
     left_out = find_unserved(spec, selection)
     if no_export and left_out:
         tell(f"left out, because no backend of the spec builds for these targets: {', '.join(left_out)}")
-    recorded = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
-    record_state = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
+    recorded_run = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
+    record_state = OnRecord(missing=(step,)) if step else on_record(recorded_run)
     if record_state.missing and not no_export:
         runs = "is missing and runs" if len(record_state.missing) == 1 else "are missing and run"
         tell(f"{', '.join(record_state.missing)} {runs} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, together(asked.progress, steps), executors, keep_state=False) as run:
+        with open_loaded(spec, options, together(forecast_request.progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
-            recorded = replace(recorded, selection=run.selection)
+            recorded_run = replace(recorded_run, selection=run.selection)
         record_state = OnRecord(batches[-1].exported, list_graphs(batches))
-    return ForecastGraph(foresee(record_state, recorded, steps.names), record_state.exported, ((), ()))
+    return ForecastGraph(foresee(record_state, recorded_run, steps.names), record_state.exported, ((), ()))
 
 
 class _StepsMade(Progress):
@@ -275,9 +275,9 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
         # The address of a copied file is the one that it was copied from.
         names = [path.relative_to(place.folder).as_posix() for path in paths]
-        copied = isinstance(place, Bucket)
+        is_copied = isinstance(place, Bucket)
         yield [
-            Found(below(specs, name) if copied else str(path), path) for name, path in zip(names, paths, strict=True)
+            Found(below(specs, name) if is_copied else str(path), path) for name, path in zip(names, paths, strict=True)
         ]
 
 
@@ -296,8 +296,8 @@ def spec_files(folder: Path) -> list[Path]:
 
 def without_graphs(paths: Sequence[Path]) -> list[Path]:
     """The specs but for those of graphs of an ensemble among them: they are built with that."""
-    named = {file.resolve() for path in paths if is_ensemble(path) for file in named_graphs(path)}
-    return [path for path in paths if path.resolve() not in named]
+    graph_paths = {file.resolve() for path in paths if is_ensemble(path) for file in named_graphs(path)}
+    return [path for path in paths if path.resolve() not in graph_paths]
 
 
 def compile_row(
@@ -306,19 +306,19 @@ def compile_row(
     runner: StepRunner,
     progress: Progress,
     executors: Executors,
-    done: Callable[[Compiled], object] = lambda _: None,
+    report: Callable[[Compiled], object] = lambda _: None,
 ) -> CatalogRow:
-    """Compile one spec of many. An error is not raised: it is the row's reason. done: called with what was compiled.
+    """Compile one spec of many. An error is not raised: it is the row's reason. report: called with what was compiled.
     address: of the spec.  options, runner, progress, executors: as of `compile_any`."""
     try:
-        compiled = compile_any(address, options, runner, progress, executors)
-        done(compiled)
+        compiled_spec = compile_any(address, options, runner, progress, executors)
+        report(compiled_spec)
     except EnginesmithError as error:
         return CatalogRow(str(address), None, "failed", reason=str(error))
     except Exception as error:
         logging.getLogger(__name__).exception("%s", address)
         return CatalogRow(str(address), None, "failed", reason=f"{type(error).__name__}: {error}")
-    return _row(str(address), compiled.outcome)
+    return _row(str(address), compiled_spec.outcome)
 
 
 def compile_all(
@@ -327,19 +327,19 @@ def compile_all(
     runner: StepRunner,
     progress: Progress,
     executors: Executors,
-    done: Callable[[Compiled], object] = lambda _: None,
+    report: Callable[[Compiled], object] = lambda _: None,
 ) -> list[CatalogRow]:
-    """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`.  addresses: of the
+    """Compile every spec, several at a time; a row for each, in order. report: as for `compile_row`.  addresses: of the
     specs.  options, runner, progress, executors: as of `compile_any`."""
-    return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
+    return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, report)
 
 
 def words(rows: Sequence[CatalogRow]) -> str:
     """The outcome of a catalog in a line: '4 specs: 2 published, 1 unchanged, 1 failed'."""
     states = Counter(row.state for row in rows)
-    counted = ", ".join(f"{states[state]} {state}" for state in ("published", "unchanged", "failed") if states[state])
+    counts = ", ".join(f"{states[state]} {state}" for state in ("published", "unchanged", "failed") if states[state])
     partly = sum(not row.good and row.state != "failed" for row in rows)
-    return f"{pluralize(len(rows), 'spec')}: {counted}" + (f"; {partly} with engines that failed" if partly else "")
+    return f"{pluralize(len(rows), 'spec')}: {counts}" + (f"; {partly} with engines that failed" if partly else "")
 
 
 def _row(address: str, outcome: Outcome) -> CatalogRow:
@@ -349,8 +349,8 @@ def _row(address: str, outcome: Outcome) -> CatalogRow:
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine passed"
         return CatalogRow(address, outcome.model, "failed", None, engines, reason)
-    existed = outcome.cached or outcome.same_as
-    state: Literal["published", "unchanged"] = "unchanged" if existed else "published"
+    is_unchanged = outcome.cached or outcome.same_as
+    state: Literal["published", "unchanged"] = "unchanged" if is_unchanged else "published"
     return CatalogRow(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
 
 
@@ -428,15 +428,15 @@ def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> 
         with spec_at(address, options.registry) as spec_place:
             if is_ensemble(spec_place.path):
                 # The units of its graphs and of the whole.
-                loaded = load_ensemble(spec_place.path, spec_place.address)
-                forecast = foresee_ensemble(loaded, options, Progress(), no_export=True)
+                ensemble = load_ensemble(spec_place.path, spec_place.address)
+                forecast = foresee_ensemble(ensemble, options, Progress(), no_export=True)
                 units = Counter(unit.action for unit in forecast.units)
                 for graph in forecast.graphs.values():
                     units.update(unit.action for unit in graph.units)
-                missing = dict.fromkeys(
+                missing_steps = dict.fromkeys(
                     f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing
                 )
-                return PlannedSpec(str(address), loaded.model, dict(units), tuple(missing))
+                return PlannedSpec(str(address), ensemble.model, dict(units), tuple(missing_steps))
             spec = spec_place.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EnginesmithError as error:

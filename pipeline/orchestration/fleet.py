@@ -53,13 +53,13 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
             builds.setdefault(unit.model, []).append(task.name)
         elif unit.version and task.engine:
             proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(task.engine)
-    by = "enginesmith fleet"
+    sender_name = "enginesmith fleet"
     event_messages = []
     for model, units in builds.items():
-        payload = {"spec": f"registered:{model}", "registry": registry, "units": units, "by": by}
+        payload = {"spec": f"registered:{model}", "registry": registry, "units": units, "by": sender_name}
         event_messages.append(Message(REGISTERED, model, payload))
     for (model, version, target), engines in proofs.items():
-        payload = {"version": version, "target": target, "engines": engines, "registry": registry, "by": by}
+        payload = {"version": version, "target": target, "engines": engines, "registry": registry, "by": sender_name}
         event_messages.append(Message(UNPROVEN, model, payload))
     return tuple(event_messages)
 
@@ -91,9 +91,9 @@ class FleetSources:
         Raises as `read_inventory` and `read_cluster`.
         """
         base_fleet = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
-        stated = {**dict(catalog.runtimes), **self.runtimes}
+        runtime_versions = {**dict(catalog.runtimes), **self.runtimes}
         return base_fleet.with_groups(
-            group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in base_fleet.groups
+            group.with_versions(runtimes={**runtime_versions, **group.machine.runtimes}) for group in base_fleet.groups
         )
 
     def wanted(self, store: Store) -> Catalog:
@@ -161,6 +161,6 @@ def reconcile(store: Store, sources: FleetSources, predict: Predictor) -> Reconc
 
     Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach.
     """
-    fleet, served, catalog = compare_deployments(store, sources)
-    coverage = list_coverage(fleet.groups, served, catalog)
+    fleet, served_versions, catalog = compare_deployments(store, sources)
+    coverage = list_coverage(fleet.groups, served_versions, catalog)
     return Reconciled(fleet, catalog, coverage, work_for(coverage, predict), store.uri)

@@ -38,19 +38,19 @@ def gpu_named(name: str) -> Target:
     return target
 
 
-def validate_on_worker(pending: Pending, on: Target, context: RunContext) -> list[Validated]:
+def validate_on_worker(pending_version: Pending, on: Target, context: RunContext) -> list[Validated]:
     """As `validate_pending`, on a worker with this GPU. The failure of the task is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
     """
-    engines = tuple(entry.digest for entry in pending.engines if entry.digest)
-    request = ValidatePending(pending.manifest.model, pending.manifest.version, engines)
+    engines = tuple(entry.digest for entry in pending_version.engines if entry.digest)
+    request = ValidatePending(pending_version.manifest.model, pending_version.manifest.version, engines)
     try:
-        return [*_run(f"prove {pending.reference} on {on.name}", request, on, context)]
+        return [*_run(f"prove {pending_version.reference} on {on.name}", request, on, context)]
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [Validated(pending.reference, None, "error", str(error))]
+        return [Validated(pending_version.reference, None, "error", str(error))]
 
 
 def canary_on_worker(request: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
@@ -80,8 +80,8 @@ class ValidatePending:
         """A row for each engine."""
         place, executor = open_store(context.store), LocalExecutor()
         manifest = lookup.load(place, self.model, self.version)
-        pending = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
-        return tuple(validate_pending(pending, RunContext(place, executor, executor)))
+        pending_version = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
+        return tuple(validate_pending(pending_version, RunContext(place, executor, executor)))
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class Payload:
     def check(self, event: str, field_names: Collection[str]) -> None:
         """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
         names = set(field_names)
-        lacking, unknown = self.fields.keys() - names, names - self.fields.keys() - self.sometimes.keys()
-        if lacking or unknown:
-            raise ValueError(f"{event}: lacks {sorted(lacking)}, has unknown {sorted(unknown)}; see {__name__}")
+        missing_fields, unknown = self.fields.keys() - names, names - self.fields.keys() - self.sometimes.keys()
+        if missing_fields or unknown:
+            raise ValueError(f"{event}: lacks {sorted(missing_fields)}, has unknown {sorted(unknown)}; see {__name__}")
 
 
 PAYLOADS: Mapping[str, Payload] = {
@@ -195,7 +195,7 @@ def markdown() -> str:
     """The table of events, as docs/guides/deployments.md has it."""
 
     def list_fields(fields: Mapping[str, str]) -> str:
-        return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
+        return ", ".join(f"`{name}`" + (f" ({remark})" if remark else "") for name, remark in fields.items())
 
     lines = ["| event | payload | sent |", "|---|---|---|"]
     for event, payload in PAYLOADS.items():

@@ -50,18 +50,18 @@ class DriftRequest:
 
 
 def answer_drift(
-    asked: DriftRequest, progress: Progress, executors: Executors, say: Callable[[str], None]
+    drift_request: DriftRequest, progress: Progress, executors: Executors, say: Callable[[str], None]
 ) -> DriftAnswer:
     """Choose buckets from the recorded traffic of a model, and register its newest registered spec with them.
 
     Where sizes beyond the spec's came, its dims grow to hold all but one in a thousand requests. Nothing is registered
     where the present buckets hold the traffic and others would save little.
 
-    asked: the model and its traffic.  progress, executors: of the run that times it.  say: gets lines about the
+    drift_request: the model and its traffic.  progress, executors: of the run that times it.  say: gets lines about the
     progress.
     Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
     """
-    model, registry, traffic = asked.model, asked.registry, asked.traffic
+    model, registry, traffic = drift_request.model, drift_request.registry, drift_request.traffic
     if traffic is None:
         return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic LOCATION` names it")
     try:
@@ -71,72 +71,72 @@ def answer_drift(
                 return DriftAnswer(f"{traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
             place.refresh()
             spec = spec_place.load()
-            recorded = read_place(place.folder / names[0], spec.tensors(), model)
-            return _answer(asked, spec, recorded, progress, executors, say)
+            recorded_traffic = read_place(place.folder / names[0], spec.tensors(), model)
+            return _answer(drift_request, spec, recorded_traffic, progress, executors, say)
     except UnknownNameError as error:
         return DriftAnswer(str(error))
 
 
 def _answer(
-    asked: DriftRequest,
+    drift_request: DriftRequest,
     spec: ModelSpec,
-    recorded: TrafficAtPlace,
+    recorded_traffic: TrafficAtPlace,
     progress: Progress,
     executors: Executors,
     say: Callable[[str], None],
 ) -> DriftAnswer:
-    grown = {dim.name: edge for dim in spec.named_dims() if (edge := needed_edge(dim, recorded)) > dim.max}
+    grown = {dim.name: edge for dim in spec.named_dims() if (edge := needed_edge(dim, recorded_traffic)) > dim.max}
     if grown:
         say("; ".join(f"{dim} grows from {_edges(spec, dim)[-1]} to {edge}" for dim, edge in grown.items()))
         write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
         spec = load_spec(spec.path, spec.address)
-    options = asked.options
+    options = drift_request.options
     options = replace(
         options, dims=options.dims or default_dims(spec, grown), max_profiles=options.max_profiles or MOST_PROFILES
     )
-    with open_loaded(spec, RunOptions(registry=asked.registry), progress, executors, keep_state=False) as run:
-        beyond = split_beyond(recorded.trace, spec.named_dims())
-        advice = advise_buckets(replace(run, spec=spec), recorded, beyond, options)
+    with open_loaded(spec, RunOptions(registry=drift_request.registry), progress, executors, keep_state=False) as run:
+        beyond = split_beyond(recorded_traffic.trace, spec.named_dims())
+        advice = advise_buckets(replace(run, spec=spec), recorded_traffic, beyond, options)
     edges = advice.choice.edges
     for plan in advice.choice.plans:
         say(f"{plan.name}: {plan.profiles} profiles, {plan.seconds.value:.3g} engine seconds a request")
-    if not grown and (small := _too_small(advice)):
-        return DriftAnswer(small, edges)
+    if not grown and (stay_reason := _too_small(advice)):
+        return DriftAnswer(stay_reason, edges)
     write_buckets(spec.path, edges)
-    registration, is_registered = register(open_store(asked.registry), load_spec(spec.path, spec.address))
+    registration, is_registered = register(open_store(drift_request.registry), load_spec(spec.path, spec.address))
     words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
     return DriftAnswer(
         f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, registration
     )
 
 
-def needed_edge(dim: Dim, recorded: TrafficAtPlace) -> int:
+def needed_edge(dim: Dim, recorded_traffic: TrafficAtPlace) -> int:
     """The size, a multiple of the dim's, within which all but `LEFT_OUT` of the requests are."""
-    size = int(np.quantile(recorded.trace.sizes[dim.name], 1.0 - LEFT_OUT, method="higher"))
+    size = int(np.quantile(recorded_traffic.trace.sizes[dim.name], 1.0 - LEFT_OUT, method="higher"))
     return -(-size // dim.multiple) * dim.multiple
 
 
 def default_dims(spec: ModelSpec, grown: Mapping[str, int]) -> tuple[str, ...]:
     """The dims to choose buckets for: those that have some or grew, else all but the batch, which () stands for; else
     the batch, where nothing else is dynamic."""
-    named = [dim for dim in spec.named_dims() if not dim.static]
-    dim_names = tuple(dim.name for dim in named if dim.name in grown or len(dim.edges) > 1)
-    return dim_names or (tuple(dim.name for dim in named) if len(named) == 1 else ())
+    named_dims = [dim for dim in spec.named_dims() if not dim.static]
+    dim_names = tuple(dim.name for dim in named_dims if dim.name in grown or len(dim.edges) > 1)
+    return dim_names or (tuple(dim.name for dim in named_dims) if len(named_dims) == 1 else ())
 
 
 def _too_small(advice: BucketAdvice) -> str:
     """Why the present buckets stay; '' where they do not."""
-    present = next(plan for plan in advice.choice.plans if plan.name == "present")
-    saved = present.saved
-    if saved is None or (saved.low > 0 and saved.value >= LEAST_SAVING):
+    present_plan = next(plan for plan in advice.choice.plans if plan.name == "present")
+    saving = present_plan.saved
+    if saving is None or (saving.low > 0 and saving.value >= LEAST_SAVING):
         return ""
-    interval = f"{100 * saved.low:.1f} to {100 * saved.high:.1f} %"
+    interval = f"{100 * saving.low:.1f} to {100 * saving.high:.1f} %"
     return (
-        f"the present buckets stay: others would save {100 * saved.value:.1f} % of the engine time ({interval}), and "
+        f"the present buckets stay: others would save {100 * saving.value:.1f} % of the engine time ({interval}), and "
         f"{100 * LEAST_SAVING:g} % is the least that is acted on"
     )
 
 
 def _edges(spec: ModelSpec, dim: str) -> tuple[int, ...]:
-    spec_dim = next(each for each in spec.named_dims() if each.name == dim)
+    spec_dim = next(named_dim for named_dim in spec.named_dims() if named_dim.name == dim)
     return spec_dim.edges or (spec_dim.max,)

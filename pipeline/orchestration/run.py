@@ -104,9 +104,9 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
 
 def _from_records(run: Run) -> Outcome | None:
     """As `compile_from_records`, for a run that is open and would wait for a lock."""
-    recorded = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
+    record_context = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
     try:
-        outcome = compile_model(Run(run.spec, recorded, run.selection))
+        outcome = compile_model(Run(run.spec, record_context, run.selection))
     except NotOnRecord:
         return None
     run.context.progress.emit(Finished("lock", reason="all results are in the registry, so there is nothing to do"))
@@ -120,9 +120,9 @@ def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
     The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
     whatever they select, would time each other.
     """
-    selected = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
-    here = {"compiling": run.spec.model, "on": this_process().host}
-    return digest_of({"compiling": resolved_spec(run.spec), **selected}), digest_of(here)
+    selection_facts = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
+    host_facts = {"compiling": run.spec.model, "on": this_process().host}
+    return digest_of({"compiling": resolved_spec(run.spec), **selection_facts}), digest_of(host_facts)
 
 
 @contextmanager
@@ -197,13 +197,13 @@ def open_context(
     model = spec.model
     with ExitStack() as stack:
         guard = stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
-        both = executors or stack.enter_context(start_executors(options))
+        both_executors = executors or stack.enter_context(start_executors(options))
         if keep_state:
             run = new_run(model, spec.address, store, progress.by)
             tracker = stack.enter_context(record_run(store, run, guard.secure))
             progress = together(progress.of_run(model, run.id), tracker)
             progress.emit(RunBegan(model, run.id))
-        yield RunContext(store, both.local, both.builder, progress)
+        yield RunContext(store, both_executors.local, both_executors.builder, progress)
 
 
 @contextmanager
@@ -300,11 +300,11 @@ def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[
         return ()
     gpus = [target for target in spec.target_list() if not target.is_cpu]
     has = [executor.has_node(Needs(gpu_labels(target), required=True, gpus=1)) for target in gpus]
-    where = [
-        f"on a Ray worker with {gpu.sm}" + ("" if here else ", once one comes")
-        for gpu, here in zip(gpus, has, strict=True)
+    texts = [
+        f"on a Ray worker with {gpu.sm}" + ("" if has_gpu else ", once one comes")
+        for gpu, has_gpu in zip(gpus, has, strict=True)
     ]
-    return tuple((gpu.name, text) for gpu, here, text in zip(gpus, has, where, strict=True) if here or waits)
+    return tuple((gpu.name, text) for gpu, has_gpu, text in zip(gpus, has, texts, strict=True) if has_gpu or waits)
 
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
@@ -313,23 +313,23 @@ def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...
     return tuple(precision for precision in PRECISIONS if precision in words)
 
 
-def _select(what: str, text: str | None, spec_names: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
+def _select(option: str, text: str | None, spec_names: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
     """The names in `text`. Raises UnknownNameError for one that the spec does not have. possible: what it can have."""
-    words = _require_names(what, text)
+    words = _require_names(option, text)
     for word in words:
         if word not in spec_names:
             remedy = f"there is none; take of the spec's: {', '.join(spec_names)}"
             if word in possible:
                 remedy = f"not in the spec, which has {', '.join(spec_names)}; add it there"
-            raise UnknownNameError(f"{what} {word}: {remedy}")
+            raise UnknownNameError(f"{option} {word}: {remedy}")
     return tuple(words)
 
 
-def _require_names(what: str, text: str | None) -> list[str]:
+def _require_names(option: str, text: str | None) -> list[str]:
     """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
     words = split_names(text)
     if text is not None and not words:
-        raise InputError(f"{what} {text!r}: has no name; give one, or leave it out for all of the spec")
+        raise InputError(f"{option} {text!r}: has no name; give one, or leave it out for all of the spec")
     return words
 
 

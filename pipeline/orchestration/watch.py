@@ -101,27 +101,27 @@ def send_published_once(store: Store, model: str, version: str, manifest: str) -
     ):
         if was_sent(store, PUBLISHED, manifest):
             return None
-        sent = send_published(store, model, version, manifest)
-        remember_sent(store, PUBLISHED, manifest, sent.id)
-        return sent
+        sent_event = send_published(store, model, version, manifest)
+        remember_sent(store, PUBLISHED, manifest, sent_event.id)
+        return sent_event
 
 
 def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEvent:
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
     not answer; ValueError for a payload that is not what `PAYLOADS` says."""
     PAYLOADS[event].check(event, {"model", *payload})
-    server = PREFECT_API_URL.value()
-    if not server:
+    server_url = PREFECT_API_URL.value()
+    if not server_url:
         raise UnavailableError(f"{event} cannot be sent: no Prefect server is configured; set PREFECT_API_URL")
     run = FlowRunContext.get()
-    related = []
+    related_resources = []
     if run is not None and run.flow_run is not None:  # the flow run that sends it
         about = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
-        related = [RelatedResource(about)]
+        related_resources = [RelatedResource(about)]
     prefect_event = Event(
         event=event,
         resource=Resource({"prefect.resource.id": f"enginesmith.model.{model}", "prefect.resource.name": model}),
-        related=related,
+        related=related_resources,
         payload={"model": model, **payload},
     )
     try:
@@ -129,13 +129,13 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
             # Not `emit_event`: a thread sends its queue, and says nothing of events that did not arrive.
             client.request("POST", "/events", json=[prefect_event.model_dump(mode="json")])
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
-        if problem := api_problem(error, server):
+        if problem := api_problem(error, server_url):
             raise UnavailableError(f"{event} was not sent: {problem}") from error
         raise UnavailableError(
-            f"{event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start it, or "
+            f"{event} did not reach the Prefect server at {server_url} ({error or type(error).__name__}); start it, or "
             "correct PREFECT_API_URL, and run this again"
         ) from error
-    return SentEvent(str(prefect_event.id), event, server)
+    return SentEvent(str(prefect_event.id), event, server_url)
 
 
 # Watching a place for specs: one whose content is new is registered, and its event is sent to Prefect once.
@@ -221,8 +221,8 @@ class Watch:
         newest = bool(entries) and entries[-1].bundle.digest == digest
         if not (newest and was_sent(self._store, REGISTERED, digest)):
             registration, _ = register(self._store, spec)
-            sent = send_registered(self._store, registration)
-            remember_sent(self._store, REGISTERED, registration.bundle.digest, sent.id)
+            sent_event = send_registered(self._store, registration)
+            remember_sent(self._store, REGISTERED, registration.bundle.digest, sent_event.id)
             self._say(WatchedSpec(name, f"registered as {registration.address}", True, registration.bundle.digest))
         self._taken[path] = digest
         self._complaints.pop(name, None)

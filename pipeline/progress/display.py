@@ -81,9 +81,9 @@ class Clocks:
         """
         new = Wait(why, time.monotonic())
         with self._lock:
-            alike = [wait for each, wait in self._waits.items() if (once or each == name) and wait.reason == new.reason]
-            shown_at = max((wait.shown_at for wait in alike), default=None)
-            if shown_at is not None and (why in {wait.why for wait in alike} or new.shown_at < shown_at + RECOUNT_S):
+            waits = [wait for step, wait in self._waits.items() if (once or step == name) and wait.reason == new.reason]
+            shown_at = max((wait.shown_at for wait in waits), default=None)
+            if shown_at is not None and (why in {wait.why for wait in waits} or new.shown_at < shown_at + RECOUNT_S):
                 self._waits[name] = Wait(why, shown_at)
                 return False
             self._waits[name] = new
@@ -331,31 +331,31 @@ def _plain(text: str) -> str:
 # Which display a command shows, several listeners as one, and several models on one display.
 
 
-def together(display: Progress, *others: Progress) -> Progress:
+def together(display: Progress, *listeners: Progress) -> Progress:
     """A `Progress` that sends each event to all of these, the display first.
 
     What the display raises stops the run. One of the others that raises gets no more events, with a warning on stderr.
     """
-    return _Together(display, list(others)) if others else display
+    return _Together(display, list(listeners)) if listeners else display
 
 
 class _Together(Progress):
-    def __init__(self, display: Progress, others: list[Progress]) -> None:
-        self._display, self._others, self.by = display, others, display.by
+    def __init__(self, display: Progress, listeners: list[Progress]) -> None:
+        self._display, self._others, self.by = display, listeners, display.by
 
     def of_run(self, model: str, run: str) -> Progress:
-        return _Together(self._display.of_run(model, run), [each.of_run(model, run) for each in self._others])
+        return _Together(self._display.of_run(model, run), [listener.of_run(model, run) for listener in self._others])
 
     def emit(self, event: Event) -> None:
         self._display.emit(event)
-        for each in list(self._others):
+        for listener in list(self._others):
             try:
-                each.emit(event)
+                listener.emit(event)
             except Exception as error:  # whatever is wrong with a listener, builds are worth more than what it sees
-                if each in self._others:
-                    self._others.remove(each)
-                    what = type(each).__name__
-                    print(f"warning: {what} is told nothing more of this run: {error!r}", file=sys.stderr)
+                if listener in self._others:
+                    self._others.remove(listener)
+                    listener_type = type(listener).__name__
+                    print(f"warning: {listener_type} is told nothing more of this run: {error!r}", file=sys.stderr)
 
     def watch(self, name: str) -> AbstractContextManager[None]:
         return self._display.watch(name)

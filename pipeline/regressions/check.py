@@ -26,9 +26,9 @@ from validation.plotting import seconds_text
 # median is slower by exactly the threshold, one timing in 40 says so. What could not have been shown is said.
 
 
-def judge_units(judged: Sequence[JudgedUnit]) -> Iterator[Finding]:
+def judge_units(units: Sequence[JudgedUnit]) -> Iterator[Finding]:
     """A finding for each unit that failed, with its first failed checks."""
-    for unit in judged:
+    for unit in units:
         if unit.entry.status == "failed":
             broken = [describe(check) for check in unit.report.checks if not check.passed] if unit.report else []
             failure_text = join_first(broken, 2, "; ") if broken else unit.entry.reason.splitlines()[0]
@@ -36,21 +36,21 @@ def judge_units(judged: Sequence[JudgedUnit]) -> Iterator[Finding]:
 
 
 def judge_coverage(
-    served: Sequence[EngineEntry], new: Sequence[EngineEntry], selected: Sequence[str], what: str
+    old_entries: Sequence[EngineEntry], new: Sequence[EngineEntry], target_names: Sequence[str], name: str
 ) -> Iterator[Finding]:
     """A finding for each target that a served version has engines for, and the new one has none; of a target that
     keeps one, a note for each unit that is no longer built.
 
-    served, new: usable entries.  selected: the targets that were asked for.  what: the served version.
+    old_entries, new: usable entries.  target_names: the targets that were asked for.  name: the served version.
     """
     targets, units = {entry.target for entry in new}, {entry.unit for entry in new}
-    for target in dict.fromkeys(entry.target for entry in served if entry.target in selected):
+    for target in dict.fromkeys(entry.target for entry in old_entries if entry.target in target_names):
         if target not in targets:
-            yield Finding("coverage", "error", f"{what} has an engine for {target}, and this spec builds none", target)
+            yield Finding("coverage", "error", f"{name} has an engine for {target}, and this spec builds none", target)
             continue
-        gone = [entry.unit for entry in served if entry.target == target and entry.unit not in units]
+        gone = [entry.unit for entry in old_entries if entry.target == target and entry.unit not in units]
         for unit in gone:
-            yield Finding("coverage", "note", f"{what} has this engine, and this spec does not build it", unit)
+            yield Finding("coverage", "note", f"{name} has this engine, and this spec does not build it", unit)
 
 
 def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) -> Iterator[Finding]:
@@ -86,8 +86,8 @@ def _lost(metric: MetricPair) -> bool:
 
 def _judge_metric(pair: EnginePair, metric: MetricPair) -> Finding:
     new = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
-    served = format_metric(metric.name, metric.served or 0.0)
-    message = f"{metric.name} {new}, served version {served} ({pair.against}); the limit is {metric.allowed:g} worse"
+    old_value = format_metric(metric.name, metric.served or 0.0)
+    message = f"{metric.name} {new}, served version {old_value} ({pair.against}); the limit is {metric.allowed:g} worse"
     return Finding("metric", "error", message, pair.unit)
 
 
@@ -104,11 +104,11 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
         elif times.high > 1 + options.slower:
             noisy_buckets.append(f"{times.bucket} (up to {times.high:.3f} times)")
     if noisy_buckets:
-        busy = next((f"; the machine was busy: {times.busy[0]}" for times in pair.times if times.busy), "")
+        busy_note = next((f"; the machine was busy: {times.busy[0]}" for times in pair.times if times.busy), "")
         message = (
             f"a slowdown over {100 * options.slower:g} % is neither shown nor ruled out at {', '.join(noisy_buckets)}"
         )
-        yield Finding("too-noisy", "warning", f"{message}; give more --seconds{busy}", pair.unit)
+        yield Finding("too-noisy", "warning", f"{message}; give more --seconds{busy_note}", pair.unit)
 
 
 # Builds what a spec asks for as a build does, up to the publication, and compares it with what a channel serves.
@@ -118,82 +118,86 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
 # them, so that the build after the merge finds the engines (docs/guides/regressions.md).
 
 
-def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckOptions) -> RegressionCheck:
-    """Build, prove and compare. here: this machine.  served: None for the first version of a model.
+def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, options: CheckOptions) -> RegressionCheck:
+    """Build, prove and compare. this_machine: where it runs.  baseline: None for the first version of a model.
 
     run: of the new spec.  options: limits of what counts as a regression.
     Raises what exporting and quantizing raise; an engine that fails is a finding.
     """
     spec, context = run.spec, run.context
-    done = run.time(run.build_and_prove(run.prepare()))
-    judged = done.units
+    result = run.time(run.build_and_prove(run.prepare()))
+    units = result.units
     # As a publication would have them; nothing is published.
-    entries = [entry for entry, _ in run.draft(done).approved]
-    findings, pairs = list(judge_units(judged)), list[EnginePair]()
-    if served:
-        selected = [target.name for target in run.selection.targets or spec.target_list()]
-        findings += judge_coverage(_select(served, run.selection), entries, selected, served.name)
-        measuring = PairMeasurement(run, done.exported.golden, served, options)
-        proven = {unit.built.unit.name: unit for unit in judged if unit.entry.status in PASSED}
-        pulled = find_pulled(entries, judged, here, served.proven_only, context)
-        pairs = list(_measure_pairs(measuring, proven, pulled))
-        limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
-        findings += [finding for pair in pairs for finding in judge_pair(pair, options, limited)]
-        compared, uncompared = {pair.unit for pair in pairs}, f"{served.name} serves no such engine here"
-        findings += [Finding("not-compared", "note", uncompared, unit) for unit in proven if unit not in compared]
+    entries = [entry for entry, _ in run.draft(result).approved]
+    findings, pairs = list(judge_units(units)), list[EnginePair]()
+    if baseline:
+        target_names = [target.name for target in run.selection.targets or spec.target_list()]
+        findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.name)
+        measuring = PairMeasurement(run, result.exported.golden, baseline, options)
+        proven = {unit.built.unit.name: unit for unit in units if unit.entry.status in PASSED}
+        pulled_unit = find_pulled(entries, units, this_machine, baseline.proven_only, context)
+        pairs = list(_measure_pairs(measuring, proven, pulled_unit))
+        has_limits = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
+        findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
+        paired_units, reason = {pair.unit for pair in pairs}, f"{baseline.name} serves no such engine here"
+        findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
-        against=served.name if served else None,
-        channel=served.channel if served else None,
+        against=baseline.name if baseline else None,
+        channel=baseline.channel if baseline else None,
         machine=machine(),
         created_at=now(),
         slower=options.slower,
         seconds=options.seconds,
-        statuses={unit.name: "refused" for unit in done.plan.refused}
-        | {unit.built.unit.name: unit.entry.status for unit in judged},
+        statuses={unit.name: "refused" for unit in result.plan.refused}
+        | {unit.built.unit.name: unit.entry.status for unit in units},
         pairs=tuple(pairs),
         findings=tuple(sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))),
     )
 
 
-def _select(served: ServedVersion, selection: Selection) -> list[EngineEntry]:
+def _select(baseline: ServedVersion, selection: Selection) -> list[EngineEntry]:
     precisions, backends = selection.precisions, selection.backends
     return [
         entry
-        for entry in served.served
+        for entry in baseline.served
         if (not precisions or entry.precision in precisions) and (not backends or entry.backend in backends)
     ]
 
 
 def find_pulled(
-    entries: Sequence[EngineEntry], judged: Sequence[JudgedUnit], here: Machine, proven_only: bool, context: RunContext
+    entries: Sequence[EngineEntry],
+    units: Sequence[JudgedUnit],
+    machine: Machine,
+    proven_only: bool,
+    context: RunContext,
 ) -> str | None:
     """The unit that this machine would be given of the new version; None where none fits."""
-    timed: Mapping[str, str] = {str(unit.built.digest): unit.latency for unit in judged if unit.latency}
-    reports = {digest: read_latency_report(context.store, report) for digest, report in timed.items()}
+    report_digests: Mapping[str, str] = {str(unit.built.digest): unit.latency for unit in units if unit.latency}
+    reports = {digest: read_latency_report(context.store, report) for digest, report in report_digests.items()}
 
     def measured(fitting: Sequence[EngineEntry]) -> Mapping[str, object]:
         digests = {entry.digest for entry in fitting}
         return speeds_of({digest: report for digest, report in reports.items() if digest in digests})
 
     try:
-        ranking = rank_engines(entries, here, Policy(proven_only=proven_only), "the new version", measured)  # type: ignore[arg-type]
+        ranking = rank_engines(entries, machine, Policy(proven_only=proven_only), "the new version", measured)  # type: ignore[arg-type]
         return ranking.resolution().chosen.unit
     except UnknownNameError:
         return None
 
 
 def _measure_pairs(
-    measuring: PairMeasurement, proven: Mapping[str, JudgedUnit], pulled: str | None
+    measuring: PairMeasurement, proven: Mapping[str, JudgedUnit], pulled_unit: str | None
 ) -> Iterator[EnginePair]:
     """First what this machine is given by both versions, then each other unit that both have."""
-    served = measuring.served
-    if pulled is not None and pulled in proven:
-        yield measuring.measure(proven[pulled], served.pulled, True)
+    baseline = measuring.served
+    if pulled_unit is not None and pulled_unit in proven:
+        yield measuring.measure(proven[pulled_unit], baseline.pulled, True)
     for unit, judged_unit in proven.items():
-        if unit in served.here and (unit != pulled or served.pulled.unit != unit):
-            yield measuring.measure(judged_unit, served.here[unit], False)
+        if unit in baseline.here and (unit != pulled_unit or baseline.pulled.unit != unit):
+            yield measuring.measure(judged_unit, baseline.here[unit], False)
 
 
 def with_lines(regression_check: RegressionCheck, lines: Mapping[Finding, int]) -> RegressionCheck:

@@ -60,8 +60,8 @@ class Finding:
     @property
     def text(self) -> str:
         """'cpu int8 onnxruntime at batch=8: 1.41 times the time of the served engine ...'."""
-        where = " at ".join(part for part in (self.unit, self.bucket) if part)
-        return f"{where}: {self.message}" if where else self.message
+        place = " at ".join(part for part in (self.unit, self.bucket) if part)
+        return f"{place}: {self.message}" if place else self.message
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class BucketTimes:
     busy: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, bucket: str, times: PairedTimes, busy: tuple[str, ...]) -> "BucketTimes":
+    def of(cls, bucket: str, times: PairedTimes, reasons: tuple[str, ...]) -> "BucketTimes":
         """The median of two engines that were timed in turns, the new one first."""
         middle = next(ratio for ratio in times.ratios if ratio.p == 0.5)
         interval = middle.ratio, middle.low, middle.high, middle.detectable
-        return cls(bucket, *times.medians_s, *interval, times.runs, busy)
+        return cls(bucket, *times.medians_s, *interval, times.runs, reasons)
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,15 @@ class RegressionCheck:
     def verdict(self) -> str:
         """One sentence: how many regressions, against what."""
         where = f" (channel {self.channel})" if self.channel else ""
-        beside = f"against {self.against}{where}" if self.against else "by the checks of the spec; no version is served"
+        baseline_text = (
+            f"against {self.against}{where}" if self.against else "by the checks of the spec; no version is served"
+        )
         if self.passed:
-            return f"{self.model}: no regression shown {beside}"
+            return f"{self.model}: no regression shown {baseline_text}"
         count = len(self.errors)
         if all(finding.rule == "spec" for finding in self.errors):
             return f"{self.model}: not checked, {count} mistake{'s' if count > 1 else ''}"
-        return f"{self.model}: {count} regression{'s' if count > 1 else ''} {beside}"
+        return f"{self.model}: {count} regression{'s' if count > 1 else ''} {baseline_text}"
 
 
 # What a channel serves, as a check compares with it: the version, its engines that run here, their bytes.
@@ -219,42 +221,44 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
     """
     if reference == NONE:
         return None
-    named = parse_reference(reference or model)
-    if named.model != model:
+    version_reference = parse_reference(reference or model)
+    if version_reference.model != model:
         raise InputError(f"--against {reference}: the spec is of model {model!r}; give a version or channel of that")
     try:
-        located = locate(store, named)
-        manifest = located.manifest
+        located_version = locate(store, version_reference)
+        manifest = located_version.manifest
         require_model(manifest)
         entries = judge_entries(store, manifest, require(store, manifest).counts)
-        timed = partial(measured_speeds, store, manifest, machine)
-        policy = Policy(proven_only=located.proven_only)
-        pulled = (
-            rank_engines(entries, machine, policy, version_name(model, manifest.version), timed).resolution().chosen
+        speeds = partial(measured_speeds, store, manifest, machine)
+        policy = Policy(proven_only=located_version.proven_only)
+        pulled_entry = (
+            rank_engines(entries, machine, policy, version_name(model, manifest.version), speeds).resolution().chosen
         )
     except UnknownNameError as error:
         raise UnknownNameError(f"{error}\n  --against {NONE} checks a spec of which nothing is served here") from None
-    served = list_served([entry.on_cpu(this_kind().name) for entry in entries], located.proven_only)
-    here = {entry.unit: entry for entry in served if why_not_here(entry) is None}
-    if pulled.unit not in here:
+    served_entries = list_served([entry.on_cpu(this_kind().name) for entry in entries], located_version.proven_only)
+    local_entries = {entry.unit: entry for entry in served_entries if why_not_here(entry) is None}
+    if pulled_entry.unit not in local_entries:
         raise InputError(
-            f"{pulled.unit} of {version_name(model, manifest.version)}, which is served to this machine, does not run "
-            f"here: {why_not_here(pulled)}; check on a machine that can run it, or with --against {NONE}"
+            f"{pulled_entry.unit} of {version_name(model, manifest.version)}, which is served to this machine, does "
+            f"not run here: {why_not_here(pulled_entry)}; check on a machine that can run it, or with --against {NONE}"
         )
-    channel = located.channel.name if located.channel else None
-    return ServedVersion(store, manifest, channel, located.proven_only, tuple(served), pulled, here)
+    channel = located_version.channel.name if located_version.channel else None
+    return ServedVersion(
+        store, manifest, channel, located_version.proven_only, tuple(served_entries), pulled_entry, local_entries
+    )
 
 
-def copy_engine(served: ServedVersion, entry: EngineEntry, dest: Store) -> None:
+def copy_engine(version: ServedVersion, entry: EngineEntry, dest: Store) -> None:
     """Copy an engine's blobs, with the graph that it was built from, to a store that is not the version's own."""
-    if dest.uri == served.store.uri:
+    if dest.uri == version.store.uri:
         return
-    named = [str(digest) for digest in (entry.digest, entry.graph) if digest]
-    shards = [shard for digest in named for shard in served.manifest.shards.get(digest, {})]
+    digests = [str(digest) for digest in (entry.digest, entry.graph) if digest]
+    shards = [shard for digest in digests for shard in version.manifest.shards.get(digest, {})]
     with tempfile.TemporaryDirectory(prefix="enginesmith-check-") as folder:
-        for digest in (*shards, *named):
+        for digest in (*shards, *digests):
             if not dest.has(digest):
                 path = Path(folder) / digest
-                served.store.fetch(digest, path)
+                version.store.fetch(digest, path)
                 dest.put_file(path)
                 path.unlink()

@@ -62,7 +62,7 @@ class CheckOptions:
     seconds: float = 2.0
     buckets: Literal["few", "all"] | tuple[str, ...] = "few"
 
-    def allowed_loss(self, name: str, served: float) -> float:
+    def allowed_loss(self, name: str, old_value: float) -> float:
         """The greatest loss of a task metric that passes. name: 'accuracy', or 'accuracy of logits'."""
         value = name.partition(" of ")[0]
         for metric_name in (name, value, ""):
@@ -70,7 +70,7 @@ class CheckOptions:
                 return self.worse[metric_name]
         if value.endswith("_db"):
             return LOSS_DB
-        return LOSS_PERPLEXITY * abs(served) if value == "perplexity" else LOSS
+        return LOSS_PERPLEXITY * abs(old_value) if value == "perplexity" else LOSS
 
 
 def check_losses(worse: Mapping[str, float], metrics: Sequence[TaskMetric]) -> None:
@@ -85,8 +85,8 @@ def check_losses(worse: Mapping[str, float], metrics: Sequence[TaskMetric]) -> N
 def drift_budget(precisions: tuple[Precision, Precision], limits: Mapping[str, float]) -> Budget:
     """How far the answers of two engines may be apart: the documented limits of the precision that rounds more, with
     those that the spec sets for engines. Raises InputError as `Budget.override`."""
-    documented = [default_budget("engine", precision) for precision in sorted(precisions, key=PRECISIONS.index)]
-    return min(documented, key=lambda budget: budget.sqnr_db or 0.0).override(limits)
+    usual_budgets = [default_budget("engine", precision) for precision in sorted(precisions, key=PRECISIONS.index)]
+    return min(usual_budgets, key=lambda budget: budget.sqnr_db or 0.0).override(limits)
 
 
 # The job that runs a new engine and a served one on the same golden set: how far apart their answers are at the ends
@@ -127,9 +127,12 @@ class CompareAnswers:
         folders = [context.workdir / name for name in ("new", "served")]
         for folder in folders:
             folder.mkdir()
-        with open_session(place, self.served, folders[1]) as served, open_session(place, self.new, folders[0]) as new:
-            checks = drift_checks("engine", served, new, golden, budget)
-            values = [_measure(session, golden, self.metrics) for session in (new, served)]
+        with (
+            open_session(place, self.served, folders[1]) as old_session,
+            open_session(place, self.new, folders[0]) as new,
+        ):
+            checks = drift_checks("engine", old_session, new, golden, budget)
+            values = [_measure(session, golden, self.metrics) for session in (new, old_session)]
         return ComparedAnswers(tuple(worst_of(checks)), *values)
 
 
@@ -145,14 +148,14 @@ def _measure(session: Session, golden: "GoldenSet", metrics: Sequence[TaskMetric
 
 def worst_of(checks: Sequence[Check]) -> list[AnswerDrift]:
     """Of each case and output the check that is furthest beyond its limit, or the nearest to it."""
-    worst: dict[tuple[str, str], Check] = {}
+    worst_checks: dict[tuple[str, str], Check] = {}
     for check in checks:
         key = check.case, check.output
-        if key not in worst or _excess(check) > _excess(worst[key]):
-            worst[key] = check
+        if key not in worst_checks or _excess(check) > _excess(worst_checks[key]):
+            worst_checks[key] = check
     return [
         AnswerDrift(check.case, check.output, check.name, check.value, check.limit, check.passed)
-        for check in worst.values()
+        for check in worst_checks.values()
     ]
 
 
@@ -182,13 +185,13 @@ def key_of(spec: ModelSpec, finding: Finding) -> Key:
         return ("golden", "metric")
     if finding.rule == "interface":
         return ("inputs",) if finding.message.startswith("its inputs") else ("outputs",)
-    target, _, rest = finding.unit.partition(" ")
-    precision = rest.partition(" ")[0]
+    target, _, variant_text = finding.unit.partition(" ")
+    precision = variant_text.partition(" ")[0]
     if finding.rule != "coverage" and precision in spec.precision_list():
         precision_list = list(spec.precisions) if isinstance(spec.precisions, tuple | list) else []
         return ("precisions", precision_list.index(precision)) if precision in precision_list else ("precisions",)
-    named = list(spec.targets)
-    return ("targets", named.index(target)) if target in named else ("targets",)
+    names = list(spec.targets)
+    return ("targets", names.index(target)) if target in names else ("targets",)
 
 
 def findings_of(error: EnginesmithError) -> Iterator[Finding]:
@@ -231,16 +234,16 @@ class PairMeasurement:
     served: ServedVersion
     options: CheckOptions
 
-    def measure(self, new: JudgedUnit, entry: EngineEntry, pulled: bool) -> EnginePair:
+    def measure(self, new: JudgedUnit, entry: EngineEntry, is_pulled: bool) -> EnginePair:
         """All that is measured of a new engine and a served one; nothing where they have the same bytes.
 
         What one of the two cannot do is a remark. Raises what says nothing about the engines (`stops_run`).
         """
         unit, against = new.built.unit.name, entry.unit
         if new.built.digest == entry.digest:
-            return EnginePair(unit, against, pulled, same=True)
-        if changed := changed_interface(new.built.unit.request, entry):
-            return EnginePair(unit, against, pulled, remarks=(changed,))
+            return EnginePair(unit, against, is_pulled, same=True)
+        if difference := changed_interface(new.built.unit.request, entry):
+            return EnginePair(unit, against, is_pulled, remarks=(difference,))
         copy_engine(self.served, entry, self.work.context.store)
         blobs = new.built.blob, engine_of(entry)
         remarks: list[str] = []
@@ -251,7 +254,7 @@ class PairMeasurement:
         return EnginePair(
             unit,
             against,
-            pulled,
+            is_pulled,
             metrics=tuple(self._pair_metrics(answers)) if answers else (),
             drift=answers.drift if answers else (),
             times=tuple(times),
@@ -275,8 +278,10 @@ class PairMeasurement:
     def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
         metric_pairs = []
         for name, new in answers.new.items():
-            served = answers.served.get(name)
-            metric_pairs.append(MetricPair(name, new, served, self.options.allowed_loss(name, served or 0.0)))
+            served_value = answers.served.get(name)
+            metric_pairs.append(
+                MetricPair(name, new, served_value, self.options.allowed_loss(name, served_value or 0.0))
+            )
         return metric_pairs
 
     def _sizes(self, remarks: list[str]) -> list[Mapping[str, int]]:
@@ -302,8 +307,8 @@ class PairMeasurement:
     def _time(
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], sizes: Mapping[str, int], remarks: list[str]
     ) -> BucketTimes | None:
-        at = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
-        name = f"times of {unit} at {at}"
+        sizes_text = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
+        name = f"times of {unit} at {sizes_text}"
         try:
             benchmark = time_pair(name, blobs, self.golden, sizes, self.options.seconds, self.work)
         except EnginesmithError as error:
@@ -319,13 +324,13 @@ class PairMeasurement:
 def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:
     """How the inputs and outputs of a new engine differ from a served one's, by name, dtype and number of axes; None
     where requests fit both."""
-    for what, new, old in (("inputs", request.inputs, entry.inputs), ("outputs", request.outputs, entry.outputs)):
+    for role, new, old in (("inputs", request.inputs, entry.inputs), ("outputs", request.outputs, entry.outputs)):
         sides: Sequence[dict[str, str]] = [
-            {spec.name: f"{_plain(spec.dtype)} of {len(spec.shape)} axes" for spec in each} for each in (new, old)
+            {spec.name: f"{_plain(spec.dtype)} of {len(spec.shape)} axes" for spec in specs} for specs in (new, old)
         ]
         if sides[0] != sides[1]:
             side_texts = [", ".join(f"{name}: {kind}" for name, kind in side.items()) for side in sides]
-            return f"its {what} are {side_texts[0]}; the served engine's are {side_texts[1]}"
+            return f"its {role} are {side_texts[0]}; the served engine's are {side_texts[1]}"
     return None
 
 

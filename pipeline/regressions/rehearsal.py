@@ -126,17 +126,17 @@ class TrialPair:
 def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
     """The versions of these references, else all that channels serve, with their channels; of an ensemble the versions
     of its graphs, which its engines are made of. Raises as `lookup.locate` and `lookup.load`."""
-    named = [lookup.locate(store, parse_reference(text)).manifest for text in references]
+    stated_manifests = [lookup.locate(store, parse_reference(text)).manifest for text in references]
     channels: dict[tuple[str, str], tuple[Channel, ...]] = {}
     for model in lookup.models(store):
         for name in lookup.channel_names(store, model):
             if channel := read_channel(store, model, name):
-                served = model, channel.version
-                channels[served] = (*channels.get(served, ()), channel)
-    wholes = named if references else [lookup.load(store, *served) for served in channels]
-    manifests = [each for whole in wholes for each in ([load_pinned(store, pin) for pin in whole.graphs] or [whole])]
-    by_version = {(each.model, each.version): each for each in manifests}
-    return [(each, channels.get(version, ())) for version, each in by_version.items()]
+                version_key = model, channel.version
+                channels[version_key] = (*channels.get(version_key, ()), channel)
+    wholes = stated_manifests if references else [lookup.load(store, *version_key) for version_key in channels]
+    manifests = [part for root in wholes for part in ([load_pinned(store, pin) for pin in root.graphs] or [root])]
+    by_version = {(part.model, part.version): part for part in manifests}
+    return [(part, channels.get(version, ())) for version, part in by_version.items()]
 
 
 @dataclass(frozen=True)
@@ -154,25 +154,25 @@ class Environments:
     options: CheckOptions = field(default_factory=CheckOptions)
 
 
-def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
-    """Build, prove and time every unit that is built with what is pinned. served: versions and their channels.
+def rehearse(versions: Sequence[Served], environments: Environments) -> Rehearsal:
+    """Build, prove and time every unit that is built with what is pinned. versions: with their channels.
 
     Raises InputError where there is none, and where the new environment has other versions than the pinned ones.
     """
-    units, plans, used = list[UnitRehearsal](), list[VersionPlan](), set[str]()
-    for manifest, channels in served:
+    units, plans, package_names = list[UnitRehearsal](), list[VersionPlan](), set[str]()
+    for manifest, channels in versions:
         entries = list(entries_of(manifest, environments.old.store, None, None))
-        used |= {plain_name(name) for entry in entries for name in entry.toolchain}
-        built = [
+        package_names |= {plain_name(name) for entry in entries for name in entry.toolchain}
+        trials = [
             _Unit(environments, manifest, spec_of(manifest), entry).rehearse()
             for entry in entries
             if any(plain_name(name) in environments.pins for name in entry.toolchain)
         ]
-        units += built
-        if built:
-            plans.append(plan_version(manifest, channels, built, environments.words))
+        units += trials
+        if trials:
+            plans.append(plan_version(manifest, channels, trials, environments.words))
     if not units:
-        names = ", ".join(sorted(used)) or "nothing"
+        names = ", ".join(sorted(package_names)) or "nothing"
         raise InputError(f"no served engine is built with {', '.join(environments.pins)}; they are built with {names}")
     return Rehearsal(environments.pins, environments.python, machine(), now(), tuple(units), tuple(plans))
 
@@ -188,8 +188,8 @@ class _Unit:
 
     def rehearse(self) -> UnitRehearsal:
         entry, context = self.entry, self.environments.new
-        here = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
-        cannot_run = None if self.environments.on_ray else here
+        obstacle = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+        cannot_run = None if self.environments.on_ray else obstacle
         old, new = Trial(entry.toolchain, entry.status, entry.reason, entry.digest), Trial({}, "unproven")
         if cannot_run and discovery.capabilities_of(entry.backend).tunes_on_target:
             return self._result(old, new, "unknown", f"neither built nor run here: {cannot_run}")
@@ -208,20 +208,20 @@ class _Unit:
         if cannot_run:
             new = replace(new, digest=record.digest)
             return self._result(old, new, "unknown", f"built, not run here: {cannot_run}")
-        fresh = replace(
+        new_entry = replace(
             entry, digest=record.digest, suffix=record.suffix, build_key=request.key, toolchain=new.toolchain
         )
-        pair = self._measure(fresh, record)
+        pair = self._measure(new_entry, record)
         trials = pair.old, pair.new, pair.times
         verdict = judge_trials(entry.unit, *trials, pair.remarks, self.environments.options)
         return self._result(pair.old, pair.new, *verdict, pair.times)
 
-    def _measure(self, fresh: EngineEntry, record: Recorded) -> TrialPair:
+    def _measure(self, new_entry: EngineEntry, record: Recorded) -> TrialPair:
         """The trials of both engines: from the record of an earlier rehearsal, else made now and put on record."""
         entry, context, golden = self.entry, self.environments.old, self.manifest.golden
         check = engine_check(engine_of(entry), self.spec, golden)
         machine_words = f"{this_machine()}, {why_not_here(entry)}"
-        engines = [entry.build_key, entry.digest, entry.report, fresh.build_key, record.digest]
+        engines = [entry.build_key, entry.digest, entry.report, new_entry.build_key, record.digest]
         key = {"engines": engines, "check": encode(check), "seconds": self.environments.options.seconds}
         key |= {"machine": machine_words, **code_key(RecordAnswers, type(check), TimeBlocks)}
         if pair := context.recall("rehearsal", key, TrialPair):
@@ -229,7 +229,7 @@ class _Unit:
             return pair
         answers = self._run("old", "proof", RecordAnswers(engine_of(entry), golden))
         old = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
-        new = self._prove("new", fresh, answers)
+        new = self._prove("new", new_entry, answers)
         if reason := why_not_here(entry):
             pair = TrialPair(old, new, remarks=(reason,))
         else:
@@ -237,7 +237,7 @@ class _Unit:
             proven = {old.status, new.status} <= set(PASSED)
             if proven and self.environments.on_ray:
                 remarks.append("it ran on a Ray worker, where it cannot be timed beside the engine in service")
-            times = self._time((fresh, entry), remarks) if proven and not remarks else None
+            times = self._time((new_entry, entry), remarks) if proven and not remarks else None
             if times:
                 old, new = replace(old, median_s=times.served_s), replace(new, median_s=times.new_s)
             pair = TrialPair(old, new, times, tuple(remarks))
@@ -273,11 +273,11 @@ class _Unit:
             reason = _reason(error)
             why = (error.log.strip() or reason).splitlines()[-1]
             raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error
-        present = {plain_name(name): version for name, version in versions}
-        for name in {plain_name(each) for each in self.entry.toolchain} & self.environments.pins.keys():
-            if present.get(name) != (pinned := self.environments.pins[name]):
-                has = present.get(name, "absent")
-                raise InputError(f"{self.environments.python} has {name} {has}, not {pinned}; install that there")
+        versions_by_name = {plain_name(name): version for name, version in versions}
+        for name in {plain_name(requirement) for requirement in self.entry.toolchain} & self.environments.pins.keys():
+            if versions_by_name.get(name) != (pin := self.environments.pins[name]):
+                has = versions_by_name.get(name, "absent")
+                raise InputError(f"{self.environments.python} has {name} {has}, not {pin}; install that there")
         return versions
 
     def _prove(self, which: Literal["old", "new"], entry: EngineEntry, answers: str | None) -> Trial:
@@ -316,9 +316,9 @@ class _Unit:
         except EnginesmithError as error:
             remarks.append(f"it could not be timed: {_reason(error)}")
             return None
-        compared, busy = compare_times(pairs), monitor.stop().busy
+        times, reasons = compare_times(pairs), monitor.stop().busy
         bucket = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
-        return BucketTimes.of(bucket, compared, busy)
+        return BucketTimes.of(bucket, times, reasons)
 
 
 @dataclass(frozen=True)

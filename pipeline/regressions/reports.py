@@ -29,8 +29,8 @@ def to_junit(check: RegressionCheck) -> bytes:
         open_findings = [finding for finding in open_findings if finding not in unit_findings]
         suite.add_testcase(_case(unit, name, unit_findings))
     for finding in open_findings:
-        where = f" at {finding.bucket}" if finding.bucket else ""
-        suite.add_testcase(_case(finding.unit or check.model, RULES[finding.rule].rstrip(".") + where, [finding]))
+        place_text = f" at {finding.bucket}" if finding.bucket else ""
+        suite.add_testcase(_case(finding.unit or check.model, RULES[finding.rule].rstrip(".") + place_text, [finding]))
     xml = JUnitXml("enginesmith check")
     xml.add_testsuite(suite)
     return bytes(xml.tostring())  # type: ignore[no-untyped-call]
@@ -58,8 +58,8 @@ def _case(unit: str, name: str, findings: list[Finding]) -> TestCase:
         texts = [visible(finding.text) for finding in errors]
         case.result = [Failure(texts[0].splitlines()[0], errors[0].rule)]
         case.result[0].text = "\n".join(texts)
-    if others := [f"{finding.level}: {visible(finding.text)}" for finding in findings if finding.level != "error"]:
-        case.system_out = "\n".join(others)
+    if other_texts := [f"{finding.level}: {visible(finding.text)}" for finding in findings if finding.level != "error"]:
+        case.system_out = "\n".join(other_texts)
     return case
 
 
@@ -131,9 +131,9 @@ def to_markdown(check: RegressionCheck) -> str:
         lines.append("")
     if rows := list_rows(check):
         lines += _table(COLUMNS, rows)
-    rest = ", ".join(f"{unit} {status}" for unit, status in check.statuses.items())
-    if rest:
-        lines += [f"Units: {_plain(rest)}.", ""]
+    status_text = ", ".join(f"{unit} {status}" for unit, status in check.statuses.items())
+    if status_text:
+        lines += [f"Units: {_plain(status_text)}.", ""]
     lines.append(
         f"On {_plain(str(check.machine))}, {check.created_at}. Slower: the lower end of the 95 % interval of the ratio "
         f"is over {1 + check.slower:.3g}; {check.seconds:g} s of interleaved runs for each bucket."
@@ -164,12 +164,12 @@ def to_commands(check: RegressionCheck) -> list[str]:
     The spec's path is below the current folder; what is no file of this folder stays as it is.
     """
     is_file = "://" not in check.spec and not check.spec.startswith("registered:")
-    below = Path(os.path.relpath(check.spec)) if is_file else None
-    path = check.spec if below is None or below.parts[:1] == ("..",) else below.as_posix()
+    relative_path = Path(os.path.relpath(check.spec)) if is_file else None
+    path = check.spec if relative_path is None or relative_path.parts[:1] == ("..",) else relative_path.as_posix()
     lines = []
     for finding in check.findings:
-        at = f",line={finding.line}" if finding.line else ""
-        place = f"file={_escape_property(path)}{at},title={_escape_property(f'enginesmith {finding.rule}')}"
+        line_text = f",line={finding.line}" if finding.line else ""
+        place = f"file={_escape_property(path)}{line_text},title={_escape_property(f'enginesmith {finding.rule}')}"
         lines.append(f"::{_COMMANDS[finding.level]} {place}::{_escape(visible(finding.text))}")
     return lines
 

@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 PAIRED = 5.0
 
 
-def record_report(chosen: ChosenEngine, report: LatencyReport, context: RunContext) -> list[LatencySeries]:
+def record_report(engine: ChosenEngine, report: LatencyReport, context: RunContext) -> list[LatencySeries]:
     """Keep a latency report beside its version, add a point for each of its buckets, and return the series.
 
     Raises IntegrityError for a stored series that cannot be read, and what a store raises.
     """
-    add_latencies(context.store, chosen.manifest, [context.store.put_bytes(canonical_json(encode(report)))])
-    return [_record_bucket(chosen, report, bucket, context) for bucket in report.buckets]
+    add_latencies(context.store, engine.manifest, [context.store.put_bytes(canonical_json(encode(report)))])
+    return [_record_bucket(engine, report, bucket, context) for bucket in report.buckets]
 
 
 def _record_bucket(
-    chosen: ChosenEngine, report: LatencyReport, bucket: BucketLatency, context: RunContext
+    engine: ChosenEngine, report: LatencyReport, bucket: BucketLatency, context: RunContext
 ) -> LatencySeries:
-    version, entry = chosen.manifest.version, chosen.entry
-    series = read_series(context.store, LatencySeries(chosen.manifest.model, report.unit, bucket.name, report.machine))
+    version, entry = engine.manifest.version, engine.entry
+    series = read_series(context.store, LatencySeries(engine.manifest.model, report.unit, bucket.name, report.machine))
     reference = find_reference(context.store, series, entry)
     if reference is None:
         series, reference = series.with_reference(version), entry
-    ratio = _time_against(chosen, reference, report, bucket, context)
+    ratio = _time_against(engine, reference, report, bucket, context)
     interval = bucket.runtime or bucket.middle
     point = SeriesPoint(
         at=report.created_at,
@@ -95,18 +95,18 @@ def find_reference(store: Store, series: LatencySeries, new: EngineEntry) -> Eng
 
 
 def _time_against(
-    chosen: ChosenEngine,
+    engine: ChosenEngine,
     reference: EngineEntry,
     report: LatencyReport,
     bucket: BucketLatency,
     context: RunContext,
 ) -> Ratio | None:
     """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
-    work, blobs = Work(spec_of(chosen.manifest), context), (engine_of(chosen.entry), engine_of(reference))
+    work, blobs = Work(spec_of(engine.manifest), context), (engine_of(engine.entry), engine_of(reference))
     seconds = PAIRED * report.asked.seconds
     name = f"{report.unit} against its reference at {bucket.name}"
     try:
-        benchmark = time_pair(name, blobs, chosen.manifest.golden, bucket.sizes, seconds, work)
+        benchmark = time_pair(name, blobs, engine.manifest.golden, bucket.sizes, seconds, work)
     except EnginesmithError as error:
         fail_step(name, error, context)
         return None
@@ -262,12 +262,12 @@ def _draw_levels(
             axes.plot([start, last], [numbers[len(numbers) // 2]] * 2, color=COLOURS["ink"], gid=gid)
     middle = points[-1][0] / 2 if points else 0
     for row, change in enumerate(changes):
-        at, late = change.index - 0.5, change.index > middle
+        x, is_late = change.index - 0.5, change.index > middle
         gid = tag("change", describe_change(change))
-        axes.axvline(at, color=COLOURS["failed"], linewidth=1.0, linestyle="--", gid=gid)
+        axes.axvline(x, color=COLOURS["failed"], linewidth=1.0, linestyle="--", gid=gid)
         text = shorten(f"{100 * (change.ratio - 1):+.1f} %: {'; '.join(change.came_with) or 'nothing recorded'}")
-        place = (-4 if late else 4, -12 - 14 * (row % 3))
-        annotate(axes, text, (at, 1.0), place, ha="right" if late else "left", color=COLOURS["failed"], top=True)
+        place = (-4 if is_late else 4, -12 - 14 * (row % 3))
+        annotate(axes, text, (x, 1.0), place, ha="right" if is_late else "left", color=COLOURS["failed"], top=True)
 
 
 def draw_page(trends: Sequence[Trend]) -> str:

@@ -104,8 +104,8 @@ def judge_trials(
         MetricPair(name, new.metrics.get(name), value, options.allowed_loss(name, value))
         for name, value in old.metrics.items()
     )
-    timed = (times,) if times else ()
-    pair = EnginePair(unit, "old toolchain", False, False, metrics, (), timed, tuple(remarks))
+    pair_times = (times,) if times else ()
+    pair = EnginePair(unit, "old toolchain", False, False, metrics, (), pair_times, tuple(remarks))
     findings = list(judge_pair(pair, options, judged_by_metric=True))
     if worse := [finding.message for finding in findings if finding.level == "error"]:
         return "stays", join_first(worse, 2, "; ")
@@ -127,7 +127,7 @@ def plan_version(
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
     if verdicts != {"moves"}:
         return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
-    back = tuple(f"enginesmith rollback {manifest.model}:{each}" for each in names)
+    back = tuple(f"enginesmith rollback {manifest.model}:{channel_name}" for channel_name in names)
     return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), back)
 
 
@@ -141,26 +141,26 @@ class Applied:
     channels: Mapping[str, str]
 
 
-def apply(rehearsal: Rehearsal, served: Sequence[Served], context: RunContext) -> list[Applied]:
+def apply(rehearsal: Rehearsal, versions: Sequence[Served], context: RunContext) -> list[Applied]:
     """Publish each version that moves again, with its new engines and what was measured of them, and bring it to the
     channels that serve it; what a channel's policy asks for holds. Repeated, it publishes and moves nothing again.
 
     Raises as `publish`."""
     moving = {plan.version for plan in rehearsal.plan if plan.verdict == "moves"}
     why = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
-    done = list[Applied]()
-    for manifest, channels in served:
+    moves = list[Applied]()
+    for manifest, channels in versions:
         if (name := name_of(manifest)) not in moving:
             continue
         units = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
-        moved = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
-        published = publish_again(manifest, moved, [], "rehearsed", context, why=why)
+        new_engines = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
+        edition = publish_again(manifest, new_engines, [], "rehearsed", context, why=why)
         refusals = {}
         for channel in channels:
             try:
                 promote(
                     context.store,
-                    published.manifest,
+                    edition.manifest,
                     channel.name,
                     by=user(),
                     why=why,
@@ -169,18 +169,18 @@ def apply(rehearsal: Rehearsal, served: Sequence[Served], context: RunContext) -
                 )
             except InputError as error:
                 refusals[channel.name] = str(error)
-        done.append(Applied(name, published.version, {each.name: refusals.get(each.name, "") for each in channels}))
-    return done
+        moves.append(Applied(name, edition.version, {each.name: refusals.get(each.name, "") for each in channels}))
+    return moves
 
 
 def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
     """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
     request = replace(make_request(entry), toolchain=tuple(sorted(trial.toolchain.items())))
     record = recall_engine(request, context)
-    approved = approve(read_report(str(trial.report), context.store))
-    if record is None or record.digest != trial.digest or approved is None:
+    approval = approve(read_report(str(trial.report), context.store))
+    if record is None or record.digest != trial.digest or approval is None:
         raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
-    report = approved.report
+    report = approval.report
     new = replace(
         entry,
         status=report.verdict,
@@ -196,7 +196,7 @@ def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngi
         requires=record.requires,
         notes=record.notes,
     )
-    return RenewedEngine(new, approved, record)
+    return RenewedEngine(new, approval, record)
 
 
 def name_of(manifest: Manifest) -> str:

@@ -80,9 +80,9 @@ def judge_gates(
     if gates.canary:
         gate_results.append(_canary(rollout, verdicts))
     if gates.approve:
-        done = rollout.approved > rollout.wave
-        why = "approved" if done else f"waits for `enginesmith rollout resume {rollout.where}`"
-        gate_results.append(GateResult("person", "pass" if done else "wait", why))
+        is_approved = rollout.approved > rollout.wave
+        why = "approved" if is_approved else f"waits for `enginesmith rollout resume {rollout.where}`"
+        gate_results.append(GateResult("person", "pass" if is_approved else "wait", why))
     if rollout.waived <= rollout.wave:
         return tuple(gate_results)
     # A person said that the open wave needs no data: gates that wait pass. What fails still fails.
@@ -115,15 +115,15 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
 
 
 def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> GateResult:
-    counted = [(report.errors, report.requests) for report in reports if report.requests and report.errors is not None]
-    requests = sum(total for _, total in counted)
+    pairs = [(report.errors, report.requests) for report in reports if report.requests and report.errors is not None]
+    requests = sum(total for _, total in pairs)
     if not requests:
         return GateResult("errors", "wait", "no node says how many requests it answered")
-    error_count, limit = sum(min(count, total) for count, total in counted), most_ppm / 1e6
-    effect = design_effect([(min(count, total), total) for count, total in counted])
+    error_count, limit = sum(min(count, total) for count, total in pairs), most_ppm / 1e6
+    effect = design_effect([(min(count, total), total) for count, total in pairs])
     bound = rates.lower(error_count / effect, requests / effect, moment.level)
     error_text = (
-        f"{error_count} of {requests} requests failed on {pluralize(len(counted), 'node')}; at most {limit:.4g} may"
+        f"{error_count} of {requests} requests failed on {pluralize(len(pairs), 'node')}; at most {limit:.4g} may"
     )
     too_many = error_count > limit * requests
     if error_count and (bound > limit or (moment.is_over and too_many)):
@@ -131,14 +131,14 @@ def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> Gat
     return GateResult("errors", "wait" if too_many else "pass", error_text)
 
 
-def design_effect(counted: Sequence[tuple[int, int]]) -> float:
-    """The variance of failures between nodes over that of independent requests, at least 1. counted: failed, all."""
-    failure_count, total = (sum(pair[index] for pair in counted) for index in (0, 1))
+def design_effect(pairs: Sequence[tuple[int, int]]) -> float:
+    """The variance of failures between nodes over that of independent requests, at least 1. pairs: failed, all."""
+    failure_count, total = (sum(pair[index] for pair in pairs) for index in (0, 1))
     share = failure_count / total if total else 0.0
-    if len(counted) < 2 or share in (0.0, 1.0):
+    if len(pairs) < 2 or share in (0.0, 1.0):
         return 1.0
-    squares = sum((count - share * size) ** 2 / (size * share * (1 - share)) for count, size in counted)
-    return max(1.0, squares / (len(counted) - 1))
+    squares = sum((count - share * size) ** 2 / (size * share * (1 - share)) for count, size in pairs)
+    return max(1.0, squares / (len(pairs) - 1))
 
 
 def _canary(rollout: Rollout, verdicts: Sequence[CanaryVerdict]) -> GateResult:
@@ -174,7 +174,7 @@ class Advance:
     is_made: bool = False
 
 
-def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Advance | None:
+def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Advance | None:
     """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
     model: the channel's.
@@ -186,12 +186,12 @@ def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Adv
         clear_marks(store, model, channel)
         return None
     now = store.now()  # after the rollout was read (`count_time`)
-    decision = _decide(store, before, now, by)
+    decision = _decide(store, before, now, who)
     if decision.rollout != before:
         try:
-            if decision.action == "done" and (refusal := _promote(store, before, decision, by)):
+            if decision.action == "done" and (refusal := _promote(store, before, decision, who)):
                 decision = _halt(
-                    before, now, by, f"the promotion was refused: {refusal}", decision.gates, decision.heard
+                    before, now, who, f"the promotion was refused: {refusal}", decision.gates, decision.heard
                 )
             if decision.action != "done":
                 change_rollout(store, before, decision.rollout)
@@ -203,7 +203,7 @@ def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Adv
     return decision
 
 
-def _promote(store: Store, before: Rollout, step: Advance, by: str) -> str:
+def _promote(store: Store, before: Rollout, step: Advance, who: str) -> str:
     """Promote the channel, which ends its rollout; why that is refused, '' where it is done.
 
     Raises ConflictError where another writer was faster, UnavailableError.
@@ -214,7 +214,7 @@ def _promote(store: Store, before: Rollout, step: Advance, by: str) -> str:
             store,
             manifest,
             before.channel,
-            by=before.history[0].by or by,
+            by=before.history[0].by or who,
             why=f"rollout {before.id}: {step.why}"[:500],
             proven_only=before.proven_only,
             random_inputs=before.random_inputs,
@@ -228,7 +228,7 @@ def _promote(store: Store, before: Rollout, step: Advance, by: str) -> str:
     return ""
 
 
-def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:
+def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
     """The step that is due, not written yet."""
     if rollout.is_finished:
         return Advance(rollout, rollout.state, rollout.history[-1].why)
@@ -240,29 +240,29 @@ def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:
             raise IntegrityError(f"{rollout.model}@{rollout.version} is another version by now")
         gates = judge_gates(rollout, heard, canaries(store, manifest), now)
     except (IntegrityError, UnknownNameError) as error:
-        return _halt(rollout, now, by, f"what it brings cannot be read: {error}", (), heard)
+        return _halt(rollout, now, who, f"what it brings cannot be read: {error}", (), heard)
     if failing := [gate for gate in gates if gate.verdict == "fail"]:
         why = "; ".join(f"{gate.name}: {gate.why}" for gate in failing)
-        return _halt(rollout, now, by, why, gates, heard)
+        return _halt(rollout, now, who, why, gates, heard)
     if rollout.state == "paused":
         return Advance(rollout, "paused", rollout.history[-1].why, gates, heard)
-    return _go_on(_bound_reports(rollout, heard), now, by, gates, heard)
+    return _go_on(_bound_reports(rollout, heard), now, who, gates, heard)
 
 
-def _halt(rollout: Rollout, now: datetime, by: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
+def _halt(rollout: Rollout, now: datetime, who: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
     """The rollout halted, which leads every node back to what the channel serves."""
-    return Advance(rollout.decide(now, "halted", by, why, state="halted"), "halted", why, gates, heard)
+    return Advance(rollout.decide(now, "halted", who, why, state="halted"), "halted", why, gates, heard)
 
 
-def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
+def _go_on(rollout: Rollout, now: datetime, who: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
     """The next step of the open wave, the next wave, the promotion; or nothing, with what it waits for."""
     if not rollout.is_open:
-        due = _since(rollout, now) + timedelta(seconds=rollout.plan.look_s)
-        if now < due:
-            why = f"{_reached(rollout)}; the next step is due at {due:%H:%M:%S}"
+        due_at = _since(rollout, now) + timedelta(seconds=rollout.plan.look_s)
+        if now < due_at:
+            why = f"{_reached(rollout)}; the next step is due at {due_at:%H:%M:%S}"
             return Advance(rollout, "waiting", why, gates, heard)
-        raised = raise_reach(rollout)
-        return Advance(raised, "raised", _reached(raised), gates, heard)
+        raised_rollout = raise_reach(rollout)
+        return Advance(raised_rollout, "raised", _reached(raised_rollout), gates, heard)
     if not moment_of(rollout, now).is_over:
         end = _since(rollout, now) + timedelta(seconds=rollout.plan.soaks_s[rollout.wave])
         return Advance(rollout, "waiting", f"wave {rollout.target} until {end:%H:%M:%S} at least", gates, heard)
@@ -273,9 +273,9 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
         return Advance(rollout, "waiting", why, gates, heard)
     why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):
-        return Advance(rollout.decide(now, "done", by, why, state="done"), "done", why, gates, heard)
+        return Advance(rollout.decide(now, "done", who, why, state="done"), "done", why, gates, heard)
     next_rollout = _foresee_reports(open_wave(rollout, rollout.wave + 1, now), rollout, heard)
-    return Advance(next_rollout.decide(now, f"wave {next_rollout.target}", by, why), "wave", why, gates, heard)
+    return Advance(next_rollout.decide(now, f"wave {next_rollout.target}", who, why), "wave", why, gates, heard)
 
 
 def _since(rollout: Rollout, now: datetime) -> datetime:
@@ -298,8 +298,8 @@ def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Ro
     old, new = before.aim, next_rollout.aim
     if (old.region, old.label) != (new.region, new.label) or not heard.nodes:
         return next_rollout
-    expected = heard.nodes * new.share_ppm / old.share_ppm
-    max_ppm = int(next_rollout.reporters_ppm * MOST_REPORTERS / expected)
+    node_count = heard.nodes * new.share_ppm / old.share_ppm
+    max_ppm = int(next_rollout.reporters_ppm * MOST_REPORTERS / node_count)
     return _with_reporters(next_rollout, max_ppm) if max_ppm < next_rollout.reporters_ppm else next_rollout
 
 
@@ -344,31 +344,31 @@ class RolloutFollower:
     def look(self) -> bool:
         """Look at each once; whether one is not finished. Raises UnavailableError where the store does not answer."""
         going = False
-        for where in self.chosen or running_rollouts(self.store):
+        for place in self.chosen or running_rollouts(self.store):
             try:
-                decision = advance(self.store, *where)
+                decision = advance(self.store, *place)
             except EnginesmithError as error:
                 going = True
-                self._tell(where, f"cannot be read: {error}")
-                self.failures[where] = str(error)
+                self._tell(place, f"cannot be read: {error}")
+                self.failures[place] = str(error)
                 continue
-            self.failures.pop(where, None)
+            self.failures.pop(place, None)
             if decision is not None:
                 going = going or not decision.rollout.is_finished
-                self._take(where, decision)
+                self._take(place, decision)
         return going
 
-    def _take(self, where: Where, step: Advance) -> None:
-        before = self.last.get(where)
+    def _take(self, place: Where, step: Advance) -> None:
+        before = self.last.get(place)
         if before is None or (before.action, before.why) != (step.action, step.why):
-            self._tell(where, f"{step.action}: {step.why}")
-        self.last[where] = step
+            self._tell(place, f"{step.action}: {step.why}")
+        self.last[place] = step
         if step.is_made:
             self.on_step(step)
 
-    def _tell(self, where: Where, text: str) -> None:
-        if self.failures.get(where) is None or not text.endswith(self.failures[where]):
-            self.say(f"{where[0]}:{where[1]}: {text}")
+    def _tell(self, place: Where, text: str) -> None:
+        if self.failures.get(place) is None or not text.endswith(self.failures[place]):
+            self.say(f"{place[0]}:{place[1]}: {text}")
 
     def run(self, interval_s: float, lasts_s: float | None = None, forever: bool = False) -> None:
         """Look until nothing is left to do, or so many seconds have passed. forever: wait for what starts later."""

@@ -189,16 +189,16 @@ def start(
     _check(store, manifest, open_first(serving))
     with hold_lease(store, f"starting a rollout of {model}@{manifest.version}") as guard:
         secure_version(guard, manifest)
-        begun = begin_rollout(guard, model, channel, open_first)
+        new_rollout = begin_rollout(guard, model, channel, open_first)
     clear_marks(store, model, channel)
-    clear_reports(store, begun)
-    return begun
+    clear_reports(store, new_rollout)
+    return new_rollout
 
 
 def _already(rollout: Rollout) -> str:
-    by = rollout.history[0].by or "?"
+    starter = rollout.history[0].by or "?"
     return (
-        f"a rollout of {rollout.version} to {rollout.where} is {rollout.state}: {by} started it at "
+        f"a rollout of {rollout.version} to {rollout.where} is {rollout.state}: {starter} started it at "
         f"{rollout.history[0].at}; `enginesmith rollout status {rollout.where}` shows it, "
         f"`enginesmith rollout abort {rollout.where}` ends it"
     )
@@ -206,14 +206,14 @@ def _already(rollout: Rollout) -> str:
 
 def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Channel:
     """The state of a channel that a rollout of this version may begin in. Raises as `start`."""
-    where, reference = f"{manifest.model}:{channel}", f"{manifest.model}@{manifest.version}"
+    channel_text, reference = f"{manifest.model}:{channel}", f"{manifest.model}@{manifest.version}"
     if serving is None:
         raise InputError(
-            f"{where} serves nothing that nodes could return to; its first version comes at once: "
-            f"`enginesmith promote {reference} {where}`"
+            f"{channel_text} serves nothing that nodes could return to; its first version comes at once: "
+            f"`enginesmith promote {reference} {channel_text}`"
         )
     if serving.manifest == manifest.digest:
-        raise InputError(f"{where} serves {manifest.version} already; there is nothing to roll out")
+        raise InputError(f"{channel_text} serves {manifest.version} already; there is nothing to roll out")
     if running := serving.active_rollout:
         raise ConflictError(_already(running))
     return serving
@@ -234,10 +234,10 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
     )
     if refusal:
         raise InputError(refusal)
-    if lost := lookup.find_lost_of(store, manifest):
+    if lost_blobs := lookup.find_lost_of(store, manifest):
         reference = f"{manifest.model}@{manifest.version}"
         raise IntegrityError(
-            f"{reference} has lost {len(lost)} blobs; `enginesmith registry fsck {reference}` names them"
+            f"{reference} has lost {len(lost_blobs)} blobs; `enginesmith registry fsck {reference}` names them"
         )
 
 
@@ -247,14 +247,14 @@ def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | N
     store, model: the registry, and the name in it.  stated_plan: None takes the policy's.
     Raises InputError where both are there, or neither.
     """
-    ruled = policies.of_channel(store, model, channel).rollout
+    policy = policies.of_channel(store, model, channel).rollout
     where = f"{model}:{channel}"
-    if ruled and stated_plan and stated_plan != ruled:
+    if policy and stated_plan and stated_plan != policy:
         raise InputError(
             f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith registry "
             "policy set`"
         )
-    if plan := ruled or stated_plan:
+    if plan := policy or stated_plan:
         return plan
     raise InputError(
         f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --wave`"
@@ -270,8 +270,8 @@ def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     rollout = _unfinished(store, model, channel)
     if rollout.state != "running":
         raise InputError(f"the rollout of {rollout.where} is {rollout.state}, not running; there is nothing to pause")
-    begun = rollout.paused or format_time(who.at)
-    after = rollout.decide(who.at, "paused", who.by, who.why, state="paused", paused=begun)
+    paused_at = rollout.paused or format_time(who.at)
+    after = rollout.decide(who.at, "paused", who.by, who.why, state="paused", paused=paused_at)
     return _write(store, rollout, after)
 
 
@@ -303,8 +303,8 @@ def _waive_data(store: Store, rollout: Rollout, who: Operator) -> Rollout:
         raise InputError(
             f"the rollout of {rollout.where} {reason}; --without-data is for a wave that is open and waits"
         )
-    done = rollout.wave + 1
-    after = rollout.decide(who.at, "approved without data", who.by, who.why, approved=done, waived=done)
+    wave_count = rollout.wave + 1
+    after = rollout.decide(who.at, "approved without data", who.by, who.why, approved=wave_count, waived=wave_count)
     return _write(store, rollout, after)
 
 
@@ -402,7 +402,7 @@ def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus 
     rollout = channel.rollout
     if rollout is None:
         return None
-    earlier = tuple(other for other in read_history(store, channel).rollouts if other.id != rollout.id)
+    earlier = tuple(entry for entry in read_history(store, channel).rollouts if entry.id != rollout.id)
     if rollout.is_finished:
         return RolloutStatus(rollout, (), Heard(), earlier, now)
     heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)

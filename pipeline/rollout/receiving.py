@@ -65,12 +65,12 @@ class ReportReceiver:
         """Store a report; the HTTP status and the reason. Raises UnavailableError without the registry."""
         now = datetime.fromtimestamp(self.clock(), UTC)
         try:
-            sent = parse_as(data, MAX_BYTES, SentReport)
-            report = parse_report(sent.report.to_bytes())
-            node = ServingNode(report.node, report.region, sent.labels)
-            key = report_key(sent.model, sent.channel, sent.rollout, report.node)
-            rollout = read_rollout(self.store, sent.model, sent.channel)
-            if rollout is None or rollout.is_finished or rollout.id != sent.rollout:
+            message = parse_as(data, MAX_BYTES, SentReport)
+            report = parse_report(message.report.to_bytes())
+            node = ServingNode(report.node, report.region, message.labels)
+            key = report_key(message.model, message.channel, message.rollout, report.node)
+            rollout = read_rollout(self.store, message.model, message.channel)
+            if rollout is None or rollout.is_finished or rollout.id != message.rollout:
                 return 409, "no such rollout is running"
             if why := find_objection(rollout, node, report):
                 return 422, why

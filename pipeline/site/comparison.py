@@ -103,8 +103,8 @@ def facts_of(document: VersionDocument) -> Facts:
 
 def compare(before: Facts, after: Facts) -> tuple[ComparedSection, ...]:
     """All sections, each with what differs. The order of names is that of the newer version."""
-    both = _engines_of(before) & _engines_of(after)
-    return tuple(_compare_section(title, before.get(title, {}), after[title], both) for title in after)
+    shared_units = _engines_of(before) & _engines_of(after)
+    return tuple(_compare_section(title, before.get(title, {}), after[title], shared_units) for title in after)
 
 
 def _engines_of(facts: Facts) -> set[str]:
@@ -116,14 +116,14 @@ def _compare_section(
 ) -> ComparedSection:
     facts = {**before, **after}
     names = [name for name in dict.fromkeys([*after, *before]) if facts[name].engine in engines]
-    changed = [
+    changed_facts = [
         ComparedRow(name, _text(before.get(name)), _text(after.get(name)), _change(before.get(name), after.get(name)))
         for name in names
         if _text(before.get(name)) != _text(after.get(name))
     ]
-    more = max(0, len(changed) - MOST_ROWS)
+    more = max(0, len(changed_facts) - MOST_ROWS)
     # Numbers that read the same differ by noise.
-    return ComparedSection(title, tuple(changed[:MOST_ROWS]), len(names) - len(changed), more)
+    return ComparedSection(title, tuple(changed_facts[:MOST_ROWS]), len(names) - len(changed_facts), more)
 
 
 def _text(fact: Fact | None) -> str:
@@ -171,11 +171,11 @@ def _quality(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
             unit = "dB" if name.endswith("_db") else ""
             yield f"{graph}: {name}", Fact(metric_text(value, name), value, False, unit)
     for report in document.reports:
-        worst: dict[str, float] = {}
+        least_values: dict[str, float] = {}
         for check in report.checks:
             if check.name == "sqnr_db" and check.value is not None and not math.isnan(check.value):
-                worst[check.stage] = min(worst.get(check.stage, math.inf), check.value)
-        for stage, value in worst.items():
+                least_values[check.stage] = min(least_values.get(check.stage, math.inf), check.value)
+        for stage, value in least_values.items():
             yield (
                 f"{report.unit}: SQNR at {stage}",
                 Fact(metric_text(value, "sqnr_db"), value, False, "dB", report.unit),
@@ -187,9 +187,9 @@ def _latency(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
         for report in reports:
             for bucket in report.buckets:
                 seconds = bucket.runtime_s
-                busy = " (busy machine)" if report.busy else ""
+                busy_note = " (busy machine)" if report.busy else ""
                 name = f"{report.unit}, {bucket.name}, on {report.machine}"
-                yield name, Fact(seconds_text(seconds) + busy, seconds, engine=report.unit)
+                yield name, Fact(seconds_text(seconds) + busy_note, seconds, engine=report.unit)
 
 
 def _scales(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
@@ -272,23 +272,23 @@ def read_version(store: Store, model: str, version: str, trust: Path | None = No
     manifest = _try(lambda: lookup.load(store, model, version), None, problems)
     if manifest is None:
         return ReadVersion(model, version, None, problems=tuple(problems))
-    whole = _try(lambda: _view(published_document(store, manifest)), None, problems)
-    document, page = whole or _view(_bare_document(store, manifest, problems))
+    full_view = _try(lambda: _view(published_document(store, manifest)), None, problems)
+    document, page = full_view or _view(_bare_document(store, manifest, problems))
     signatures = _try(lambda: _signatures(store, manifest, trust), Signatures(), problems)
     sizes = {
         entry.unit: _try(partial(_size, store, document, entry), entry.size_bytes, problems)
         for entry in document.engines
     }
-    there = tuple(pin.name for pin in document.graphs if lookup.load_if_there(store, pin.model, pin.version))
+    graph_names = tuple(pin.name for pin in document.graphs if lookup.load_if_there(store, pin.model, pin.version))
     problems = list(dict.fromkeys(problems))
-    return ReadVersion(model, version, document, page, tuple(problems), manifest.digest, signatures, sizes, there)
+    return ReadVersion(model, version, document, page, tuple(problems), manifest.digest, signatures, sizes, graph_names)
 
 
 def _size(store: Store, document: VersionDocument, entry: EngineEntry) -> int | None:
     """Size of an engine in bytes; of one of an ensemble that of its graphs' engines. Raises IntegrityError."""
     if not (document.graphs and entry.usable):
         return document.size_of(entry)
-    return sum(pinned.size_of(engine) or 0 for _, pinned, engine in pinned_engines(store, document, entry))
+    return sum(graph.size_of(engine) or 0 for _, graph, engine in pinned_engines(store, document, entry))
 
 
 def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
@@ -301,22 +301,22 @@ def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
 
 def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:
     """What can be read beside a manifest whose report.json is lost or damaged."""
-    manifest_fields = {each.name: getattr(manifest, each.name) for each in dataclasses.fields(Manifest)}
+    manifest_fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
     document = VersionDocument(**manifest_fields)
     document = replace(document, engines=_try(lambda: judge_entries(store, manifest), manifest.engines, problems))
-    timed: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)
+    reports: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)
     canary_verdicts: tuple[CanaryVerdict, ...] = _try(lambda: tuple(canaries(store, manifest)), (), problems)
     return replace(
         document,
-        latencies={engine: tuple(engine_reports) for engine, engine_reports in timed.items()},
+        latencies={engine: tuple(engine_reports) for engine, engine_reports in reports.items()},
         canaries=canary_verdicts,
     )
 
 
 def _signatures(store: Store, manifest: Manifest, trust: Path | None) -> Signatures:
     prefix = evidence_prefix("signatures", manifest.model, manifest.version)
-    signed = next(iter(store.children(prefix)), None) is not None
-    names = store.children(f"{prefix}{digest_of_bytes(manifest.to_bytes())}/") if signed else ()
+    is_signed = next(iter(store.children(prefix)), None) is not None
+    names = store.children(f"{prefix}{digest_of_bytes(manifest.to_bytes())}/") if is_signed else ()
     keys = (name.removesuffix(".sig.json") for name in names if name.endswith(".sig.json"))
     signatures = Signatures(tuple(key[:16] for key in keys if is_digest(key)))
     if trust is None:
@@ -384,7 +384,7 @@ def show_rollout(channel: Channel, history: ChannelHistory) -> ShownRollout | No
     rollout = channel.rollout
     if rollout is None:
         return None
-    earlier = tuple(other for other in history.rollouts if other.id != rollout.id)
+    earlier = tuple(old_rollout for old_rollout in history.rollouts if old_rollout.id != rollout.id)
     waves, gates = tuple(_waves(rollout)), tuple(_gates(rollout.plan.gates))
     return ShownRollout(channel.name, rollout, earlier, waves, gates)
 

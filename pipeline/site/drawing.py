@@ -190,8 +190,8 @@ class ModelSite:
     @cached_property
     def canary_reports(self) -> set[str]:
         """Digests of the reports of canaries that are stored: of verdicts, and of those that channels moved on."""
-        moved = {digest for entry in self.channels for move in entry.history.moves for digest in move.canary}
-        return {digest for digest in {*moved, *self.keys.canaries} if self.store.has(digest)}
+        move_digests = {digest for entry in self.channels for move in entry.history.moves for digest in move.canary}
+        return {digest for digest in {*move_digests, *self.keys.canaries} if self.store.has(digest)}
 
 
 # What the pages over all models show of each model, kept between runs so that only changed models are read.

@@ -86,10 +86,10 @@ class SiteFolder:
             for name, model_notes in notes.items()
             if model_notes
         }
-        changed = {name: data for name, data in new.items() if data != self._read_bytes(name)}
-        if changed:
+        new_files = {name: data for name, data in new.items() if data != self._read_bytes(name)}
+        if new_files:
             _sync(self._unsynced)
-        for name, data in changed.items():
+        for name, data in new_files.items():
             self._write(f"{STATE}/{name}", data)
         with reachable(f"deleting notes in {self.root / STATE}"):
             for name in notes.keys() - new.keys():
@@ -223,31 +223,31 @@ def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
     """
     keys_by_model: dict[str, list[tuple[str, int]]] = {}
     for key, size in store.sizes(MODELS):
-        model, _, rest = key.removeprefix(MODELS).partition("/")
-        if is_name(model) and rest:
-            keys_by_model.setdefault(model, []).append((rest, size))
-    beside: dict[str, list[str]] = {}
+        model, _, sub_key = key.removeprefix(MODELS).partition("/")
+        if is_name(model) and sub_key:
+            keys_by_model.setdefault(model, []).append((sub_key, size))
+    other_keys: dict[str, list[str]] = {}
     for model, channel in running_rollouts(store):
         data = store.read(channel_key(model, channel)) or b""
-        beside.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
-    shared = [salt, *(digest_of_bytes(store.read(key) or b"") for key, _ in sorted(store.sizes("policies/")))]
+        other_keys.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
+    shared_digests = [salt, *(digest_of_bytes(store.read(key) or b"") for key, _ in sorted(store.sizes("policies/")))]
     models = (
-        _model(store, model, sorted(keys), shared, beside.get(model, ()))
+        _model(store, model, sorted(keys), shared_digests, other_keys.get(model, ()))
         for model, keys in sorted(keys_by_model.items())
     )
     return [model for model in models if model.versions]
 
 
 def _model(
-    store: Store, model: str, keys: list[tuple[str, int]], shared: list[str], beside: Iterable[str]
+    store: Store, model: str, keys: list[tuple[str, int]], shared_digests: list[str], other_keys: Iterable[str]
 ) -> ModelKeys:
     versions: dict[str, list[str]] = {}
-    channels, canaries, complete, all_keys = [], set(), set(), [*shared, *beside]
+    channels, canaries, complete, all_keys = [], set(), set(), [*shared_digests, *other_keys]
     for key, size in keys:
         all_keys.append(f"{key} {size}")
         match key.split("/"):
             case ["versions", version, *rest] if is_name(version):
-                versions.setdefault(version, [*shared]).append(all_keys[-1])
+                versions.setdefault(version, [*shared_digests]).append(all_keys[-1])
                 if rest == [MANIFEST]:
                     complete.add(version)
                 elif rest[0] == "canaries" and is_digest(rest[-1].removesuffix(".json")):
@@ -256,8 +256,8 @@ def _model(
                 channels.append(name.removesuffix(".json"))
             case ["policies", _]:
                 all_keys.append(digest_of_bytes(store.read(f"{MODELS}{model}/{key}") or b""))
-    ordered = sorted(complete, key=version_order)
-    digests = tuple((version, digest_lines(versions[version])) for version in ordered)
+    sorted_versions = sorted(complete, key=version_order)
+    digests = tuple((version, digest_lines(versions[version])) for version in sorted_versions)
     return ModelKeys(model, digests, tuple(channels), tuple(sorted(canaries)), digest_lines(all_keys))
 
 

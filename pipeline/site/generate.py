@@ -153,7 +153,7 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
 
 
 def _index(path: str, names: Sequence[str], notes: Mapping[str, ModelNote], number: int) -> bytes:
-    pages = [(index_path(each), each) for each in range(1, -(-len(notes) // PER_PAGE) + 1)]
+    pages = [(index_path(page_number), page_number) for page_number in range(1, -(-len(notes) // PER_PAGE) + 1)]
     return draw(
         "index",
         path,
@@ -199,8 +199,8 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed_models: Collectio
         if (written := write_times.get(run.model))
         and run.started_at[:19] <= written[:19] <= (run.ended_at or written)[:19]
     }
-    at = now() if live else ""
-    return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=at, reports=reports)
+    drawn_at = now() if live else ""
+    return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=drawn_at, reports=reports)
 
 
 # Writes a registry's site into a folder: models whose keys changed since the last time, then the pages over all.
@@ -226,25 +226,25 @@ def write_site(
     salt = digest_lines([_code(), repr(load_policy(trust)) if trust else ""])
     notes = cast("dict[str, ModelNote]", folder.read_overview())
     keys = _with_graphs({model_keys.model: model_keys for model_keys in read_models(store, salt)}, notes)
-    changed = [
+    changed_models = [
         model_keys for name, model_keys in keys.items() if name not in notes or notes[name]["key"] != model_keys.digest
     ]
     folder.update(_ASSETS, [Page("site.css", "", style_sheet), Page("site.js", "", script)])
     # Pages to be deleted, by group, and what stays noted until they are: that something is left to do.
     gone: dict[str, list[str]] = {}
-    unfinished: dict[str, ModelNote] = {}
-    for number, model_keys in enumerate(changed, 1):
+    unfinished_notes: dict[str, ModelNote] = {}
+    for number, model_keys in enumerate(changed_models, 1):
         if paths := _write_model(folder, ModelSite(store, model_keys, trust, salt), notes):
             gone[_group(model_keys.model)] = paths
-            unfinished[model_keys.model] = {**notes[model_keys.model], "key": ""}
+            unfinished_notes[model_keys.model] = {**notes[model_keys.model], "key": ""}
         if number % _NOTED_EVERY == 0:
-            _keep(folder, {**notes, **unfinished})
-            say(f"{number} of {len(changed)} changed models")
+            _keep(folder, {**notes, **unfinished_notes})
+            say(f"{number} of {len(changed_models)} changed models")
     for model in [name for name in notes if name not in keys]:
-        unfinished[model] = notes.pop(model)
+        unfinished_notes[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
     gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
-    _keep(folder, {**notes, **unfinished})
+    _keep(folder, {**notes, **unfinished_notes})
     for group, paths in gone.items():
         folder.delete(group, paths)
     if any(gone.values()):

@@ -84,14 +84,14 @@ class SiteFiles:
 
 
 def _read_file(path: Path, request: HttpRequest) -> HttpAnswer:
-    data, tag, packed = _read(path, path.stat().st_mtime_ns)
+    data, tag, gzip_data = _read(path, path.stat().st_mtime_ns)
     policy = REPORT_POLICY if path.name == "report.html" else POLICY
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding", **_protection(policy)}
     if request.headers.get("If-None-Match") == tag:
         return HttpAnswer(HTTPStatus.NOT_MODIFIED, b"", headers)
     headers["Content-Type"] = TYPES.get(path.suffix, "application/octet-stream")
     if "gzip" in request.headers.get("Accept-Encoding", ""):
-        return HttpAnswer(HTTPStatus.OK, packed, {**headers, "Content-Encoding": "gzip"})
+        return HttpAnswer(HTTPStatus.OK, gzip_data, {**headers, "Content-Encoding": "gzip"})
     return HttpAnswer(HTTPStatus.OK, data, headers)
 
 

@@ -77,18 +77,18 @@ def canonical(
         _name_outputs(graph_model.graph, outputs)
     with _convert_errors():
         common.NameFixPass()(graph_model)
-        plain = _plain(ir.to_proto(graph_model))
-    return _settle_ifs(_check(plain))
+        plain_model = _plain(ir.to_proto(graph_model))
+    return _settle_ifs(_check(plain_model))
 
 
 def _settle_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
     """A canonical model without the Ifs whose condition is known; the same where there is none."""
     with _convert_errors():
-        folded = fold_constant_ifs(model)
-    if folded is model:
+        new_model = fold_constant_ifs(model)
+    if new_model is model:
         return model
     try:
-        return canonical(folded)
+        return canonical(new_model)
     except ModelError:  # what a branch would do to these shapes: the If is right to be there
         return model
 
@@ -175,11 +175,11 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
             f"input {spec.name!r} is {_format(shape)} in the model and {_format(spec.shape)} in the spec; "
             "correct the spec, or export the model with that axis dynamic"
         )
-    named = {model_dim: dim for model_dim, dim in zip(shape, spec.shape, strict=True) if isinstance(model_dim, str)}
-    for model_dim, dim in tuple(named.items()):  # torch calls a dim of multiples of 32 '32*s40'
+    names = {model_dim: dim for model_dim, dim in zip(shape, spec.shape, strict=True) if isinstance(model_dim, str)}
+    for model_dim, dim in tuple(names.items()):  # torch calls a dim of multiples of 32 '32*s40'
         if step := re.fullmatch(r"(\d+)\*([A-Za-z_]\w*)", model_dim):
-            named[step[2]] = dim // int(step[1]) if isinstance(dim, int) else f"({dim}//{step[1]})"
-    return named
+            names[step[2]] = dim // int(step[1]) if isinstance(dim, int) else f"({dim}//{step[1]})"
+    return names
 
 
 def _format(shape: Sequence[int | str | None]) -> str:
@@ -227,8 +227,8 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     model.ir_version = max(OLDEST_IR_VERSION, oldest)
     model.graph.name = "model"
     model.graph.initializer.sort(key=lambda tensor: tensor.name)
-    whole, *bodies = walk_graphs(model.graph)
-    for graph in (whole, *bodies):
+    main_graph, *bodies = walk_graphs(model.graph)
+    for graph in (main_graph, *bodies):
         del graph.value_info[:]
     for value in (value for body in bodies for value in body.output):  # exporters state wrong ones: they are found anew
         if value.type.HasField("tensor_type"):
@@ -257,16 +257,16 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
         # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
         with limit_memory(_CHECKING_BYTES + 8 * size):
             try:
-                inferred = infer(light, check_type=True, strict_mode=True, data_prop=True)
+                shaped_model = infer(light, check_type=True, strict_mode=True, data_prop=True)
             except onnx.shape_inference.InferenceError:  # computing values fails where two longer lists are added
-                inferred = infer(light, check_type=True, strict_mode=True)
-            for value in inferred.graph.output:
+                shaped_model = infer(light, check_type=True, strict_mode=True)
+            for value in shaped_model.graph.output:
                 if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
                     raise ModelError(
                         f"output {value.name!r} does not say how many axes it has, and onnx infers none of operators "
                         "that are not its own; give it a shape (onnx.helper.make_tensor_value_info) and save the model"
                     )
-            onnx.checker.check_model(inferred)
+            onnx.checker.check_model(shaped_model)
     except MemoryError as error:
         raise ModelError(
             f"finding the shapes of the model's tensors takes over {_CHECKING_BYTES >> 30} GiB: one of them comes "
@@ -274,8 +274,8 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
         ) from error
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
-    inferred.graph.value_info.sort(key=lambda value: value.name)
-    graph, inferred_graph = model.graph, inferred.graph
+    shaped_model.graph.value_info.sort(key=lambda value: value.name)
+    graph, inferred_graph = model.graph, shaped_model.graph
     for field, items in (
         (graph.node, inferred_graph.node),
         (graph.output, inferred_graph.output),

@@ -44,8 +44,8 @@ def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     current = model
     while any(node.op_type == "If" for node in walk_nodes(current.graph)):
-        inferred = onnx.shape_inference.infer_shapes(current, data_prop=True)
-        graphs = ir.from_proto(inferred)
+        shaped_model = onnx.shape_inference.infer_shapes(current, data_prop=True)
+        graphs = ir.from_proto(shaped_model)
         settled_count = _settle_sizes(graphs.graph)
         if not _fold(graphs.graph) and not settled_count:
             break
@@ -63,17 +63,19 @@ def _settle_sizes(graph: ir.Graph) -> int:
     """
     settled_count = 0
     for node in [node for node in graph if node.op_type in _TAKE_SIZES and node.domain == ""]:
-        for at, value in enumerate(node.inputs):
-            if at < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
+        for position, value in enumerate(node.inputs):
+            if position < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
                 continue
             size_array = None if ir.convenience.get_const_tensor(value) is not None else _evaluate(value, _DEEPEST)
             if size_array is not None and size_array.dtype == np.int64 and not np.ma.is_masked(size_array):
                 settled_count += 1
-                constant = ir.Value(name=f"{value.name}_{node.op_type}_{at}", const_value=ir.tensor(size_array.data))
+                constant = ir.Value(
+                    name=f"{value.name}_{node.op_type}_{position}", const_value=ir.tensor(size_array.data)
+                )
                 while constant.name in graph.initializers:
                     constant.name = f"{constant.name}_"
                 graph.register_initializer(constant)
-                node.replace_input_with(at, constant)
+                node.replace_input_with(position, constant)
     return settled_count
 
 
@@ -83,14 +85,14 @@ def _fold(graph: ir.Graph) -> int:
     Ifs inside other nodes stay: a branch that is never taken can be wrong for the sizes of the model's inputs, and a
     runtime that found its ranks settled would refuse the model.
     """
-    folded = 0
+    count = 0
     for node in [node for node in graph if node.op_type == "If" and node.domain == ""]:
         condition = None if node.inputs[0] is None else _evaluate(node.inputs[0], _DEEPEST)
         if condition is not None and condition.size == 1 and not np.ma.is_masked(condition):
             branch_name = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
             _inline(graph, node, node.attributes[branch_name].as_graph())
-            folded += 1
-    return folded
+            count += 1
+    return count
 
 
 def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
@@ -129,8 +131,8 @@ def _evaluate(value: ir.Value, depth_left: int) -> _Known | None:
         return None if np.ma.is_masked(dims) else np.ma.asarray(np.prod(dims.data, dtype=np.int64))
     if node.op_type not in (*_COMPARING, *_MOVES):
         return None
-    operands = [None if each is None else _evaluate(each, depth_left - 1) for each in node.inputs]
-    operand_values = [each for each in operands if each is not None]
+    operands = [None if operand is None else _evaluate(operand, depth_left - 1) for operand in node.inputs]
+    operand_values = [operand for operand in operands if operand is not None]
     if len(operand_values) < len(operands):
         return None
     try:
@@ -178,14 +180,14 @@ def _constant_of_shape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
 def _reshape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
     sizes, is_zero_copy = [int(size) for size in _whole(operands[1])], not _integer(node, "allowzero", 0)
     return operands[0].reshape(
-        [operands[0].shape[at] if is_zero_copy and not size else size for at, size in enumerate(sizes)]
+        [operands[0].shape[axis] if is_zero_copy and not size else size for axis, size in enumerate(sizes)]
     )
 
 
 def _slice(operands: Sequence[_Known]) -> _Known:
-    starts, ends, *rest = map(_whole, operands[1:])
-    axes = rest[0] if rest else np.arange(len(starts))
-    steps = rest[1] if len(rest) > 1 else np.ones_like(starts)
+    starts, ends, *options = map(_whole, operands[1:])
+    axes = options[0] if options else np.arange(len(starts))
+    steps = options[1] if len(options) > 1 else np.ones_like(starts)
     cut = [slice(None)] * operands[0].ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = operands[0].shape[int(axis)]
@@ -207,8 +209,8 @@ def _whole(operand: _Known) -> Array:
 
 
 def _concat(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    joined = np.ma.concatenate(list(operands), _integer(node, "axis", 0))  # type: ignore[no-untyped-call]
-    return np.ma.asarray(joined)
+    array = np.ma.concatenate(list(operands), _integer(node, "axis", 0))  # type: ignore[no-untyped-call]
+    return np.ma.asarray(array)
 
 
 _MOVES: Mapping[str, Callable[[ir.Node, Sequence[_Known]], _Known]] = {

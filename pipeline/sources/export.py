@@ -107,7 +107,7 @@ def export(
     Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
-    along = Along()
+    state_axes = Along()
     groups: Samples | Sequence[Tensors] = samples or ()
     sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
@@ -137,16 +137,16 @@ def export(
     with ReferenceSession(model_file, threads=threads, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
-        recorded = RecordedSession(session, len(golden.cases))
-        spreads = step_spreads(golden, along)
-        checks = expected_checks("export", recorded, golden, budget, spreads)
-        rolled = recorded.free_running(sequences) if sequences else None
-        if sequences and rolled:
-            allowed = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
-            checks += free_running_checks("export", None, rolled, sequences.golden, allowed, along)
-        answers = recorded.save(workdir / "answers.safetensors", rolled)
+        recorder = RecordedSession(session, len(golden.cases))
+        spreads = step_spreads(golden, state_axes)
+        checks = expected_checks("export", recorder, golden, budget, spreads)
+        free_session = recorder.free_running(sequences) if sequences else None
+        if sequences and free_session:
+            roll_budget = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
+            checks += free_running_checks("export", None, free_session, sequences.golden, roll_budget, state_axes)
+        answers = recorder.save(workdir / "answers.safetensors", free_session)
     notes = *source.notes, *_list_notes(golden, random=not samples)
-    evidence = checks, notes, spreads.at("export"), answers, along.at("export")
+    evidence = checks, notes, spreads.at("export"), answers, state_axes.at("export")
     return ExportResult(model_file, golden_file, golden_digest, *evidence)
 
 
@@ -208,11 +208,11 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     field_names = {field.name for field in fields(TorchProgram)}
     task = Task(TorchProgram(**{name: value for name, value in vars(request).items() if name in field_names}))
     with start_user_process(task) as process:
-        captured, _ = process.ask(task, Captured)
-        names = request.outputs or captured.outputs
-        if len(names) != len(captured.outputs):
+        program, _ = process.ask(task, Captured)
+        names = request.outputs or program.outputs
+        if len(names) != len(program.outputs):
             raise ModelError(
-                f"the model returns {len(captured.outputs)} tensors, the spec names {len(names)} outputs "
+                f"the model returns {len(program.outputs)} tensors, the spec names {len(names)} outputs "
                 f"({', '.join(names)}); name each of them, in order"
             )
 
@@ -227,7 +227,7 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
             _, outputs = process.ask(Asked(), Answered, inputs)
             return dict(zip(names, outputs.values(), strict=True))
 
-        yield _Source(convert, names, run, captured.notes)
+        yield _Source(convert, names, run, program.notes)
     weights_beside(workdir / CAPTURED).unlink(missing_ok=True)
 
 

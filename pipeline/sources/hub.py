@@ -61,13 +61,13 @@ def fetch(hub_file: HubFile, folder: Path) -> None:
     """
     if (folder / hub_file.path).is_file():
         return
-    cached = _download(hub_file)
+    cache_path = _download(hub_file)
     if hub_file.file.endswith(".onnx"):
-        for name in list_locations(cached):
-            beside = HubFile(hub_file.repository, hub_file.revision, _beside(hub_file, name))
-            if not (folder / beside.path).is_file():
-                _place(_download(beside), folder / beside.path)
-    _place(cached, folder / hub_file.path)
+        for name in list_locations(cache_path):
+            data_file = HubFile(hub_file.repository, hub_file.revision, _beside(hub_file, name))
+            if not (folder / data_file.path).is_file():
+                _place(_download(data_file), folder / data_file.path)
+    _place(cache_path, folder / hub_file.path)
 
 
 def _beside(hub_file: HubFile, name: str) -> str:
@@ -87,13 +87,13 @@ def list_locations(path: Path) -> list[str]:
         raise ModelError(f"{path} is empty, truncated or not an ONNX file; download it again") from error
 
 
-def _locations(data: mmap.mmap, kind: int, outer: Field) -> Iterator[str]:
+def _locations(data: mmap.mmap, kind: int, parent: Field) -> Iterator[str]:
     if kind == _TENSOR:
-        for pair in inner_fields(data, outer, _EXTERNAL_DATA):
+        for pair in inner_fields(data, parent, _EXTERNAL_DATA):
             if inner_text(data, pair, 1) == "location":
                 yield inner_text(data, pair, 2)
         return
-    for field in fields(data, outer.begin, outer.end):
+    for field in fields(data, parent.begin, parent.end):
         if field.number in _INNER[kind]:
             yield from _locations(data, _INNER[kind][field.number], field)
 
@@ -148,13 +148,13 @@ def _check(hub_file: HubFile, path: Path) -> None:
         raise IntegrityError(f"{hub_file}: {path.resolve()} is damaged; delete it and run again")
 
 
-def _place(cached: Path, path: Path) -> None:
+def _place(cache_path: Path, path: Path) -> None:
     """A file of the cache under a second name, or copied where that is not possible; whole or not at all."""
     with reachable(f"writing {path}"):
         make_folder(path.parent)
         with suppress(OSError):
-            path.hardlink_to(cached.resolve())
+            path.hardlink_to(cache_path.resolve())
             return
-        with start_atomic_write(path.parent) as file, cached.open("rb") as stream:
+        with start_atomic_write(path.parent) as file, cache_path.open("rb") as stream:
             shutil.copyfileobj(stream, file.stream)
             file.commit(path)

@@ -46,10 +46,10 @@ class MeasureNoise:
         threads = threads_for(self.model, bool(golden.sequences))
         with ReferenceSession(self.model, threads=threads, name="the exported model") as single:
             if golden.sequences:
-                rolled = FreeRunningSession(single, golden.sequences)
-                double = partial(rolled.roller.roll, exact.run)
+                free_session = FreeRunningSession(single, golden.sequences)
+                double = partial(free_session.roller.roll, exact.run)
                 return noise_floor(
-                    double, rolled.run, {"golden": [case.inputs for case in golden.sequences.golden.cases]}
+                    double, free_session.run, {"golden": [case.inputs for case in golden.sequences.golden.cases]}
                 )
             cases = {kind: [case.inputs for case in golden.of_kind(kind)] for kind in ("golden", "edge")}
             return noise_floor(exact.run, single.run, cases)
@@ -122,5 +122,5 @@ def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence
         key = tuple(sorted(sizes.items()))
         if key not in size_keys or case.kind == "golden":
             size_keys.add(key)
-            resized: Tensors = resize(case.inputs, inputs, sizes)
-            yield replace(case, inputs=resized, expected={})
+            new_inputs: Tensors = resize(case.inputs, inputs, sizes)
+            yield replace(case, inputs=new_inputs, expected={})

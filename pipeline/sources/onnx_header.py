@@ -108,8 +108,8 @@ def wrong_outputs(model_outputs: Collection[str], names: Sequence[str] | None) -
 
 
 def _fits(model_shape: Sequence[int | str], spec_shape: Sequence[int | str]) -> bool:
-    same = len(model_shape) == len(spec_shape)
-    return same and all(isinstance(a, str) or a == b for a, b in zip(model_shape, spec_shape, strict=True))
+    same_rank = len(model_shape) == len(spec_shape)
+    return same_rank and all(isinstance(a, str) or a == b for a, b in zip(model_shape, spec_shape, strict=True))
 
 
 def format_shape(shape: Sequence[int | str]) -> str:

@@ -41,15 +41,15 @@ LARGEST_BYTES = (1 << 31) - 1
 External = tuple[onnx.TensorProto, Path, int, int]
 
 
-def inside(path: Path, folder: Path, what: str) -> Path:
-    """The path, if it is a file in `folder` with links followed; else ModelError. what: names the folder."""
+def inside(path: Path, folder: Path, folder_text: str) -> Path:
+    """The path, if it is a file in `folder` with links followed; else ModelError. folder_text: names the folder."""
     try:
-        within, there = path.resolve().is_relative_to(folder.resolve()), path.is_file()
+        within, is_file = path.resolve().is_relative_to(folder.resolve()), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, links in a circle
         raise ModelError(f"{str(path)[:300]!r} cannot be the path of a file ({error}); correct it") from error
     if not within:
-        raise ModelError(f"{path} leads outside {what} {folder}; put the file itself inside")
-    if not there:
+        raise ModelError(f"{path} leads outside {folder_text} {folder}; put the file itself inside")
+    if not is_file:
         raise ModelError(f"{path} does not exist or is not a file; correct the path or restore the file")
     return path
 
@@ -64,8 +64,8 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
         if is_external(tensor):
             name, offset, length = place_of(tensor)
             file = path.parent / name
-            what = f"the folder of {path.name}, which its external data must stay in:"
-            size = inside(file, path.parent, what).stat().st_size
+            folder_text = f"the folder of {path.name}, which its external data must stay in:"
+            size = inside(file, path.parent, folder_text).stat().st_size
             if offset + length > size:
                 raise ModelError(
                     f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
@@ -174,16 +174,16 @@ def load_onnx(
         model = _parse(path, whole=True)
         external = list_external(model, path)
     # Many tensors may name the same bytes: what counts is what the model would hold.
-    large = bool(external) and path.stat().st_size + sum(length for *_, length in external) > most_embedded_bytes
-    if large:
+    is_large = bool(external) and path.stat().st_size + sum(length for *_, length in external) > most_embedded_bytes
+    if is_large:
         check_places(external, path)
-    weights = {id(tensor) for tensor in model.graph.initializer if may_lie_outside(tensor)} if large else set()
-    outside = [entry for entry in external if id(entry[0]) in weights and entry[3] >= LEAST_BYTES]
+    weights = {id(tensor) for tensor in model.graph.initializer if may_lie_outside(tensor)} if is_large else set()
+    outer_entries = [entry for entry in external if id(entry[0]) in weights and entry[3] >= LEAST_BYTES]
     within = [entry for entry in external if id(entry[0]) not in weights or entry[3] < LEAST_BYTES]
-    for tensor, file, offset, length in outside:
+    for tensor, file, offset, length in outer_entries:
         set_place(tensor, str(file.resolve()), offset, length)
     embed_all(within, path)
-    if large:
+    if is_large:
         _drop_unread(model.graph)
     _forget_unknown_sizes(model)
     # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
@@ -265,8 +265,8 @@ def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -
         if entry is None:
             raise ModelError(f"{path} has none of the functions that runtimes call ({', '.join(_ENTRIES)})")
         build = LibraryBuild(f"linux-{machine}", digest_of_bytes(data), cuda)
-        others = builds.setdefault((path.name, entry), {})
-        if others.setdefault((build.platform, cuda), build) != build:
+        builds_by_platform = builds.setdefault((path.name, entry), {})
+        if builds_by_platform.setdefault((build.platform, cuda), build) != build:
             raise ModelError(f"{path} is the second {path.name} for {build.platform}; give one for each platform")
         (folder / build.sha256).write_bytes(data)
     return Libraries(tuple(Library(*key, tuple(by_platform.values())) for key, by_platform in builds.items()))
@@ -285,8 +285,8 @@ def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Tens
 def spec_of(value: onnx.ValueInfoProto, role: Literal["input", "output"]) -> TensorSpec:
     """One input or output. Raises ModelError for one that is no tensor of numbers, or of unknown rank."""
     if reason := why_no_tensor(value):
-        other = "; or leave it out of the spec's outputs" if role == "output" else ""
-        raise ModelError(f"{role} {value.name!r} {reason}{other}")
+        remedy = "; or leave it out of the spec's outputs" if role == "output" else ""
+        raise ModelError(f"{role} {value.name!r} {reason}{remedy}")
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         raise ModelError(f"{role} {value.name!r} is of unknown rank; state its shape when you export the model")
@@ -302,8 +302,8 @@ def dtype_name(value: onnx.ValueInfoProto) -> str:
 def why_no_tensor(value: onnx.ValueInfoProto) -> str:
     """What an input or output is instead of a dense tensor of numbers, and what to do; '' for a tensor."""
     kind = "string" if value.type.tensor_type.elem_type == onnx.TensorProto.STRING else value.type.WhichOneof("value")
-    what, remedy = _NO_TENSORS.get(kind, ("", ""))
-    return f"{what}, which no engine takes or gives; {remedy}" if what else ""
+    kind_text, remedy = _NO_TENSORS.get(kind, ("", ""))
+    return f"{kind_text}, which no engine takes or gives; {remedy}" if kind_text else ""
 
 
 def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
@@ -322,8 +322,8 @@ def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
     names = Counter(value.name for value in model.graph.input)
     if twice := next((name for name, count in names.items() if count > 1), None):
         raise ModelError(f"{path} has two inputs called {twice[:80]!r}; export it again")
-    if damaged := next((text for text in texts(model) if isinstance(text, bytes)), None):
-        raise ModelError(f"{path} is damaged: the name {damaged[:80]!r} in it is no UTF-8; export or copy it again")
+    if bad_name := next((text for text in texts(model) if isinstance(text, bytes)), None):
+        raise ModelError(f"{path} is damaged: the name {bad_name[:80]!r} in it is no UTF-8; export or copy it again")
     if has_sparse(model):
         raise ModelError(f"{path} holds sparse tensors, which nothing here reads; export the model with dense ones")
     del model.training_info[:]

@@ -57,10 +57,12 @@ class StateModel:
         """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
         bound of a cache takes, if two do."""
         steps = step_inputs(self.inputs, self.states)
-        numbered = ((at, {spec.name: group[spec.name] for spec in steps}) for at, group in enumerate(groups, 1))
+        numbered_steps = (
+            (number, {spec.name: group[spec.name] for spec in steps}) for number, group in enumerate(groups, 1)
+        )
         complete_inputs: list[dict[str, Array]] = []
         try:
-            complete_inputs.extend(inputs for _, inputs in roll_out(numbered, self.streams))
+            complete_inputs.extend(inputs for _, inputs in roll_out(numbered_steps, self.streams))
         except DataError:
             if len(complete_inputs) < 2:
                 raise
@@ -109,7 +111,7 @@ class StateModel:
         if self.steps is None:
             return [inputs for _, inputs in islice(sequence, MOST_STEPS)]
         samples = [{**inputs, BEGINS: self.steps.begins[end - 1]} for end, inputs in sequence]
-        later = [at for at, inputs in enumerate(samples) if inputs[BEGINS]][MOST_STEPS:]
+        later = [row for row, inputs in enumerate(samples) if inputs[BEGINS]][MOST_STEPS:]
         return list(samples[: later[0] if later else None])
 
     def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
@@ -119,28 +121,28 @@ class StateModel:
         has too, is an axis of each input of a step, or where it holds no two of them."""
         input_specs = step_inputs(self.inputs, self.states)
         state_axes = {axis for spec in self.inputs if spec not in input_specs for axis in spec.shape}
-        shared = [
+        shared_dims = [
             dim
             for dim in self.dims
             if dim.name in state_axes and all(s.shape.count(dim.name) == 1 for s in input_specs)
         ]
-        if not shared:
+        if not shared_dims:
             return []
-        axes = {spec.name: spec.shape.index(shared[0].name) for spec in input_specs}
+        axes = {spec.name: spec.shape.index(shared_dims[0].name) for spec in input_specs}
         half = len(sequences[0]) // 2
         streams = sequences if len(sequences) > 1 else (sequences[0][:half], sequences[0][half:])
         name, axis = next(iter(axes.items()))
-        streams = streams[: shared[0].max // np.shape(sequences[0][0][name])[axis]]
+        streams = streams[: shared_dims[0].max // np.shape(sequences[0][0][name])[axis]]
         if len(streams) < 2:
             return []
         return [
-            {each: np.concatenate([step[each] for step in steps], along) for each, along in axes.items()}
+            {key: np.concatenate([step[key] for step in steps], along) for key, along in axes.items()}
             | ({BEGINS: np.asarray(np.any([step[BEGINS] for step in steps]))} if self.steps else {})
             for steps in zip(*streams, strict=False)
         ]
 
     def _case(self, name: str, sequence: Sequence[Tensors]) -> Case:
-        inputs = {each: np.stack([step[each] for step in sequence]) for each in sequence[0]}
+        inputs = {input_name: np.stack([step[input_name] for step in sequence]) for input_name in sequence[0]}
         roller = Roller(self.inputs, self.states, self.ends, tuple(inputs), self._dim)
         return Case(name, "golden", inputs, roller.roll(self.run, inputs))
 
@@ -152,22 +154,22 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
     inputs_by_name, outputs_by_name = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
     for state in states:
         spec, output_spec = inputs_by_name[state.input], outputs_by_name.get(state.output)
-        where = f"state.{state.input}"
+        label = f"state.{state.input}"
         if output_spec is None:
             raise ModelError(
-                f"{where}: the model has no output {state.output!r}; its outputs are {', '.join(outputs_by_name)}"
+                f"{label}: the model has no output {state.output!r}; its outputs are {', '.join(outputs_by_name)}"
             )
         if output_spec.dtype != spec.dtype:
             raise ModelError(
-                f"{where} is {spec.dtype}, and {state.output!r} is {output_spec.dtype}; they must be the same"
+                f"{label} is {spec.dtype}, and {state.output!r} is {output_spec.dtype}; they must be the same"
             )
         if find_source(model.graph, state.output) == state.input:
             raise ModelError(
-                f"{where}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
+                f"{label}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
                 "began; take it out of state, and give it as an input"
             )
         sizes = zip(spec.shape, output_spec.shape, strict=False)
-        both = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
-        if len(spec.shape) != len(output_spec.shape) or any(left != right for left, right in both):
+        size_pairs = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
+        if len(spec.shape) != len(output_spec.shape) or any(left != right for left, right in size_pairs):
             shapes = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"
-            raise ModelError(f"{where} is {shapes}; an input can take a tensor of its own shape alone")
+            raise ModelError(f"{label} is {shapes}; an input can take a tensor of its own shape alone")

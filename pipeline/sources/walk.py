@@ -21,8 +21,8 @@ def nodes_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """These nodes and those of the graphs inside them."""
     for node in nodes:
         yield node
-        for inner in list_bodies(node):
-            yield from nodes_in(inner.node)
+        for body in list_bodies(node):
+            yield from nodes_in(body.node)
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
@@ -97,7 +97,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError("the model defines a function twice; export it again")
     sizes: dict[_Name, tuple[int, int]] = {}
     calls = {
-        name: {called for node in nodes_in(function.node) if (called := _called_name(node)) in functions}
+        name: {callee for node in nodes_in(function.node) if (callee := _called_name(node)) in functions}
         for name, function in functions.items()
     }
     try:

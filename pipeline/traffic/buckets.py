@@ -43,10 +43,10 @@ class EngineTimer:
     context: RunContext
 
     @classmethod
-    def of_published(cls, chosen: ChosenEngine, context: RunContext) -> "EngineTimer":
+    def of_published(cls, engine_choice: ChosenEngine, context: RunContext) -> "EngineTimer":
         """A timer of an engine of a published version."""
-        manifest, engine = chosen.manifest, engine_of(chosen.entry)
-        name = f"{manifest.model}@{manifest.version} {chosen.entry.unit}"
+        manifest, engine = engine_choice.manifest, engine_of(engine_choice.entry)
+        name = f"{manifest.model}@{manifest.version} {engine_choice.entry.unit}"
         record = recall_engine(engine.request, context)
         return cls(name, engine, manifest.golden, spec_of(manifest), _for_each(record, engine), context)
 
@@ -57,26 +57,26 @@ class EngineTimer:
         Raises EnginesmithError where it cannot be built, InputError where no backend builds it for this CPU.
         """
         spec, context = work.spec, work.context
-        plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
+        plain_spec = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
         selection = Selection(tuple(parse_targets("cpu")), ("fp32",))
-        if not candidates(plain, selection):
-            plain = plain.model_copy(update={"backends": server_backends(None)})
-        run = Run(plain, context, selection)
+        if not candidates(plain_spec, selection):
+            plain_spec = plain_spec.model_copy(update={"backends": server_backends(None)})
+        run = Run(plain_spec, context, selection)
         batches = list(run.prepare())
         units = [unit for batch in batches for unit in batch.plan.units]
         for unit in units:
             if unit.action in ("build", "cached"):
-                built = build(unit, run)
-                if built.failure:
-                    raise EnginesmithError(f"{unit.name} cannot be built: {built.failure.reason}")
-                seconds = _for_each(built.record, built.blob)
-                return cls(unit.name, built.blob, batches[-1].exported.golden, plain, seconds, context)
+                build_result = build(unit, run)
+                if build_result.failure:
+                    raise EnginesmithError(f"{unit.name} cannot be built: {build_result.failure.reason}")
+                seconds = _for_each(build_result.record, build_result.blob)
+                return cls(unit.name, build_result.blob, batches[-1].exported.golden, plain_spec, seconds, context)
         reasons = "; ".join(unit.reason for unit in units)
         raise InputError(f"no fp32 engine of {spec.model} can be timed here: {reasons}; give --engine REF")
 
     def measure(self, sizes: Sequence[Mapping[str, int]], seconds: float) -> LatencyReport:
         """The latency report of the engine at these sizes. seconds: of timing for each."""
-        terms = LatencyTerms(seconds, tuple(dict(each) for each in sizes))
+        terms = LatencyTerms(seconds, tuple(dict(one_size) for one_size in sizes))
         work = MeasureEngine(self.engine, self.golden, model_shapes(self.spec), terms)
         name = f"time {self.name}"
         job = Job(name, work, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
@@ -88,15 +88,15 @@ def _for_each(record: Recorded | None, engine: EngineBlob) -> float | None:
     return None if record is None else record.seconds / max(len(engine.request.profiles), 1)
 
 
-def recorded_report(chosen: ChosenEngine, context: RunContext) -> LatencyReport:
+def recorded_report(engine: ChosenEngine, context: RunContext) -> LatencyReport:
     """The newest latency report of an engine of a version. Raises InputError without one."""
-    manifest, entry = chosen.manifest, chosen.entry
+    manifest, entry = engine.manifest, engine.entry
     reports = latencies(context.store, manifest).get(str(entry.digest), [])
     if not reports:
-        what = f"{manifest.model}@{manifest.version}"
+        name = f"{manifest.model}@{manifest.version}"
         raise InputError(
-            f"{what}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
-            f"or time the engine now: --engine {what}"
+            f"{name}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
+            f"or time the engine now: --engine {name}"
         )
     return reports[0]
 
@@ -168,9 +168,9 @@ def advise_buckets(
     choice = choose_buckets(
         task, timings.reports[0].buckets, measure, options.max_profiles or MOST_PROFILES, price.seconds_a_day
     )
-    busy = tuple(dict.fromkeys(reason for report in timings.reports for reason in report.busy))
-    noted = (f"the machine was busy while the engine was timed: {'; '.join(busy)}",) if busy else ()
-    return BucketAdvice(spec.model, timer.name, choice, price, (*task.remarks, *remark_on_load(choice), *noted))
+    busy_reasons = tuple(dict.fromkeys(reason for report in timings.reports for reason in report.busy))
+    notes = (f"the machine was busy while the engine was timed: {'; '.join(busy_reasons)}",) if busy_reasons else ()
+    return BucketAdvice(spec.model, timer.name, choice, price, (*task.remarks, *remark_on_load(choice), *notes))
 
 
 def remark_on_load(choice: BucketChoice) -> tuple[str, ...]:
@@ -192,8 +192,8 @@ def price_profile(report: LatencyReport, build_s: float | None, stated_price: fl
     peak_bytes = max(bucket.memory_bytes for bucket in report.buckets)
     memory = max(peak_bytes - report.loaded_bytes, 0) if report.memory_resettable else 0
     share = memory / psutil.virtual_memory().total
-    built = "no build on record" if build_s is None else f"{seconds_text(build_s)} of compiling a day"
-    words = f"{built}, {format_bytes(memory)} of this machine's memory ({100 * share:.2g} % of it)"
+    build_text = "no build on record" if build_s is None else f"{seconds_text(build_s)} of compiling a day"
+    words = f"{build_text}, {format_bytes(memory)} of this machine's memory ({100 * share:.2g} % of it)"
     return ProfilePrice((build_s or 0.0) + share * DAY_S, words)
 
 
@@ -211,15 +211,15 @@ def write_buckets(path: Path, edges: Mapping[str, Sequence[int]]) -> None:
     text = path.read_text(encoding="utf-8")
     for dim, sizes in edges.items():
         text = _with_buckets(text, dim, sizes, path)
-    fresh = path.with_name(f".{path.name}.new")
+    new_path = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.chmod(path.stat().st_mode & 0o777)
-        if _rest(load_spec(fresh), {}) != _rest(load_spec(path), edges):
+        new_path.write_text(text, encoding="utf-8")
+        new_path.chmod(path.stat().st_mode & 0o777)
+        if _rest(load_spec(new_path), {}) != _rest(load_spec(path), edges):
             raise _misplaced(path, edges)
-        fresh.replace(path)
+        new_path.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        new_path.unlink(missing_ok=True)
 
 
 def _rest(spec: ModelSpec, edges: Mapping[str, Sequence[int]]) -> dict[str, object]:
@@ -239,13 +239,13 @@ def _with_buckets(text: str, dim: str, sizes: Sequence[int], path: Path) -> str:
     if not isinstance(node, yaml.MappingNode):
         raise _misplaced(path, {dim: sizes})
     yaml_entries = {key.value: (key, value) for key, value in node.value}
-    placed = next((name for name in _REPLACED if name in yaml_entries), None)
-    if placed is None:
+    old_key = next((name for name in _REPLACED if name in yaml_entries), None)
+    if old_key is None:
         raise _misplaced(path, {dim: sizes})
-    changes = [(*_span(*yaml_entries[placed]), f"buckets: [{', '.join(map(str, sizes))}]")]
-    changes += [(*_removed(text, node, name), "") for name in _REPLACED if name in yaml_entries and name != placed]
-    for begin, end, fresh in sorted(changes, reverse=True):
-        text = text[:begin] + fresh + text[end:]
+    changes = [(*_span(*yaml_entries[old_key]), f"buckets: [{', '.join(map(str, sizes))}]")]
+    changes += [(*_removed(text, node, name), "") for name in _REPLACED if name in yaml_entries and name != old_key]
+    for begin, end, new_text in sorted(changes, reverse=True):
+        text = text[:begin] + new_text + text[end:]
     return text
 
 
@@ -270,5 +270,5 @@ def _removed(text: str, node: yaml.MappingNode, name: str) -> tuple[int, int]:
 
 
 def _misplaced(path: Path, edges: Mapping[str, Sequence[int]]) -> InputError:
-    lines = "; ".join(f"under dims.{dim}: buckets: [{', '.join(map(str, each))}]" for dim, each in edges.items())
+    lines = "; ".join(f"under dims.{dim}: buckets: [{', '.join(map(str, ends))}]" for dim, ends in edges.items())
     return InputError(f"{path}: the buckets cannot be placed without changing more; write {lines}")

@@ -72,23 +72,25 @@ def choose_buckets(
     task: the dims and their traffic.  max_profiles: over all dims.
     Raises DataError for a size beyond those that were timed, and what `measure` raises.
     """
-    timed = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
+    timing_cache = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
-    _measure_missing(timed, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure)
+    _measure_missing(
+        timing_cache, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure
+    )
     for _ in range(_TIMINGS):
-        times = _times(task, timed)
+        times = _times(task, timing_cache)
         partition, _ = search_buckets(task, times, max_profiles, price)
-        if not _measure_missing(timed, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
+        if not _measure_missing(timing_cache, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
             break
-    times = _times(task, timed)
-    _, served = search_buckets(task, times, max_profiles, price)
+    times = _times(task, timing_cache)
+    _, trace = search_buckets(task, times, max_profiles, price)
     # The cheapest plan by the simulation, of those with `max_profiles` at most; the first one is always allowed. The
     # costs that a search adds up leave out how buckets share an engine that is always busy.
-    plans = [served, *_serve_others(task, times).values()]
-    allowed = [plan for plan in plans if plan is plans[0] or plan.profiles <= max_profiles]
-    served = min(allowed, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
-    bucket_edges = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
-    return BucketChoice(bucket_edges, len(timed), compare_plans(task, times, served, price / len(task.grid)))
+    plans = [trace, *_serve_others(task, times).values()]
+    fit_plans = [plan for plan in plans if plan is plans[0] or plan.profiles <= max_profiles]
+    trace = min(fit_plans, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
+    bucket_edges = {dim: edges for dim, edges in trace.edges.items() if dim in task.chosen}
+    return BucketChoice(bucket_edges, len(timing_cache), compare_plans(task, times, trace, price / len(task.grid)))
 
 
 def search_buckets(
@@ -108,22 +110,22 @@ def search_buckets(
         growth = BatchGrowth.idle(grid.at, requests, policy.wait_s)
     table = times.table(grid.edges, task.most_samples)
     axes = [grid.dims.index(name) for name in task.chosen]
-    best: tuple[float, Partitioned, ServedTrace] | None = None
+    best_plan: tuple[float, Partitioned, ServedTrace] | None = None
     visited_partitions = set()
     for _ in range(_ROUNDS):
         partition = partition_grid(CostModel(grid, table, growth), axes, max_profiles, price)
         if partition.partitions in visited_partitions:
             break
         visited_partitions.add(partition.partitions)
-        served = serve_trace(grid, edges_of(grid, partition.partitions), times, policy)
-        cost = float(served.seconds.sum()) + price * served.profiles
-        if best is None or cost < best[0]:
-            best = cost, partition, served
-        if growth is None or served.service is None:
+        trace = serve_trace(grid, edges_of(grid, partition.partitions), times, policy)
+        cost = float(trace.seconds.sum()) + price * trace.profiles
+        if best_plan is None or cost < best_plan[0]:
+            best_plan = cost, partition, trace
+        if growth is None or trace.service is None:
             break
-        growth = growth.after(served.service)
-    assert best is not None  # noqa: S101 - the first round gives one
-    return best[1], best[2]
+        growth = growth.after(trace.service)
+    assert best_plan is not None  # noqa: S101 - the first round gives one
+    return best_plan[1], best_plan[2]
 
 
 def _serve_others(task: BucketTask, times: RunTimes) -> dict[str, ServedTrace]:
@@ -131,45 +133,47 @@ def _serve_others(task: BucketTask, times: RunTimes) -> dict[str, ServedTrace]:
     return {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in OTHERS.items()}
 
 
-def compare_plans(task: BucketTask, times: RunTimes, chosen: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:
+def compare_plans(task: BucketTask, times: RunTimes, trace: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:
     """The chosen buckets, one profile, powers of two and the present buckets. price_s: of a profile, per request."""
-    served = {"chosen": chosen} | _serve_others(task, times)
-    resamples = resample_plans([*served.values()])
-    costs = resamples + price_s * np.array([[plan.profiles] for plan in served.values()])
+    traces = {"chosen": trace} | _serve_others(task, times)
+    resamples = resample_plans([*traces.values()])
+    costs = resamples + price_s * np.array([[plan.profiles] for plan in traces.values()])
     plans = []
-    for index, (name, plan) in enumerate(served.items()):
-        ratio = (chosen.mean_s + price_s * chosen.profiles) / (plan.mean_s + price_s * plan.profiles)
-        saved = None if index == 0 else interval_of(1.0 - ratio, 1.0 - costs[0] / costs[index])
+    for index, (name, plan) in enumerate(traces.items()):
+        ratio = (trace.mean_s + price_s * trace.profiles) / (plan.mean_s + price_s * plan.profiles)
+        saving = None if index == 0 else interval_of(1.0 - ratio, 1.0 - costs[0] / costs[index])
         seconds = interval_of(plan.mean_s, resamples[index])
         price = price_s * plan.profiles
         facts = (plan.padding, plan.batch, plan.utilization)
-        plans.append(BucketPlan(name, plan.edges, plan.profiles, seconds, price, *facts, saved))
+        plans.append(BucketPlan(name, plan.edges, plan.profiles, seconds, price, *facts, saving))
     return tuple(plans)
 
 
 def _sizes_used(task: BucketTask, edges: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """Sizes of the buckets that hold requests."""
-    used = {}
+    edges_used = {}
     for dim, ends in edges.items():
         sizes = task.grid.sizes[:, task.grid.dims.index(dim)]
-        used[dim] = sorted({int(edge) for edge in np.array(ends)[np.unique(np.searchsorted(ends, sizes))]})
-    return edges_to_time(used, task.batch, task.most_samples)
+        edges_used[dim] = sorted({int(edge) for edge in np.array(ends)[np.unique(np.searchsorted(ends, sizes))]})
+    return edges_to_time(edges_used, task.batch, task.most_samples)
 
 
 def _measure_missing(
-    timed: dict[tuple[tuple[str, int], ...], BucketLatency],
+    timing_cache: dict[tuple[tuple[str, int], ...], BucketLatency],
     size_sets: Sequence[Mapping[str, int]],
     measure: Measure | None,
 ) -> bool:
     """Time the sizes that were not timed yet, and say whether there were any."""
-    distinct = {tuple(sorted(each.items())): each for each in size_sets}
-    missing = [each for key, each in distinct.items() if key not in timed][: max(MOST_TIMED - len(timed), 0)]
-    if measure is None or not missing:
+    distinct = {tuple(sorted(size_set.items())): size_set for size_set in size_sets}
+    sizes = [size_set for key, size_set in distinct.items() if key not in timing_cache][
+        : max(MOST_TIMED - len(timing_cache), 0)
+    ]
+    if measure is None or not sizes:
         return False
-    timed.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(missing)})
+    timing_cache.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(sizes)})
     return True
 
 
-def _times(task: BucketTask, timed: Mapping[tuple[tuple[str, int], ...], BucketLatency]) -> RunTimes:
+def _times(task: BucketTask, timing_cache: Mapping[tuple[tuple[str, int], ...], BucketLatency]) -> RunTimes:
     names = [*([task.batch.name] if task.batch else []), *task.grid.dims]
-    return RunTimes(ServiceTimes.of_buckets([*timed.values()], names), task.batch)
+    return RunTimes(ServiceTimes.of_buckets([*timing_cache.values()], names), task.batch)

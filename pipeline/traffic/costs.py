@@ -40,21 +40,21 @@ class BatchGrowth:
     waits: Array
 
     @classmethod
-    def idle(cls, at: Array, max_requests: int, wait_s: float) -> "BatchGrowth":
-        """Before anything was simulated: a worker that is always free. at: arrivals, float64 [requests]."""
-        count = len(at)
+    def idle(cls, arrivals: Array, max_requests: int, wait_s: float) -> "BatchGrowth":
+        """Before anything was simulated: a worker that is always free. arrivals: seconds, float64 [requests]."""
+        count = len(arrivals)
         bins = max(min(BINS, count // 50), 1)
         bin_of = np.arange(count) * bins // count
-        starts = at[np.searchsorted(bin_of, np.arange(bins))]
-        ends = np.append(starts[1:], at[-1] + at[-1] / max(count - 1, 1))
+        starts = arrivals[np.searchsorted(bin_of, np.arange(bins))]
+        ends = np.append(starts[1:], arrivals[-1] + arrivals[-1] / max(count - 1, 1))
         return cls(max_requests, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
 
-    def after(self, served: SimulatedService) -> "BatchGrowth":
+    def after(self, service: SimulatedService) -> "BatchGrowth":
         """A copy with the waits that a simulation gave."""
-        firsts = np.full(len(served.batches), -1.0)
-        np.maximum.at(firsts, served.batch_of, served.waited_s)
-        bins = np.full(len(served.batches), len(self.seconds))
-        np.minimum.at(bins, served.batch_of, self.bin_of)
+        firsts = np.full(len(service.batches), -1.0)
+        np.maximum.at(firsts, service.batch_of, service.waited_s)
+        bins = np.full(len(service.batches), len(self.seconds))
+        np.minimum.at(bins, service.batch_of, self.bin_of)
         waits = self.waits.copy()
         for index in range(len(self.seconds)):
             if (bin_waits := firsts[bins == index]).size:
@@ -85,8 +85,8 @@ class BatchGrowth:
         means = rates[..., None] * self.waits
         low, step = _MEANS[1], np.log(_MEANS[2] / _MEANS[1])
         with np.errstate(divide="ignore"):
-            above = 1.0 + np.log(np.maximum(means, low) / low) / step
-        place = np.asarray(np.minimum(np.where(means < low, means / low, above), len(_MEANS) - 1.0))
+            log_places = 1.0 + np.log(np.maximum(means, low) / low) / step
+        place = np.asarray(np.minimum(np.where(means < low, means / low, log_places), len(_MEANS) - 1.0))
         sizes = self.tables(np.arange(1.0, self.max_requests + 1))
         took = _between(seconds, place, np.arange(len(seconds))[:, None, None])
         batch_sizes = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
@@ -126,22 +126,22 @@ class CostModel:
         shape = (len(edges[axis]), len(rows), int(bins.max()) + 1)
         flat = np.ravel_multi_index((places[:, axis], groups, bins), shape)
         counts = np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape).astype(np.float64)
-        below = np.concatenate([np.zeros((1, *shape[1:])), counts.cumsum(0)])
+        counts_below = np.concatenate([np.zeros((1, *shape[1:])), counts.cumsum(0)])
         times = np.moveaxis(self.times, axis, 0)
         times = times.reshape(shape[0], -1, times.shape[-1])
         if self.growth is None:
-            return _alone(below[..., 0], times.reshape(shape[0], -1)[:, rows])
-        return self._batched(below, times[:, rows], self.growth)
+            return _alone(counts_below[..., 0], times.reshape(shape[0], -1)[:, rows])
+        return self._batched(counts_below, times[:, rows], self.growth)
 
     def _groups(self, axis: int, partitions: Sequence[Partition]) -> tuple[Array, Array]:
         """Requests by their edges along the other dims, and by samples where each runs alone: the index of each one's
         group, and of each group its row of the times, flattened without `axis`."""
         columns, sizes = [], []
-        for other, partition in enumerate(partitions):
-            if other != axis:
+        for other_axis, partition in enumerate(partitions):
+            if other_axis != axis:
                 ends = np.array(partition)
-                columns.append(ends[np.searchsorted(ends, self.grid.places[:, other])])
-                sizes.append(len(self.grid.edges[other]))
+                columns.append(ends[np.searchsorted(ends, self.grid.places[:, other_axis])])
+                sizes.append(len(self.grid.edges[other_axis]))
         if self.growth is None:
             columns.append(np.minimum(self.grid.samples, self.times.shape[-1]) - 1)
             sizes.append(self.times.shape[-1])
@@ -150,13 +150,13 @@ class CostModel:
         rows, groups = np.unique(np.ravel_multi_index(tuple(columns), tuple(sizes)), return_inverse=True)
         return groups, rows
 
-    def _batched(self, below: Array, times: Array, growth: BatchGrowth) -> Array:
+    def _batched(self, counts_below: Array, times: Array, growth: BatchGrowth) -> Array:
         count = len(times)
         tables = growth.tables(per_requests(times, float(self.grid.samples.mean()), growth.max_requests))
         costs = np.full((count + 1, count + 1), np.inf)
         for end in range(1, count + 1):
-            inside = below[end] - below[:end]
-            costs[:end, end] = growth.seconds_of(inside, inside / growth.seconds, tables[end - 1])
+            inside_counts = counts_below[end] - counts_below[:end]
+            costs[:end, end] = growth.seconds_of(inside_counts, inside_counts / growth.seconds, tables[end - 1])
         return costs
 
 
@@ -169,13 +169,13 @@ def per_requests(times: Array, samples: float, max_requests: int) -> Array:
     return np.asarray(times[..., low] + (sample_places - low) * (times[..., high] - times[..., low]))
 
 
-def _alone(below: Array, times: Array) -> Array:
-    """Costs where each request runs alone. below: requests before each candidate, [candidates + 1, groups].
+def _alone(counts_below: Array, times: Array) -> Array:
+    """Costs where each request runs alone. counts_below: requests before each candidate, [candidates + 1, groups].
 
     times: of each candidate and group, [candidates, groups].
     """
     count = len(times)
-    seconds = below @ times.T
+    seconds = counts_below @ times.T
     costs = np.full((count + 1, count + 1), np.inf)
     for end in range(1, count + 1):
         costs[:end, end] = seconds[end, end - 1] - seconds[:end, end - 1]
@@ -216,48 +216,48 @@ class Partitioned:
 def partition_dim(costs: Array, max_buckets: int) -> list[tuple[float, Partition]]:
     """The least cost with 1, 2, ... `max_buckets` buckets, and the partition. costs: as of `CostModel.intervals`."""
     count = len(costs) - 1
-    best = costs[0].copy()
+    least_costs = costs[0].copy()
     before: list[Array] = []
-    partitions: list[tuple[float, Partition]] = [(float(best[count]), (count - 1,))]
+    partitions: list[tuple[float, Partition]] = [(float(least_costs[count]), (count - 1,))]
     for _ in range(1, min(max_buckets, count)):
-        sums = best[:, None] + costs
+        sums = least_costs[:, None] + costs
         before.append(sums.argmin(0))
-        best = sums.min(0)
+        least_costs = sums.min(0)
         ends, end = [count - 1], count
         for step in reversed(before):
             end = int(step[end])
             ends.append(end - 1)
-        partitions.append((float(best[count]), tuple(reversed(ends))))
+        partitions.append((float(least_costs[count]), tuple(reversed(ends))))
     return partitions
 
 
-def partition_grid(model: CostModel, chosen: Sequence[int], max_profiles: int, price: float) -> Partitioned:
+def partition_grid(model: CostModel, axes: Sequence[int], max_profiles: int, price: float) -> Partitioned:
     """The buckets of the chosen dims (indices), the candidates of the others being their buckets; of least
     cost for one dim.
 
     max_profiles: over all dims.  price: of a profile, in seconds.
     """
-    whole = tuple(tuple(range(len(edges))) for edges in model.grid.edges)
-    fixed = count_profiles([partition for axis, partition in enumerate(whole) if axis not in chosen])
-    max_profiles = max(max_profiles // fixed, 1)
-    costs = [model.intervals(axis, whole) for axis in chosen]
-    alone = [partition_dim(each, max_profiles) for each in costs]
-    nowhere = total_of(costs[0], whole[chosen[0]])
+    all_edges = tuple(tuple(range(len(edges))) for edges in model.grid.edges)
+    other_profiles = count_profiles([partition for axis, partition in enumerate(all_edges) if axis not in axes])
+    max_profiles = max(max_profiles // other_profiles, 1)
+    costs = [model.intervals(axis, all_edges) for axis in axes]
+    choices = [partition_dim(each, max_profiles) for each in costs]
+    nowhere = total_of(costs[0], all_edges[axes[0]])
     counts = min(
         (
             each
-            for each in itertools.product(*(range(1, len(dim_partitions) + 1) for dim_partitions in alone))
+            for each in itertools.product(*(range(1, len(dim_partitions) + 1) for dim_partitions in choices))
             if math.prod(each) <= max_profiles
         ),
         key=lambda each: (
-            sum(dim_partitions[count - 1][0] - nowhere for dim_partitions, count in zip(alone, each, strict=True))
-            + price * fixed * math.prod(each)
+            sum(dim_partitions[count - 1][0] - nowhere for dim_partitions, count in zip(choices, each, strict=True))
+            + price * other_profiles * math.prod(each)
         ),
     )
-    now = list(whole)
-    for axis, dim_partitions, count in zip(chosen, alone, counts, strict=True):
+    now = list(all_edges)
+    for axis, dim_partitions, count in zip(axes, choices, counts, strict=True):
         now[axis] = dim_partitions[count - 1][1]
-    seconds = total_of(model.intervals(chosen[0], now), now[chosen[0]])
+    seconds = total_of(model.intervals(axes[0], now), now[axes[0]])
     return Partitioned(tuple(now), seconds, seconds + price * count_profiles(now))
 
 
@@ -320,29 +320,29 @@ def serve_trace(
 ) -> ServedTrace:
     """The trace by the simulated batcher; without a policy each request runs alone. edges: of each dim of the grid."""
     axes = [np.array(edges[dim], np.int64) for dim in grid.dims]
-    padded = np.stack([axis[np.searchsorted(axis, grid.sizes[:, index])] for index, axis in enumerate(axes)], 1)
-    sizes, bucket_of = np.unique(padded, axis=0, return_inverse=True)
+    bucket_sides = np.stack([axis[np.searchsorted(axis, grid.sizes[:, index])] for index, axis in enumerate(axes)], 1)
+    sizes, bucket_of = np.unique(bucket_sides, axis=0, return_inverse=True)
     bucket_of = bucket_of.reshape(-1)
     max_samples = int(max(grid.samples.max(), policy.most if policy else 1))
-    runs = np.stack([times.table(each[:, None], max_samples).reshape(-1) for each in sizes])
+    runs = np.stack([times.table(bucket_sizes[:, None], max_samples).reshape(-1) for bucket_sizes in sizes])
     service = None
     if policy is None:
         seconds, batch, utilization = runs[bucket_of, grid.samples - 1], float(grid.samples.mean()), None
     else:
-        at = grid.at if grid.at is not None else np.zeros(len(grid))
+        arrivals = grid.at if grid.at is not None else np.zeros(len(grid))
         curves = [[run[None] for run in bucket] for bucket in runs]
-        service = simulate_batching(at, grid.samples, bucket_of, curves, policy)
+        service = simulate_batching(arrivals, grid.samples, bucket_of, curves, policy)
         seconds = service.service_s * grid.samples / service.batches[service.batch_of]
         batch, utilization = float(service.batches.mean()), service.utilization
     real = np.prod(grid.sizes.astype(float), 1) * grid.samples
-    filled = np.prod(padded.astype(float), 1) * grid.samples
+    padded_sizes = np.prod(bucket_sides.astype(float), 1) * grid.samples
     return ServedTrace(
         edges={dim: tuple(int(edge) for edge in edges[dim]) for dim in grid.dims},
         bucket_of=bucket_of,
         sizes=sizes,
         log_sd=times.log_sd(sizes, max(round(batch), 1)),
         seconds=np.asarray(seconds),
-        padding=float(1.0 - real.sum() / filled.sum()),
+        padding=float(1.0 - real.sum() / padded_sizes.sum()),
         batch=batch,
         utilization=utilization,
         service=service,
@@ -380,5 +380,5 @@ def interval_of(value: float, resamples: Array) -> Interval95:
 
 def edges_of(grid: RequestGrid, partitions: Sequence[Partition]) -> dict[str, tuple[int, ...]]:
     """The edges of each dim, of indices of candidates."""
-    named = zip(grid.dims, grid.edges, partitions, strict=True)
-    return {dim: tuple(int(edges[index]) for index in partition) for dim, edges, partition in named}
+    edge_rows = zip(grid.dims, grid.edges, partitions, strict=True)
+    return {dim: tuple(int(edges[index]) for index in partition) for dim, edges, partition in edge_rows}

@@ -91,14 +91,14 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
     heads = [head for head, _ in traffic_parts]
     first_head = heads[0]
     for file, head in zip(files[1:], heads[1:], strict=True):
-        both = f"{files[0]} and {file}"
+        file_pair = f"{files[0]} and {file}"
         if head.sampling != first_head.sampling:
             shares = f"{first_head.sampling:g} and {head.sampling:g}"
-            raise DataError(f"{both} hold {shares} of the traffic; give files of one share")
+            raise DataError(f"{file_pair} hold {shares} of the traffic; give files of one share")
         if head.timed != first_head.timed:
-            raise DataError(f"of {both} only one has times of arrival; give such files apart")
+            raise DataError(f"of {file_pair} only one has times of arrival; give such files apart")
         if head.timed and min(head.start, first_head.start) < EPOCH_S:
-            raise DataError(f"{both} have times that do not count from the epoch; which came first is not known")
+            raise DataError(f"{file_pair} have times that do not count from the epoch; which came first is not known")
     cut = tuple(file for file, head in zip(files, heads, strict=True) if head.cut)
     origin = next((head.made for head in heads if head.made), "")
     return TrafficAtPlace(_merge([trace for _, trace in traffic_parts]), files, heads[0].sampling, cut, origin)
@@ -116,18 +116,18 @@ def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:
     beyond: dict[str, dict[int, int]] = {}
     for dim in dims:
         sizes = trace.sizes[dim.name]
-        outside = (sizes < dim.min) | (sizes > dim.max)
-        keep &= ~outside
-        if outside.any():
-            values, counts = np.unique(sizes[outside], return_counts=True)
+        outliers = (sizes < dim.min) | (sizes > dim.max)
+        keep &= ~outliers
+        if outliers.any():
+            values, counts = np.unique(sizes[outliers], return_counts=True)
             beyond[dim.name] = dict(zip(values.tolist(), counts.tolist(), strict=True))
     if not keep.any():
         ranges = ", ".join(f"{dim.name} {dim.words}" for dim in dims)
         raise DataError(f"none of the {pluralize(len(trace), 'request')} is within the dims ({ranges}); widen them")
-    at = trace.at[keep]
-    start = trace.start + float(at[0]) if trace.start else 0.0
+    arrivals = trace.at[keep]
+    start = trace.start + float(arrivals[0]) if trace.start else 0.0
     sizes_kept = {name: values[keep] for name, values in trace.sizes.items()}
-    return SplitTrace(Trace(at - at[0], sizes_kept, start), beyond, len(trace))
+    return SplitTrace(Trace(arrivals - arrivals[0], sizes_kept, start), beyond, len(trace))
 
 
 def _files_of(place: Path) -> tuple[Path, ...]:
@@ -148,11 +148,11 @@ def _merge(traces: Sequence[Trace]) -> Trace:
     if len(traces) == 1:
         return traces[0]
     start = min(trace.start for trace in traces)
-    at = np.concatenate([trace.at + (trace.start - start) for trace in traces])
-    order = np.argsort(at, kind="stable")
+    arrivals = np.concatenate([trace.at + (trace.start - start) for trace in traces])
+    order = np.argsort(arrivals, kind="stable")
     names = traces[0].sizes
     sizes = {name: np.concatenate([trace.sizes[name] for trace in traces])[order] for name in names}
-    return Trace(at[order], sizes, start)
+    return Trace(arrivals[order], sizes, start)
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,11 @@ def plan_task(
     batch = _batch_dim(inputs, dims, options)
     bucket_dims = _choose_dims(dims, batch, options)
     policy, remarks = _policy(batch, within, options)
-    at = _arrivals(traffic, within, options)
+    arrivals = _arrivals(traffic, within, options)
     greatest = {dim: int(within.sizes[dim.name].max()) if options.shrink else dim.max for dim in dims}
     tops = {dim.name: min(-(-size // dim.multiple) * dim.multiple, dim.max) for dim, size in greatest.items()}
-    grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=at)
-    if at is None and options.max_profiles is None:
+    grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=arrivals)
+    if arrivals is None and options.max_profiles is None:
         raise InputError("without times of arrival a profile has no price for each request; give --most, or --rate")
     for name in bucket_dims:
         count = len(np.unique(within.sizes[name]))
@@ -287,8 +287,8 @@ def _arrivals(traffic: TrafficAtPlace, within: Trace, options: BucketOptions) ->
         return within.at / faster
     if options.rate is None:
         return None
-    at = np.cumsum(np.random.default_rng(0).exponential(1.0 / options.rate, len(within)))
-    return np.asarray(at - at[0])
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1.0 / options.rate, len(within)))
+    return np.asarray(arrivals - arrivals[0])
 
 
 def whole_range(task: BucketTask) -> dict[str, tuple[int, ...]]:

@@ -53,38 +53,38 @@ def grid_of(
     trace: Trace,
     dims: Sequence[Dim],
     batch: str | None,
-    chosen: Sequence[str],
+    bucket_dims: Sequence[str],
     *,
     tops: Mapping[str, int],
     at: Array | None,
 ) -> RequestGrid:
     """The requests of a trace, whose sizes lie within the dims.
 
-    batch: the dim of samples, which gets no buckets here.  chosen: dims that get buckets; the others keep theirs.
+    batch: the dim of samples, which gets no buckets here.  bucket_dims: dims that get buckets; the others keep theirs.
     tops: of chosen dims, the last edge.  at: arrivals in seconds; None for requests without times.
     Candidates of a chosen dim are all sizes that occur, as multiples of the dim's; where these are more than MOST_ALONE
     (MOST_EACH of several dims), as many of them at equal shares of the requests.
     """
     request_indices = _stretches(len(trace))
     axes = [dim for dim in dims if dim.name != batch]
-    max_candidates = MOST_ALONE if len(chosen) == 1 else MOST_EACH
+    max_candidates = MOST_ALONE if len(bucket_dims) == 1 else MOST_EACH
     edges, places, sizes = [], [], []
     for dim in axes:
         dim_sizes = trace.sizes[dim.name][request_indices]
-        rounded = np.ceil(dim_sizes / dim.multiple).astype(np.int64) * dim.multiple
-        if dim.name in chosen:
-            candidates = _thin(np.append(rounded, tops[dim.name]), max_candidates)
+        multiples = np.ceil(dim_sizes / dim.multiple).astype(np.int64) * dim.multiple
+        if dim.name in bucket_dims:
+            candidates = _thin(np.append(multiples, tops[dim.name]), max_candidates)
         else:
             candidates = np.array([high for _, _, high in dim.buckets()], np.int64)
         edges.append(candidates)
-        places.append(np.searchsorted(candidates, rounded))
+        places.append(np.searchsorted(candidates, multiples))
         sizes.append(dim_sizes)
     count = len(request_indices)
     samples = trace.sizes[batch][request_indices] if batch else np.ones(count, np.int64)
     when = None if at is None else _close_gaps(at, request_indices)
     shape = (count, len(axes))
-    placed, sized = (np.stack(rows, 1) if rows else np.zeros(shape, np.int64) for rows in (places, sizes))
-    return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), placed, sized, samples, when)
+    place_rows, size_rows = (np.stack(rows, 1) if rows else np.zeros(shape, np.int64) for rows in (places, sizes))
+    return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), place_rows, size_rows, samples, when)
 
 
 def _thin(sizes: Array, max_sizes: int) -> Array:
@@ -104,11 +104,11 @@ def _stretches(count: int) -> Array:
     return np.asarray((starts[:, None] + np.arange(length)).ravel())
 
 
-def _close_gaps(at: Array, kept_indices: Array) -> Array:
+def _close_gaps(times: Array, kept_indices: Array) -> Array:
     """The times of the kept requests, without the gaps where requests were left out."""
-    gaps = np.diff(at[kept_indices], prepend=at[kept_indices[0]])
+    gaps = np.diff(times[kept_indices], prepend=times[kept_indices[0]])
     jumps = np.diff(kept_indices, prepend=kept_indices[0] - 1) > 1
-    gaps[jumps] = float(at[-1]) / max(len(at) - 1, 1)
+    gaps[jumps] = float(times[-1]) / max(len(times) - 1, 1)
     return np.asarray(np.cumsum(gaps))
 
 
@@ -135,8 +135,8 @@ class RunTimes:
 
         Raises DataError for a size beyond those that were timed.
         """
-        padded = np.array([pad_samples(self.batch, count) for count in range(1, max_samples + 1)])
-        distinct, places = np.unique(padded, return_inverse=True)
+        batch_sizes = np.array([pad_samples(self.batch, count) for count in range(1, max_samples + 1)])
+        distinct, places = np.unique(batch_sizes, return_inverse=True)
         axes = [np.asarray(edge) for edge in edges]
         sizes = np.array([*itertools.product(*axes, distinct)], np.int64)
         rows = np.roll(sizes, 1, 1) if self.batch else sizes[:, :-1]
@@ -146,8 +146,8 @@ class RunTimes:
 
     def log_sd(self, sizes: Array, samples: int) -> Array:
         """Standard deviation of the logarithm of the time at each row of sizes, int64 [rows, dims]: float64 [rows]."""
-        padded = np.full((len(sizes), 1), pad_samples(self.batch, samples), np.int64)
-        return self.service.predict(np.hstack([padded, sizes]) if self.batch else sizes)[1]
+        batch_column = np.full((len(sizes), 1), pad_samples(self.batch, samples), np.int64)
+        return self.service.predict(np.hstack([batch_column, sizes]) if self.batch else sizes)[1]
 
     @cached_property
     def _tail(self) -> float:
@@ -166,19 +166,19 @@ def pad_samples(batch: Dim | None, count: int) -> int:
 
 
 def sizes_to_time(
-    grid: RequestGrid, chosen: Sequence[str], batch: Dim | None, max_samples: int, tops: Mapping[str, int]
+    grid: RequestGrid, bucket_dims: Sequence[str], batch: Dim | None, max_samples: int, tops: Mapping[str, int]
 ) -> list[dict[str, int]]:
     """Sizes at which an engine is timed: candidates of chosen dims at about equal ratios, up to the tops, every bucket
     of the others, and powers of two for the samples, up to `max_samples` in a run."""
-    each = _ALONE if len(chosen) == 1 else _EACH
+    max_count = _ALONE if len(bucket_dims) == 1 else _EACH
     axes: dict[str, list[int]] = {}
     if batch:
         powers = [2**power for power in range(max_samples.bit_length()) if 2**power < max_samples] + [max_samples]
-        if len(chosen) > 1:
+        if len(bucket_dims) > 1:
             powers = sorted({powers[index] for index in np.linspace(0, len(powers) - 1, _BATCHES).astype(int)})
         axes[batch.name] = sorted({pad_samples(batch, power) for power in powers})
     for dim, edges in zip(grid.dims, grid.edges, strict=True):
-        axes[dim] = spread(np.union1d(edges, [tops[dim]]), each) if dim in chosen else edges.tolist()
+        axes[dim] = spread(np.union1d(edges, [tops[dim]]), max_count) if dim in bucket_dims else edges.tolist()
     return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*axes.values())]
 
 

@@ -114,22 +114,22 @@ class TrafficSummary:
 
 def summarize(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> TrafficSummary:
     """The summary of traffic to a model with these dims."""
-    trace, timed = traffic.trace, traffic.trace.timed
+    trace, has_times = traffic.trace, traffic.trace.timed
     start = datetime.fromtimestamp(trace.start, UTC).isoformat(timespec="seconds") if traffic.absolute else None
-    outside = {dim.name: (trace.sizes[dim.name] < dim.min) | (trace.sizes[dim.name] > dim.max) for dim in dims}
+    outliers = {dim.name: (trace.sizes[dim.name] < dim.min) | (trace.sizes[dim.name] > dim.max) for dim in dims}
     return TrafficSummary(
         requests=len(trace),
         files=len(traffic.files),
         sampling=traffic.sampling,
         made=traffic.made,
         start=start,
-        seconds=float(trace.at[-1]) if timed else None,
-        per_second=traffic.per_second if timed else None,
+        seconds=float(trace.at[-1]) if has_times else None,
+        per_second=traffic.per_second if has_times else None,
         dims={dim.name: count_sizes(trace.sizes[dim.name]) for dim in dims},
-        beyond={name: int(mask.sum()) for name, mask in outside.items() if mask.any()},
+        beyond={name: int(mask.sum()) for name, mask in outliers.items() if mask.any()},
         pairs=tuple(_count_pair(trace, a.name, b.name) for a, b in combinations(dims, 2)),
-        hours=tuple(_split_hours(traffic, dims)) if timed else (),
-        bursts=measure_bursts(trace.at) if timed else None,
+        hours=tuple(_split_hours(traffic, dims)) if has_times else (),
+        bursts=measure_bursts(trace.at) if has_times else None,
     )
 
 
@@ -140,14 +140,14 @@ def count_sizes(sizes: Array) -> SizeCounts:
     return SizeCounts(dict(zip(values.tolist(), counts.tolist(), strict=True)), float(sizes.mean()), quantiles)
 
 
-def measure_bursts(at: Array) -> Burstiness:
-    """How bursty arrivals are. at: seconds, float64 [requests], rising, two at least."""
-    within = np.searchsorted(at, at + 1.0, "left") - np.arange(len(at))
-    _, counts = np.unique(at.astype(np.int64), return_counts=True)  # seconds without requests may be many
-    seconds = int(at[-1]) + 1
-    mean = len(at) / seconds
+def measure_bursts(arrivals: Array) -> Burstiness:
+    """How bursty arrivals are. arrivals: seconds, float64 [requests], rising, two at least."""
+    within = np.searchsorted(arrivals, arrivals + 1.0, "left") - np.arange(len(arrivals))
+    _, counts = np.unique(arrivals.astype(np.int64), return_counts=True)  # seconds without requests may be many
+    seconds = int(arrivals[-1]) + 1
+    mean = len(arrivals) / seconds
     variance = float((counts.astype(np.float64) ** 2).sum()) / seconds - mean**2
-    return Burstiness(int(within.max()), max(variance, 0.0) / mean, float(np.diff(at).max()))
+    return Burstiness(int(within.max()), max(variance, 0.0) / mean, float(np.diff(arrivals).max()))
 
 
 def _count_pair(trace: Trace, row_dim: str, column_dim: str) -> PairCounts:
@@ -180,8 +180,8 @@ def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTr
 
 def _seconds_in(hour: int, until: float, by_day: bool) -> float:
     """Seconds from time 0 until `until` that lie in an hour; in that hour of each day where `by_day`."""
-    days, rest = divmod(until, 24 * HOUR_S) if by_day else (0.0, until)
-    return days * HOUR_S + min(max(rest - hour * HOUR_S, 0.0), HOUR_S)
+    days, rest_s = divmod(until, 24 * HOUR_S) if by_day else (0.0, until)
+    return days * HOUR_S + min(max(rest_s - hour * HOUR_S, 0.0), HOUR_S)
 
 
 # Traffic as pictures: histograms of dims with their buckets, rates and sizes by hour.
@@ -207,16 +207,16 @@ def draw_traffic(summary: TrafficSummary, buckets: Mapping[str, Sequence[int]]) 
     return _draw(charts)
 
 
-def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan], chosen: Sequence[str]) -> str:
+def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan], dims: Sequence[str]) -> str:
     """The SVG of the histogram of each chosen dim with the chosen buckets and the present ones."""
-    named = {plan.name: plan for plan in plans}
-    names = [name for name in ("chosen", "present") if name in named]
+    by_name = {plan.name: plan for plan in plans}
+    names = [name for name in ("chosen", "present") if name in by_name]
     return _draw(
         [
             partial(
-                draw_histogram, dim=dim, counts=sizes[dim], buckets={name: named[name].edges[dim] for name in names}
+                draw_histogram, dim=dim, counts=sizes[dim], buckets={name: by_name[name].edges[dim] for name in names}
             )
-            for dim in chosen
+            for dim in dims
         ]
     )
 
@@ -242,8 +242,8 @@ def draw_histogram(axes: "Axes", dim: str, counts: SizeCounts, buckets: Mapping[
     axes.stairs(heights, edges, fill=True, color=COLOURS["muted"], alpha=0.55, label="requests", gid=tag("requests"))
     for index, (name, ends) in enumerate(buckets.items()):
         look: Any = {"color": COLOURS["c2" if index else "accent"], "linestyle": "--" if index else "-"}
-        for at, end in enumerate(ends):
-            gid, label = tag("edge", f"{name}: up to {end}"), None if at else f"{name} buckets"
+        for number, end in enumerate(ends):
+            gid, label = tag("edge", f"{name}: up to {end}"), None if number else f"{name} buckets"
             height = (0.95 if index else 1.1) * tallest
             axes.plot([end, end], [0, height], linewidth=1.6, label=label, gid=gid, **look)
     for end in _apart(next(iter(buckets.values())), low, top, log):
@@ -328,12 +328,12 @@ def histogram_rows(counts: SizeCounts, edges: Sequence[int]) -> list[list[str]]:
     ends = [edge for edge in edges if edge >= counts.least] if len(edges) > 1 else _equal_steps(counts)
     ends = ends if ends and ends[-1] >= counts.greatest else [*ends, counts.greatest]
     total, rows, before = sum(counts.counts.values()), [], counts.least - 1
-    inside = [
+    bucket_counts = [
         sum(count for size, count in counts.counts.items() if low < size <= high)
         for low, high in zip([-1, *ends[:-1]], ends, strict=True)
     ]
-    for end, count in zip(ends, inside, strict=True):
-        bar = "█" * round(_BAR * count / max(inside))
+    for end, count in zip(ends, bucket_counts, strict=True):
+        bar = "█" * round(_BAR * count / max(bucket_counts))
         rows.append([f"{before + 1}..{end}" if end > before + 1 else str(end), str(count), _share(count / total), bar])
         before = end
     return rows
@@ -372,10 +372,10 @@ def pair_table(pair: PairCounts) -> tuple[list[str], list[list[str]]]:
 
 def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
     """Sentences on arrivals and on what lies beyond the spec."""
-    recorded = f" in {pluralize(summary.files, 'file')}" if summary.files > 1 else ""
+    file_note = f" in {pluralize(summary.files, 'file')}" if summary.files > 1 else ""
     origin_note = f" (made: {summary.made})" if summary.made else ""
     share = f", {100 * summary.sampling:g} % of the traffic" if summary.sampling < 1 else ""
-    yield f"{pluralize(summary.requests, 'request')}{recorded}{share}{origin_note}"
+    yield f"{pluralize(summary.requests, 'request')}{file_note}{share}{origin_note}"
     if summary.seconds is None or summary.per_second is None or summary.bursts is None:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
@@ -394,16 +394,16 @@ def plan_rows(plans: Sequence[BucketPlan]) -> list[list[str]]:
     """Rows of PLAN_COLUMNS."""
     rows = []
     for plan in plans:
-        busy = "" if plan.utilization is None else _share(plan.utilization)
-        saved = ""
+        busy_text = "" if plan.utilization is None else _share(plan.utilization)
+        saving_text = ""
         if plan.saved is not None:
             value, low, high = (
                 format_plain(100 * share) for share in (plan.saved.value, plan.saved.low, plan.saved.high)
             )
-            saved = f"{value} % ({low} to {high})"
-        value, low, high = (seconds_text(each) for each in (plan.seconds.value, plan.seconds.low, plan.seconds.high))
+            saving_text = f"{value} % ({low} to {high})"
+        value, low, high = (seconds_text(bound) for bound in (plan.seconds.value, plan.seconds.low, plan.seconds.high))
         seconds = f"{value} ({low} to {high})"
-        facts = [_share(plan.padding), f"{plan.batch:.2f}", busy, seconds_text(plan.price_s), saved]
+        facts = [_share(plan.padding), f"{plan.batch:.2f}", busy_text, seconds_text(plan.price_s), saving_text]
         rows.append([plan.name, str(plan.profiles), seconds, *facts])
     return rows
 
@@ -422,7 +422,7 @@ def describe_choice(choice: BucketChoice, split: SplitTrace) -> Iterator[str]:
 
 def edges_json(edges: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """Edges as JSON."""
-    return {dim: list(each) for dim, each in edges.items()}
+    return {dim: list(dim_edges) for dim, dim_edges in edges.items()}
 
 
 def _share(value: float) -> str:

@@ -244,11 +244,11 @@ def _would_build(backend: "Backend", target: "Target", precision: "Precision", *
 
 def _cells(row: BackendRow) -> tuple[str, ...]:
     builds = "\n".join(f"{' '.join(targets)}: {' '.join(kinds)}" for targets, kinds in group_by_precisions(row.builds))
-    where = "\n(only on the target)" if row.tunes_on_target else ""
+    tuning_note = "\n(only on the target)" if row.tunes_on_target else ""
     shapes, claim = "dynamic" if row.dynamic else "fixed", _CLAIMS[row.determinism]
     # Of the distribution that has the backend's name, else of the first that it names.
     version = row.versions.get(row.name) or next(iter(row.versions.values()), "not installed")
-    return row.name, version, builds + where, shapes, claim, ", ".join(row.runs) or "no"
+    return row.name, version, builds + tuning_note, shapes, claim, ", ".join(row.runs) or "no"
 
 
 def _details(row: BackendRow) -> Iterator[str]:

@@ -82,8 +82,8 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
     if ctx.invoked_subcommand is not None:
         command_line = click.core.ParameterSource.COMMANDLINE
         if set_options := [name for name in ctx.params if ctx.get_parameter_source(name) is command_line]:
-            named = ", ".join(f"--{name.replace('_', '-').replace('runtimes', 'runtime')}" for name in set_options)
-            raise click.UsageError(f"{named}: give options after `fleet {ctx.invoked_subcommand}`")
+            set_flags = ", ".join(f"--{name.replace('_', '-').replace('runtimes', 'runtime')}" for name in set_options)
+            raise click.UsageError(f"{set_flags}: give options after `fleet {ctx.invoked_subcommand}`")
         return
     from pipeline.orchestration.fleet import reconcile
 
@@ -204,7 +204,7 @@ def print_plan(fleet_plan: "FleetPlan") -> None:
 
 def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
     """A row for the groups on which a model has the same coverage, the worst state first."""
-    alike: dict[tuple[str, ...], list[Coverage]] = {}
+    rows_by_text: dict[tuple[str, ...], list[Coverage]] = {}
     for coverage in standings:
         engine = coverage.engine.unit if coverage.engine else ""
         if not coverage.serves:
@@ -212,18 +212,18 @@ def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
         why = coverage.reason or "; ".join((coverage.fit, *coverage.remarks))
         name = str(coverage.demand.reference) + (f" {coverage.precision}" if coverage.precision else "")
         key = (name, coverage.served.version or "", coverage.state, engine, why)
-        alike.setdefault(key, []).append(coverage)
+        rows_by_text.setdefault(key, []).append(coverage)
     rows = [
         [
             *(name, version, state, str(sum(coverage.group.nodes for coverage in items))),
             *(", ".join(dict.fromkeys(coverage.group.name for coverage in items)), engine, why),
         ]
-        for (name, version, state, engine, why), items in alike.items()
+        for (name, version, state, engine, why), items in rows_by_text.items()
     ]
     return sorted(rows, key=lambda row: (STATES.index(row[2]), row[0]))
 
 
-def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
+def _print_fleet(fleet: "Fleet", groups: Sequence["NodeGroup"]) -> None:
     echo(f"{pluralize(len(fleet.groups), 'group')} of nodes ({fleet.source})")
     rows = [
         [
@@ -246,8 +246,8 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
         reasons.setdefault(omission.reason, []).append(omission.node)
     for reason, nodes in reasons.items():
         echo(f"left out: {join_first(nodes)}: {reason}")
-    if unwanted:
-        echo(f"groups on which no model must be served: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
+    if groups:
+        echo(f"groups on which no model must be served: {', '.join(dict.fromkeys(group.name for group in groups))}")
 
 
 def _print_work(work: Sequence["FleetWork"]) -> None:

@@ -140,11 +140,11 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
-    accepted = losses_of_build(outcome.channel)
-    refusal = channels.policy_refusal(store, manifest, outcome.channel, accepted_losses=accepted)
+    accepted_losses = losses_of_build(outcome.channel)
+    refusal = channels.policy_refusal(store, manifest, outcome.channel, accepted_losses=accepted_losses)
     if refusal is None:
         why = "built and signed"
-        channels.promote(store, manifest, outcome.channel, by=user(), why=why, accepted_losses=accepted)
+        channels.promote(store, manifest, outcome.channel, by=user(), why=why, accepted_losses=accepted_losses)
     return replace(outcome, channel_refusal=refusal)
 
 
@@ -201,8 +201,8 @@ def show_outcome(outcome: "Outcome") -> None:
         for attribution in engine.attributed:
             say(f"  which node ({attribution.stage}): {attribution.headline}")
     _show_proposals(outcome)
-    noted = {note for engine in outcome.failed for note in engine.entry.notes}
-    for hint in (hint for hint in HINTS if hint in noted):
+    unit_notes = {note for engine in outcome.failed for note in engine.entry.notes}
+    for hint in (hint for hint in HINTS if hint in unit_notes):
         say(f"note: {hint}")
     for engine in outcome.engines:
         for course in (course for course in engine.free_running if course.stage != "export"):
@@ -215,13 +215,13 @@ def show_outcome(outcome: "Outcome") -> None:
 def _show_proposals(outcome: "Outcome") -> None:
     """Print what would repair each graph that failed, once, as it is pasted into the spec; of many rules, where they
     stand: a graph that needs those is better built in another precision."""
-    proposed = {
+    snippets = {
         attribution.name: attribution.snippet
         for engine in outcome.failed
         for attribution in engine.attributed
         if attribution.snippet
     }
-    for name, snippet in proposed.items():
+    for name, snippet in snippets.items():
         rules = snippet.count("match:")
         if rules > MOST_RULES:
             say(f"{name} passes only with {rules} nodes left in float; the report has the rules")
@@ -239,8 +239,8 @@ def _show_place(outcome: "Outcome") -> None:
             say(f"report: {outcome.page}")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
-    moved = outcome.channel and not (outcome.channel_refusal or outcome.narrowed)
-    channel = f"; channel {outcome.channel} serves it" if moved else ""
+    is_served = outcome.channel and not (outcome.channel_refusal or outcome.narrowed)
+    channel = f"; channel {outcome.channel} serves it" if is_served else ""
     # On the same line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
@@ -359,11 +359,11 @@ def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:
         return
     for graph in forecast.graphs.values():
         _print_plan(graph)
-    whole = [
+    ensemble_units = [
         [unit.target, unit.precision, "ensemble", unit.action, "", "enginesmith only", unit.reason]
         for unit in forecast.units
     ]
-    _print_units(forecast.model, whole)
+    _print_units(forecast.model, ensemble_units)
 
 
 def _print_units(model: str, rows: list[list[str]]) -> None:

@@ -81,10 +81,10 @@ def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
         frozen = spec.golden.frozen if spec.golden else None
         before = frozen or latest_golden(spec.model, context)
-        exported = export(replace(run, spec=unfreeze(spec)) if accepting else run)
-        changed = before is not None and before != exported.golden
-        change = told_change(context.store, before, exported.golden) if before and changed else None
-        return MadeGolden(spec.model, exported.golden, before, change, frozen, exported.notes)
+        exported_graph = export(replace(run, spec=unfreeze(spec)) if accepting else run)
+        is_changed = before is not None and before != exported_graph.golden
+        change = told_change(context.store, before, exported_graph.golden) if before and is_changed else None
+        return MadeGolden(spec.model, exported_graph.golden, before, change, frozen, exported_graph.notes)
 
 
 def _print_made(golden_set: "MadeGolden", as_json: bool) -> None:
@@ -110,6 +110,6 @@ def _print_shown(golden_set: "Shown", as_json: bool) -> None:
     if golden_set.sequences:
         echo(f"free running: sequences of {', '.join(map(str, golden_set.sequences))} steps")
     for output, floors in (golden_set.noise.floors if golden_set.noise else {}).items():
-        each = ", ".join(f"{floor.sqnr_db:.0f} dB ({kind})" for kind, floor in floors.items())
-        echo(f"noise floor of {output}: {each}")
+        floor_texts = ", ".join(f"{floor.sqnr_db:.0f} dB ({kind})" for kind, floor in floors.items())
+        echo(f"noise floor of {output}: {floor_texts}")
     echo(f"versions: {', '.join(golden_set.versions) or 'none'}")

@@ -172,11 +172,11 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     )
     from pipeline.sources.onnx_header import read_header
 
-    named = [_split_name(text) for text in models]
-    first_model = named[0][1]
+    named_models = [_split_name(text) for text in models]
+    first_model = named_models[0][1]
     path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
     graphs = list[FoundGraph]()
-    for name, model in named:
+    for name, model in named_models:
         if model.is_file() and model.suffix.lower() != ".onnx":
             raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
@@ -184,12 +184,12 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         gives = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
         graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, gives))
     check_unknown(graphs)
-    whole = model_name(path.stem)
-    graphs = connect_states(name_graphs(whole, graphs))
+    ensemble_name = model_name(path.stem)
+    graphs = connect_states(name_graphs(ensemble_name, graphs))
     files = {graph.key: f"{graph.key}.yaml" for graph in graphs}
     if path.name in files.values():
         raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
-    texts = {path: write_ensemble(whole, graphs, files)}
+    texts = {path: write_ensemble(ensemble_name, graphs, files)}
     texts |= {path.parent / files[graph.key]: write_spec(graph.model) for graph in graphs}
     _write({each: partial(_put, text=text) for each, text in texts.items()}, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
@@ -222,9 +222,9 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     if (model / "saved_model.pb").is_file():
         raise InputError(f"{model} {_OTHERS['.pb']}")
     if not model.is_file() and not (model / MANIFEST).is_file():
-        what = "is a folder" if model.is_dir() else "does not exist"
+        problem = "is a folder" if model.is_dir() else "does not exist"
         raise InputError(
-            f"{model} {what}; name an ONNX file, a .pt2, an entry point such as model.py:build, config.pbtxt, or a "
+            f"{model} {problem}; name an ONNX file, a .pt2, an entry point such as model.py:build, config.pbtxt, or a "
             "model package, which has a manifest.json"
         )
     if is_pointer(model):
@@ -277,9 +277,9 @@ def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
     try:
         return _split_inputs(as_inputs(model), requests, scaling)
     except DataError as error:
-        if named := next((state.input for state in model.states if repr(state.input) in str(error)), None):
+        if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):
             raise DataError(
-                f"{error}. {named!r} is a state: write the spec without --from-requests, and its golden data as "
+                f"{error}. {state_input!r} is a state: write the spec without --from-requests, and its golden data as "
                 "sequences of steps (docs/guides/state.md); or record steps with the states that they were given "
                 "(recorder.append(streams.complete(inputs))), and they are ordinary inputs"
             ) from error
@@ -310,10 +310,10 @@ def _write(files: Mapping[Path, _Writer], force: bool) -> None:
             raise InputError(f"{path} exists; choose another name, or overwrite it with --force")
     with ExitStack() as stack:
         try:
-            begun = {path: stack.enter_context(start_atomic_write(path.parent)) for path in files}
-            for path, file in begun.items():
+            started_files = {path: stack.enter_context(start_atomic_write(path.parent)) for path in files}
+            for path, file in started_files.items():
                 files[path](file.stream)
-            for path, file in begun.items():
+            for path, file in started_files.items():
                 file.commit(path)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror or error}; free space, or use --out") from None
@@ -329,10 +329,10 @@ def schema(ensemble: bool) -> None:
     from pipeline.spec.ensembles.model import EnsembleSpec
     from pipeline.spec.model import ModelSpec
 
-    described = (EnsembleSpec if ensemble else ModelSpec).model_json_schema()
+    json_schema = (EnsembleSpec if ensemble else ModelSpec).model_json_schema()
     title = f"Enginesmith {'ensemble' if ensemble else 'model'} spec"
-    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": title}
-    echo(json.dumps(described, indent=2))
+    json_schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema, "title": title}
+    echo(json.dumps(json_schema, indent=2))
 
 
 @command()
@@ -347,21 +347,26 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     from pipeline.intake.registration import register as register_spec
     from pipeline.spec.ensembles.model import load_any
 
-    loaded = load_any(spec)
+    loaded_spec = load_any(spec)
     store = open_store(registry, create=True)
-    entry, existed = register_spec(store, loaded)
-    facts = {"model": loaded.model, "spec": entry.address, "registry": store.uri, "files": dict(entry.bundle.files)}
+    entry, is_known = register_spec(store, loaded_spec)
+    facts = {
+        "model": loaded_spec.model,
+        "spec": entry.address,
+        "registry": store.uri,
+        "files": dict(entry.bundle.files),
+    }
     if not as_json:
-        state = "registered already" if existed else "registered"
+        state = "registered already" if is_known else "registered"
         echo(f"{entry.address}\n{state} in {store.uri}, {pluralize(len(entry.bundle.files), 'file')}")
-    sent = None
+    sent_event = None
     if not no_event:
         from pipeline.orchestration.watch import send_registered
 
-        sent = send_registered(store, entry)
-        say(f"sent to {sent.server}: {sent.event} {sent.id}")
+        sent_event = send_registered(store, entry)
+        say(f"sent to {sent_event.server}: {sent_event.event} {sent_event.id}")
     if as_json:
-        emit_json({**facts, "existed": existed, "event": asdict(sent) if sent else None})
+        emit_json({**facts, "existed": is_known, "event": asdict(sent_event) if sent_event else None})
 
 
 @command("watch")
@@ -376,11 +381,11 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     """
     from pipeline.orchestration.watch import Watch
 
-    def show(seen: "WatchedSpec") -> None:
+    def show(watched_spec: "WatchedSpec") -> None:
         if as_json:
-            echo(json.dumps(asdict(seen)))
+            echo(json.dumps(asdict(watched_spec)))
         else:
-            (echo if seen.told else say)(f"{seen.spec}: {seen.said}")
+            (echo if watched_spec.told else say)(f"{watched_spec.spec}: {watched_spec.said}")
 
     store = open_store(registry, create=True)
     with Watch(store, place, show) as watch:

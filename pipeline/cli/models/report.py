@@ -109,18 +109,18 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
     from pipeline.values import Searched
 
     search_kinds = [candidate.variant.searched for candidate in candidates(run.spec, run.selection)]
-    whole = Searched("int8" if activation == "int8" else "uint8")
-    kind = next((kind for kind in search_kinds if kind and kind.activation == activation), whole)
-    exported = export(run)
-    search_result = choose([kind], exported, run.observe(exported), run)[kind]
+    default_kind = Searched("int8" if activation == "int8" else "uint8")
+    kind = next((kind for kind in search_kinds if kind and kind.activation == activation), default_kind)
+    exported_graph = export(run)
+    search_result = choose([kind], exported_graph, run.observe(exported_graph), run)[kind]
     return decode(json.loads(run.context.store.read_blob(search_result.choice)), SearchDocument), search_result.summary
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
     from validation.reporting.quantization import decibels_text
 
-    measured = any(group.int8_ms is not None for group in choice.groups)
-    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
+    has_times = any(group.int8_ms is not None for group in choice.groups)
+    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if has_times else []), "int8")
     rows = []
     for group in choice.groups:
         strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
@@ -129,7 +129,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         ms = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
         times = f"{' -> '.join(ms)} ms" if len(ms) == 2 else ""
         choice_text = "yes" if group.kept else "left in float"
-        rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), choice_text])
+        rows.append([*facts, f"{group.clip:.2f}", *([times] if has_times else []), choice_text])
     title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
     print_table(heads, rows, title=title)
     for point in choice.frontier:
@@ -181,43 +181,43 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
     from pipeline.orchestration.runs.views import view_runs
 
     if name is not None:
-        (one,) = view_runs(store, [find_run(store, name)])
+        (run_view,) = view_runs(store, [find_run(store, name)])
         if as_json:
-            emit_json(one.to_json())
+            emit_json(run_view.to_json())
         else:
-            _print_run(one, steps)
-        return one.state == "running"
+            _print_run(run_view, steps)
+        return run_view.state == "running"
     run_views = view_runs(store, read_runs(store, run_ids(store)[:limit]))
     if as_json:
-        emit_json({"runs": [one.summary() for one in run_views]})
+        emit_json({"runs": [run_view.summary() for run_view in run_views]})
     elif run_views:
         rows = []
-        for one in run_views:
-            run = one.run
+        for run_view in run_views:
+            run = run_view.run
             outcome = f"{run.model}@{run.version}" if run.version else ""
-            why = "; ".join(part for part in (outcome, one.lost or run.reason) if part)
-            rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
+            why = "; ".join(part for part in (outcome, run_view.lost or run.reason) if part)
+            rows.append([run.id, run_view.state, run.started_at[:19], f"{run_view.took_s:.0f} s", run_view.counts, why])
         print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
         say(f"{store.uri} has no builds yet; run `enginesmith build`")
-    return any(one.state == "running" for one in run_views)
+    return any(run_view.state == "running" for run_view in run_views)
 
 
-def _print_run(one: "RunView", steps: bool) -> None:
-    run = one.run
-    by = f", {run.by}" if run.by else ""
-    echo(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}")
+def _print_run(run_view: "RunView", steps: bool) -> None:
+    run = run_view.run
+    starter_note = f", {run.by}" if run.by else ""
+    echo(f"{run.id}: {run_view.state}, {run_view.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{starter_note}")
     echo(f"spec: {run.spec}")
     if run.version:
         echo(f"version: {run.model}@{run.version}")
-    if why := one.lost or run.reason:
+    if why := run_view.lost or run.reason:
         echo(f"why: {why}")
     # States in which a step that is no unit is listed without --all.
     telling = ("waiting", "running", "failed")
-    rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
+    rows = [_row(run_view, item) for item in run.items if item.is_unit or steps or run_view.item_state(item) in telling]
     if rows:
         print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
-    if spent := one.spent():
+    if spent := run_view.spent():
         rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in spent]
         print_table(("where the time went", "processes", "took", "cpu"), rows)
     if run.left_out:
@@ -226,12 +226,12 @@ def _print_run(one: "RunView", steps: bool) -> None:
         echo(f"to print a log: enginesmith status {run.id} --log UNIT")
 
 
-def _row(one: "RunView", item: "RunItem") -> list[str]:
-    elapsed = one.elapsed_s(item)
-    took = "" if elapsed is None else f"{elapsed:.1f} s"
+def _row(run_view: "RunView", item: "RunItem") -> list[str]:
+    elapsed_s = run_view.elapsed_s(item)
+    took = "" if elapsed_s is None else f"{elapsed_s:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
     log = format_bytes(item.log_bytes) if item.log else ""
-    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.describe(item)]
+    return [item.name, run_view.item_state(item), item.phase, item.where, took, peak, log, run_view.describe(item)]
 
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:

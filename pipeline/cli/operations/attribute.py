@@ -85,7 +85,7 @@ def _show(answer: "AttributionAnswer") -> None:
     if attribution is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.attributed.headline}")
         return
-    headline, *rest = describe_attribution(attribution)
+    headline, *detail_lines = describe_attribution(attribution)
     echo(f"  {headline}")
     if attribution.rows:
         rows, more = attribution.rows[:SHOWN], len(attribution.rows) - SHOWN
@@ -95,7 +95,7 @@ def _show(answer: "AttributionAnswer") -> None:
             note=f"{more} more parts have smaller own errors; --json lists them" if more > 0 else "",
             red=[index for index, row in enumerate(rows) if row.blamed],
         )
-    for line in rest:
+    for line in detail_lines:
         echo(f"  {line}")
 
 
@@ -146,8 +146,8 @@ def record(
     first_requests = [*itertools.islice(request_stream, 1)]  # a mistake in it leaves no file behind
     with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=origin, model=model) as recorder:
         try:
-            for inputs, at, latency in itertools.chain(first_requests, request_stream):
-                if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
+            for inputs, at_s, latency in itertools.chain(first_requests, request_stream):
+                if not recorder.append_json(inputs, at_s, latency=latency) and recorder.full:
                     break
         finally:
             say(
@@ -168,11 +168,11 @@ def _from_stdin() -> Iterator[_Request]:
         if not isinstance(inputs, dict):
             raise lines.error(number, "inputs is missing, or not an object")
         try:
-            at = number_in(line_record, "at") if "at" in line_record else None
+            at_s = number_in(line_record, "at") if "at" in line_record else None
             latency = number_in(line_record, "latency", above=0.0) if "latency" in line_record else None
         except ValueError as error:
             raise lines.error(number, str(error)) from None
-        yield inputs, at, latency
+        yield inputs, at_s, latency
 
 
 def _make_up(samples: Path, per_second: float, requests: int | None, batch: int, seed: int) -> Iterator[_Request]:
@@ -180,7 +180,7 @@ def _make_up(samples: Path, per_second: float, requests: int | None, batch: int,
     from enginesmith.recording.traffic import encode_inputs
     from validation.canary.report import made_up
 
-    return ((encode_inputs(inputs), at, None) for at, inputs in made_up(samples, per_second, requests, batch, seed))
+    return ((encode_inputs(inputs), at_s, None) for at_s, inputs in made_up(samples, per_second, requests, batch, seed))
 
 
 # `enginesmith debug refit`: new weights for the engines of a version, from a spec or from another version.
@@ -220,16 +220,16 @@ def refit(
     require_model(base)
     if Path(weights).suffix in (".yaml", ".yml"):
         options = run_options(registry, selection, jobs=None)
-        refits, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
+        refits, result = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
-        refits, published = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
+        refits, result = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
-        units = [each.to_json() for each in refits]
-        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(published) if published else {})})
+        units = [unit_refit.to_json() for unit_refit in refits]
+        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(result) if result else {})})
     else:
-        _show_refit(refits, published, dry_run)
+        _show_refit(refits, result, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(each.engine for each in refits) and not (published and published.failed) else 1)
+        ctx.exit(0 if any(unit_refit.engine for unit_refit in refits) and not (result and result.failed) else 1)
 
 
 def _refit_with_spec(
@@ -245,42 +245,45 @@ def _refit_with_spec(
         if dry_run:
             return foresee_refits(requests, base), None
         refits = refit_units(requests, base, run)
-        if not any(each.engine for each in refits):
+        if not any(unit_refit.engine for unit_refit in refits):
             return refits, None
         with build_lock(run, lock_names(run, options)):
-            built = compile_model(run)
-    return refits, PublishedRefit.of(built)
+            result = compile_model(run)
+    return refits, PublishedRefit.of(result)
 
 
 def _refit_with_version(
-    base: "Manifest", other: "Manifest", store: "Store", quiet: bool, dry_run: bool
+    base: "Manifest", donor: "Manifest", store: "Store", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.run_context import Work
     from pipeline.operations.refit import PublishedRefit, foresee_refits, publish_refitted, refit_units, wanted_of
     from pipeline.operations.validate import spec_of
 
-    refit_items, without = wanted_of(base, other)
-    requests = [each.request for each in refit_items]
+    refit_items, without = wanted_of(base, donor)
+    requests = [item.request for item in refit_items]
     if dry_run:
         return [*foresee_refits(requests, base), *without], None
     with local_context(store, quiet) as context:
-        refits = refit_units(requests, base, Work(spec_of(other), context))
-        done = [(result, each) for result, each in zip(refits, refit_items, strict=True) if result.engine]
-        if not done:
+        refits = refit_units(requests, base, Work(spec_of(donor), context))
+        pairs = [(result, item) for result, item in zip(refits, refit_items, strict=True) if result.engine]
+        if not pairs:
             return [*refits, *without], None
-        published = publish_refitted(base, other, done, "candidate", context)
-    units = {result.request.unit for result, _ in done}
-    failed_units = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
-    return [*refits, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed_units)
+        edition = publish_refitted(base, donor, pairs, "candidate", context)
+    units = {result.request.unit for result, _ in pairs}
+    failed_units = tuple(entry.unit for entry in edition.manifest.engines if entry.unit in units and not entry.usable)
+    return [*refits, *without], PublishedRefit(donor.model, edition.version, edition.channel_refusal, failed_units)
 
 
-def _show_refit(refits: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:
-    done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
-    rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in refits]
+def _show_refit(refits: "list[Refit]", result: "PublishedRefit | None", dry_run: bool) -> None:
+    done_text = "can be, if the models differ in their weights alone" if dry_run else "refitted"
+    rows = [
+        (unit_refit.request.unit, done_text if not unit_refit.reason else "no", unit_refit.reason)
+        for unit_refit in refits
+    ]
     print_table(("unit", "refitted", "why not"), rows)
-    if published and published.version:
-        echo(f"{published.model}@{published.version} published")
+    if result and result.version:
+        echo(f"{result.model}@{result.version} published")
     elif not dry_run:
         echo("nothing was refitted and nothing published; run `enginesmith build` to compile")
-    if published and published.channel_refusal:
-        echo(f"the channel did not move: {published.channel_refusal}", err=True)
+    if result and result.channel_refusal:
+        echo(f"the channel did not move: {result.channel_refusal}", err=True)

@@ -184,16 +184,16 @@ def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, afte
     from pipeline.canary.verdicts import roll_back
     from validation.canary.judging.criteria import describe_measured
 
-    report, moved = written.report, None
+    report, channel_message = written.report, None
     if after.attach:
         store = open_store(registry)
         verdict = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
         say(f"stored the verdict on {verdict.target} in {store.uri}")
     if after.auto and report.verdict == "FAIL":
-        moved = roll_back(open_store(registry), report, check_channel(after.auto), user())
+        channel_message = roll_back(open_store(registry), report, check_channel(after.auto), user())
     if as_json:
         files = {"report": str(written.json), "page": str(written.page)}
-        emit_json({**encode(report), "files": files, "channel": moved})
+        emit_json({**encode(report), "files": files, "channel": channel_message})
     else:
         echo(f"{report.verdict}: {report.reason}")
         for criterion in report.criteria:
@@ -201,6 +201,6 @@ def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, afte
         for note in report.notes:
             say(f"note: {note}")
         echo(f"report: {written.json}\npage:   {written.page}")
-    if moved:
-        say(moved)
+    if channel_message:
+        say(channel_message)
     ctx.exit(0 if report.verdict == "PASS" else 1)

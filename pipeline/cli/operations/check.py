@@ -76,7 +76,7 @@ def _check_reports(_context: click.Context, _option: click.Parameter, paths: tup
     for path in paths:
         if path.suffix not in _FORMATS:
             raise click.BadParameter(f"{path}: give a file that ends in {', '.join(_FORMATS)}")
-        if sum(other.suffix == path.suffix for other in paths) > 1:
+        if sum(other_path.suffix == path.suffix for other_path in paths) > 1:
             raise click.BadParameter(f"{path}: give one file that ends in {path.suffix}")
     return paths
 
@@ -196,18 +196,18 @@ def _check(
     from pipeline.regressions.pairs import check_losses, find_lines
     from validation.latency.measurement.loop import parse_sizes
 
-    shared = registry_of(spec, stated_registry)
-    build_options = run_options(options.scratch or shared, options.selection, options.jobs, options.building)
+    uri = registry_of(spec, stated_registry)
+    build_options = run_options(options.scratch or uri, options.selection, options.jobs, options.building)
     with shown_progress(quiet) as progress, open_run(spec, build_options, progress, keep_state=False) as run:
-        here, dims = machine_of(target_named("auto")), run.spec.named_dims()
+        machine, dims = machine_of(target_named("auto")), run.spec.named_dims()
         for text in () if terms.buckets in ("all", "few") else terms.buckets:
             parse_sizes(text, dims)
         check_losses(terms.worse, run.spec.golden.metrics if run.spec.golden else ())
-        served = (
-            None if options.against == NONE else find_served(open_store(shared), run.spec.model, options.against, here)
+        baseline = (
+            None if options.against == NONE else find_served(open_store(uri), run.spec.model, options.against, machine)
         )
         with build_lock(run, lock_names(run, build_options)):
-            regression_check = check_spec(run, served, here, terms)
+            regression_check = check_spec(run, baseline, machine, terms)
         return with_lines(regression_check, find_lines(run.spec, regression_check.findings))
 
 

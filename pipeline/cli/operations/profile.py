@@ -57,9 +57,9 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
         bucket_list = ", ".join(dict.fromkeys(trend.series.bucket for trend in trends)) or ", ".join(
             models_with_series(store)
         )
-        what = f"{model} has no series" + (f" at {', '.join(buckets)}" if trends else "")
+        problem = f"{model} has no series" + (f" at {', '.join(buckets)}" if trends else "")
         raise UnknownNameError(
-            f"{what}; known: {bucket_list or 'none'}; `enginesmith profile {model} --record` adds a point"
+            f"{problem}; known: {bucket_list or 'none'}; `enginesmith profile {model} --record` adds a point"
         )
     if as_json:
         emit_json([encode_document(trend) for trend in bucket_trends])
@@ -180,23 +180,23 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
         _print_pair(engine_choice, baseline, benchmark_pair(engine_choice, baseline, terms, context), as_json)
 
 
-def _record(chosen: "ChosenEngine", report: "LatencyReport", context: "RunContext") -> None:
+def _record(chosen_engine: "ChosenEngine", report: "LatencyReport", context: "RunContext") -> None:
     """Add the report to the series of latencies, and say so on stderr."""
     from pipeline.regressions.trend import record_report
 
-    for series in record_report(chosen, report, context):
+    for series in record_report(chosen_engine, report, context):
         relative = series.points[-1].relative
         ratio_text = "" if relative is None else f", {relative:.4f} times {series.model}@{series.reference}"
         say(f"recorded: {series.unit} at {series.bucket}, point {len(series.points)}{ratio_text}")
 
 
-def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
+def _print_profile(chosen_engine: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
     from validation.latency.formatting import COLUMNS, NODE_COLUMNS, describe_report, format_bucket, format_nodes
 
     if as_json:
-        emit_json({**encode(chosen.identity), **encode(report)})
+        emit_json({**encode(chosen_engine.identity), **encode(report)})
         return
-    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {report.unit}")
+    echo(f"{chosen_engine.manifest.model}@{chosen_engine.manifest.version} {report.unit}")
     rows = [format_bucket(bucket) for bucket in report.buckets]
     print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
     for line in describe_report(report):
@@ -205,15 +205,15 @@ def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: boo
         print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
 
 
-def _print_pair(engine: "ChosenEngine", baseline: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
+def _print_pair(engine: "ChosenEngine", baseline: "ChosenEngine", benchmark: "PairedBenchmark", as_json: bool) -> None:
     from validation.latency.formatting import describe_pair
 
     if as_json:
-        emit_json({"first": encode(engine.identity), "second": encode(baseline.identity), **encode(paired)})
+        emit_json({"first": encode(engine.identity), "second": encode(baseline.identity), **encode(benchmark)})
         return
     names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (engine, baseline)]
     echo(f"{names[0]} against {names[1]}, on {engine.entry.target}")
-    for line in describe_pair(paired):
+    for line in describe_pair(benchmark):
         echo(line)
 
 
@@ -285,11 +285,11 @@ def check_reproducible(
     else:
         report, manifest = rebuild.report, rebuild.chosen.manifest
         bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
-        published = "as published" if rebuild.rebuilt else "none is equal to the published file"
+        publication_note = "as published" if rebuild.rebuilt else "none is equal to the published file"
         unit = f"{manifest.model}@{manifest.version} {rebuild.chosen.entry.unit}"
-        echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
+        echo(f"{unit}, {report.times} builds: {bytes_equal}, {publication_note}")
         for output, spread in report.outputs.items():
-            apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
-            same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{apart}"
-            echo(f"  {output}: {same}{'' if report.passed else ', beyond the drift limits'}")
+            spread_note = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
+            spread_text = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{spread_note}"
+            echo(f"  {output}: {spread_text}{'' if report.passed else ', beyond the drift limits'}")
     ctx.exit(0 if rebuild.report.passed else 1)

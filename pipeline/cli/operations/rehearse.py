@@ -60,9 +60,9 @@ class _RehearseOptions:
 
     def words(self) -> str:
         """These options as they are typed, without --apply."""
-        typed = [f"--toolchain={pin}" for pin in self.toolchain] + [f"--seconds={self.seconds:g}"]
-        typed += ["--executor=ray"] if self.executor == "ray" else []
-        return shlex.join([*typed, *([f"--python={self.python}"] if self.python else [])])
+        typed_options = [f"--toolchain={pin}" for pin in self.toolchain] + [f"--seconds={self.seconds:g}"]
+        typed_options += ["--executor=ray"] if self.executor == "ray" else []
+        return shlex.join([*typed_options, *([f"--python={self.python}"] if self.python else [])])
 
 
 @command()
@@ -94,23 +94,23 @@ def rehearse(
     from pipeline.regressions.upgrade import apply as apply_rehearsal
 
     pins, store = parse_pins(options.toolchain), open_store(registry)
-    served = list_served(store, references)
-    for manifest, _ in served:
+    served_versions = list_served(store, references)
+    for manifest, _ in served_versions:
         require(store, manifest, trust)
     with local_context(store, quiet) as context, ExitStack() as stack:
         name, executor = _new_toolchain(options, pins, stack, quiet)
         new = replace(context, local=executor, executor=executor)
         on_ray, checks = options.executor == "ray", CheckOptions(seconds=options.seconds)
         environments = Environments(pins, name, context, new, options.words(), on_ray, checks)
-        rehearsal = rehearse_versions(served, environments)
-        applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
+        rehearsal = rehearse_versions(served_versions, environments)
+        changes: list[Applied] = apply_rehearsal(rehearsal, served_versions, context) if options.apply else []
     if as_json:
-        emit_json({**encode_document(rehearsal), "applied": [encode_document(change) for change in applied]})
+        emit_json({**encode_document(rehearsal), "applied": [encode_document(change) for change in changes]})
     else:
-        show_rehearsal(rehearsal, applied)
+        show_rehearsal(rehearsal, changes)
     verdicts = {unit.verdict for unit in rehearsal.units}
-    refused = any(reason for change in applied for reason in change.channels.values())
-    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not refused else 1)
+    has_refusals = any(reason for change in changes for reason in change.channels.values())
+    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not has_refusals else 1)
 
 
 def _new_toolchain(
@@ -135,14 +135,14 @@ def _new_toolchain(
     return str(python), LocalExecutor(start=partial(spawn, python=python.absolute()))
 
 
-def show_rehearsal(rehearsal: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
+def show_rehearsal(rehearsal: "Rehearsal", changes: "Sequence[Applied]" = ()) -> None:
     """Print the table of units, and below it what to do about each version, or what was done."""
     pins = ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     note = "cells: old -> new toolchain; SQNR: the engine against its graph; median: latency at the opt sizes"
     print_table(_COLUMNS, [_row(unit) for unit in rehearsal.units], title=f"rehearsal of {pins}", note=note)
-    done = {change.before: change for change in applied}
+    change_by_version = {change.before: change for change in changes}
     for plan in rehearsal.plan:
-        if change := done.get(plan.version):
+        if change := change_by_version.get(plan.version):
             echo(f"{plan.version} -> {change.version}")
             for channel, refusal in change.channels.items():
                 echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {change.version}'}")
@@ -163,6 +163,6 @@ def _row(unit: "UnitRehearsal") -> list[str]:
         [format_metrics(side.metrics) for side in sides],
         ["" if side.median_s is None else seconds_text(side.median_s) for side in sides],
     )
-    both = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cells]
+    cell_texts = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cells]
     why = unit.why or (f"{unit.times.ratio:.3f} times the time" if unit.times and unit.times.ratio else "")
-    return [unit.version, unit.unit, *both, f"{unit.verdict}: {why}"]
+    return [unit.version, unit.unit, *cell_texts, f"{unit.verdict}: {why}"]

@@ -51,8 +51,8 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
     cells = []
     for row in rows:
         move, canaries = row.move, ", ".join(digest[:12] for digest in row.move.canary)
-        accepted = [*move.losses, *["a proof on real inputs"] * move.random_inputs]
-        report, losses = (row.report or "")[:12], ", ".join(accepted)
+        accepted_losses = [*move.losses, *["a proof on real inputs"] * move.random_inputs]
+        report, losses = (row.report or "")[:12], ", ".join(accepted_losses)
         cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, losses, report, canaries])
     print_table(("at", "channel", "action", "version", "by", "why", "losses", "report", "canary"), cells)
 
@@ -129,9 +129,10 @@ def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_
     """
     model, channel = _where(where)
     keys = tuple(public_key(path).public_key.decode() for path in options.signed_by)
-    named, tried = (tuple(text.replace(",", " ").split()) for text in (options.proven, options.canary_on))
+    proven_names, canary_names = (tuple(text.replace(",", " ").split()) for text in (options.proven, options.canary_on))
     new_policy = policies.normalize(
-        ChannelPolicy(named, options.canary, tried, keys, rollout=options.plan.read()), f"the policy of {where}"
+        ChannelPolicy(proven_names, options.canary, canary_names, keys, rollout=options.plan.read()),
+        f"the policy of {where}",
     )
     after = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
     if as_json:
@@ -207,13 +208,13 @@ def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None
     if once or textfile is not None:
         from prometheus_client import generate_latest
 
-        whole = exporter.refresh_all()
+        is_whole = exporter.refresh_all()
         text = generate_latest(exporter.registry())
         if textfile is None:
             echo(text.decode(), nl=False)
         else:
             write_whole(textfile, text)
-        raise SystemExit(0 if whole else 3)
+        raise SystemExit(0 if is_whole else 3)
     exporter.refresh()
     try:
         with serve_metrics(exporter.registry(), listen) as server:

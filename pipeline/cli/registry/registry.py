@@ -102,8 +102,8 @@ def _print_heading(facts: VersionStatus) -> None:
     echo(f"manifest {manifest.digest}")
     if facts.page:
         echo(f"report   {facts.page}")
-    for pinned in manifest.graphs:
-        echo(f"graph    {pinned.name}: {pinned.reference}")
+    for graph_pin in manifest.graphs:
+        echo(f"graph    {graph_pin.name}: {graph_pin.reference}")
     for function in functions_of(manifest):
         echo(f"function {function.name}: {function.file}:{function.function}")
     for graph, metrics in sorted(manifest.metrics.items()):
@@ -166,12 +166,12 @@ def promote(
 
     NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
-    named = parse_reference(reference)
-    channel = channel_of(named.model, where) if where else STABLE
+    version_reference = parse_reference(reference)
+    channel = channel_of(version_reference.model, where) if where else STABLE
     store = open_store(registry)
-    located = locate(store, named)
-    vouched = require(store, located.manifest, trust)
-    manifest = located.manifest
+    located_version = locate(store, version_reference)
+    trust_answer = require(store, located_version.manifest, trust)
+    manifest = located_version.manifest
     passes: list[CanaryPass] = []
     if reports:
         from pipeline.canary.verdicts import canary_passes
@@ -187,7 +187,7 @@ def promote(
         proven_only=proven_only,
         random_inputs=random_inputs,
         canaries=passes,
-        counts=vouched.counts,
+        counts=trust_answer.counts,
         accepted_losses=None if accept_loss else (),
     )
     _print_channel(store, after, as_json)
@@ -209,20 +209,20 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     if serving and serving.active_rollout:
         from pipeline.rollout.operations import Operator, abort
 
-        ended = abort(store, model, channel, Operator(user(), store.now(), f"rollback: {why}".rstrip(": ")))
-        say(f"the rollout of {ended.version} is aborted; to leave {serving.version} too, roll back again")
+        aborted_rollout = abort(store, model, channel, Operator(user(), store.now(), f"rollback: {why}".rstrip(": ")))
+        say(f"the rollout of {aborted_rollout.version} is aborted; to leave {serving.version} too, roll back again")
         _print_channel(store, serving, as_json)
         return
     after = channels.rollback(store, model, channel, by=user(), why=why)
     _print_channel(store, after, as_json)
 
 
-def _show_differences(older: str, newer: str, registry: str, as_json: bool) -> None:
+def _show_differences(older_reference: str, newer_reference: str, registry: str, as_json: bool) -> None:
     from pipeline.compile.publication.pages import published_document
     from pipeline.site.comparison import compare, facts_of
 
     store = open_store(registry)
-    manifests = [locate(store, parse_reference(reference)).manifest for reference in (older, newer)]
+    manifests = [locate(store, parse_reference(reference)).manifest for reference in (older_reference, newer_reference)]
     sections = compare(*(facts_of(published_document(store, manifest)) for manifest in manifests))
     before, after = (f"{manifest.model}@{manifest.version}" for manifest in manifests)
     if as_json:
@@ -252,7 +252,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     if not records:
         echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
     for name, record in records.items():
-        echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
+        echo(f"{name}: " + "; ".join(f"{value} {fact_name}" for value, fact_name in facts(record)))
         if record.tensors:
             columns = ("name", "kind", "sqnr", "clipped", "seen", "range", "scale", "readers")
             print_fields(columns, list(map(row, record.tensors)))
@@ -292,7 +292,7 @@ def _print_latencies(reports_by_unit: Mapping[str, Sequence[LatencyReport]]) -> 
     from validation.latency.formatting import describe_diagnosis, format_bucket, list_remarks
 
     columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
-    reports = [report for each in reports_by_unit.values() for report in each]
+    reports = [report for unit_reports in reports_by_unit.values() for report in unit_reports]
     for machine in dict.fromkeys(report.machine for report in reports):
         echo(f"\nlatency on {machine}")
         for report in (report for report in reports if report.machine == machine):
@@ -329,8 +329,8 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
 def _print_channel(store: Store, channel: Channel, as_json: bool) -> None:
     if as_json:
         history = encode(read_history(store, channel).moves)
-        served = {"version": channel.version, "manifest": channel.manifest, "history": history}
-        emit_json({"model": channel.model, "channel": channel.name, **served})
+        channel_facts = {"version": channel.version, "manifest": channel.manifest, "history": history}
+        emit_json({"model": channel.model, "channel": channel.name, **channel_facts})
         return
     only = " (serving only proven engines)" if channel.proven_only else ""
     echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")

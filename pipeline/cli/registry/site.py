@@ -21,11 +21,11 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool) -> None:
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import write_site
 
-    done = write_site(open_store(registry), SiteFolder(dest), trust, say)
+    site_result = write_site(open_store(registry), SiteFolder(dest), trust, say)
     if as_json:
-        emit_json(vars(done))
+        emit_json(vars(site_result))
     else:
-        say(f"{done.written} files written, {done.deleted} deleted")
+        say(f"{site_result.written} files written, {site_result.deleted} deleted")
         echo(str(dest / "index.html"))
 
 

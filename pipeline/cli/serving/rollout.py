@@ -161,13 +161,13 @@ def describe_plan(plan: RolloutPlan) -> str:
     soaks = [format_duration(seconds) for seconds in plan.soaks_s]
     times = f"{soaks[0]} each" if len(set(soaks)) == 1 else ", ".join(soaks)
     gates = plan.gates
-    least = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
-    named = [f"health {gates.health_ppm / 10_000:g}%{least}"] if gates.health_ppm is not None else []
-    named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
-    named += ["a canary's PASS"] * gates.canary + ["approval"] * gates.approve
+    least_nodes_text = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
+    gate_texts = [f"health {gates.health_ppm / 10_000:g}%{least_nodes_text}"] if gates.health_ppm is not None else []
+    gate_texts += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
+    gate_texts += ["a canary's PASS"] * gates.canary + ["approval"] * gates.approve
     step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
     nodes = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
-    return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(named) or 'none'}{step}{nodes}"
+    return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(gate_texts) or 'none'}{step}{nodes}"
 
 
 def format_duration(seconds: int) -> str:
@@ -220,12 +220,12 @@ def start_rollout(
     from enginesmith.registry.trust import require
     from pipeline.rollout import operations
 
-    named = parse_reference(reference)
-    channel = channel_of(named.model, where) if where else STABLE
+    version_reference = parse_reference(reference)
+    channel = channel_of(version_reference.model, where) if where else STABLE
     store = open_store(registry)
-    manifest = locate(store, named).manifest
+    manifest = locate(store, version_reference).manifest
     require(store, manifest, trust)
-    plan = operations.plan_of(store, named.model, channel, options.plan.read())
+    plan = operations.plan_of(store, version_reference.model, channel, options.plan.read())
     new_rollout = operations.start(
         store,
         manifest,
@@ -354,11 +354,11 @@ def receive_reports(listen: HttpAddress, registry: str) -> None:
         say("stopped")
 
 
-def _named(store: Store, where: str | None) -> list[Channel]:
+def _named(store: Store, channel_text: str | None) -> list[Channel]:
     """The channel of this name, or (None) those whose rollout is not finished."""
-    wheres = [parse_channel(where, STABLE)] if where else running_rollouts(store)
-    channels = [channel for named in wheres if (channel := read_channel(store, *named))]
-    return channels if where else [channel for channel in channels if channel.active_rollout]
+    wheres = [parse_channel(channel_text, STABLE)] if channel_text else running_rollouts(store)
+    channels = [channel for channel_key in wheres if (channel := read_channel(store, *channel_key))]
+    return channels if channel_text else [channel for channel in channels if channel.active_rollout]
 
 
 def _as_json(status: Any) -> dict[str, object]:

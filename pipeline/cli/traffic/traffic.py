@@ -276,12 +276,12 @@ def capacity(
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
     from validation.capacity.machines import CapacityDemand
 
-    out, stated = options.out, (options.batch_overhead, options.request_overhead)
+    out, overheads = options.out, (options.batch_overhead, options.request_overhead)
     if out and not options.prices:
         raise click.UsageError("the picture is of costs: give --prices")
     if out:
         require_svg(out)
-    server = None if stated == (None, None) else ServerOverhead(stated[0] or 0.0, stated[1] or 0.0)
+    server = None if overheads == (None, None) else ServerOverhead(overheads[0] or 0.0, overheads[1] or 0.0)
     terms = CapacityTerms(
         CapacityDemand(options.rate, options.headroom, options.spare),
         LatencyLimit(options.p99),
@@ -293,10 +293,10 @@ def capacity(
         options.precision,
     )
     store = open_store(registry)
-    prepared = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
-    forecast = prepared.forecast()
+    capacity_inputs = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
+    forecast = capacity_inputs.forecast()
     if out:
-        write_whole(out, cost_svg(prepared.cost_curves(forecast), options.p99, forecast.currency).encode())
+        write_whole(out, cost_svg(capacity_inputs.cost_curves(forecast), options.p99, forecast.currency).encode())
         say(f"picture: {out}")
     if as_json:
         emit_json(encode(forecast))
@@ -309,9 +309,9 @@ def print_forecast(forecast: "CapacityForecast") -> None:
     """Print the engines that were timed, those that were not, and the cheapest mix."""
     demand = forecast.demand
     free = f", {100 * demand.headroom:g} % of each machine free" if demand.headroom else ""
-    lost = f", {demand.spare} machine{'s' if demand.spare > 1 else ''} lost" if demand.spare else ""
+    spare_text = f", {demand.spare} machine{'s' if demand.spare > 1 else ''} lost" if demand.spare else ""
     limit = f"p99 within {1e3 * forecast.limit.seconds:g} ms"
-    echo(f"{forecast.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{lost}")
+    echo(f"{forecast.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{spare_text}")
     echo(forecast.arrivals)
     carrying = [row for row in forecast.engines if row.greatest]
     if carrying:
@@ -323,8 +323,8 @@ def print_forecast(forecast: "CapacityForecast") -> None:
             "remark: the overhead of your server is not counted; measure it, and pass --batch-overhead and"
             " --request-overhead"
         )
-    if others := [row for row in forecast.engines if not row.greatest]:
-        print_table(("engine", "machine", "why not"), [[row.unit, row.machine, row.reason] for row in others])
+    if untimed_rows := [row for row in forecast.engines if not row.greatest]:
+        print_table(("engine", "machine", "why not"), [[row.unit, row.machine, row.reason] for row in untimed_rows])
     if (mix := forecast.mix) and (price := forecast.mix_per_million) and forecast.mix_units is not None:
         cost = _cost(price.value, price.low, price.high, forecast.currency)
         parts = ", ".join(f"{count} {name} ({forecast.mix_units[name]})" for name, count in mix.machines.items())
@@ -402,16 +402,16 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
         _print_summary(summary, edges)
 
 
-def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
+def _model_of(place: Path, spec_address: str | None, registry: str) -> "ModelSpec":
     """The spec that tells the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
     from pipeline.intake.registration import spec_at
     from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place
 
-    if named and (named.startswith("registered:") or named.endswith((".yaml", ".yml"))):
-        with spec_at(named, registry) as spec_place:
+    if spec_address and (spec_address.startswith("registered:") or spec_address.endswith((".yaml", ".yml"))):
+        with spec_at(spec_address, registry) as spec_place:
             return spec_place.load()
-    reference = named or model_of_place(place)
+    reference = spec_address or model_of_place(place)
     if not reference:
         raise InputError(f"{place} does not name the model of the requests; give --model SPEC or --model REF")
     return spec_of(trusted_manifest(open_store(registry), reference))

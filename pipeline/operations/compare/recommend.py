@@ -27,8 +27,8 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
     if lead is None:
         return Recommendation(None, _why_nothing(facts))
     duels = {pair.second: pair for pair in pairs}
-    alike = {pair.second for pair in pairs if pair.verdict in ("no difference shown", "slower") and not pair.too_noisy}
-    as_fast = [engine for engine in entrants if engine is lead or engine.unit in alike]
+    peers = {pair.second for pair in pairs if pair.verdict in ("no difference shown", "slower") and not pair.too_noisy}
+    as_fast = [engine for engine in entrants if engine is lead or engine.unit in peers]
     winner, axis = _narrow(as_fast, lead)
     ties = tuple(engine.unit for engine in as_fast if engine is not winner)
     return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties)
@@ -47,8 +47,8 @@ def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts,
     """The best of the engines that are equally fast, and the axis that decided; None where nothing but speed did."""
     candidates = as_fast
     for axis, score, step in AXES:
-        best = max(map(score, candidates))
-        leaders = [engine for engine in candidates if score(engine) > best - step]
+        best_score = max(map(score, candidates))
+        leaders = [engine for engine in candidates if score(engine) > best_score - step]
         if len(leaders) < len(candidates) and len(leaders) == 1:
             return leaders[0], axis
         candidates = leaders
@@ -75,23 +75,23 @@ AXES: tuple[Axis, ...] = (
 
 
 def _reason(
-    chosen: EngineFacts, ties: Sequence[str], axis: str | None, pairs: dict[str, PairedComparison], fleet: Sequence[str]
+    winner: EngineFacts, ties: Sequence[str], axis: str | None, pairs: dict[str, PairedComparison], fleet: Sequence[str]
 ) -> str:
-    speed = f"{seconds_text(chosen.median_s or 0.0)} per run"
+    speed = f"{seconds_text(winner.median_s or 0.0)} per run"
     if not ties:
         if noisy_units := ", ".join(pair.second for pair in pairs.values() if pair.too_noisy):
             return f"the least median, {speed}; the runs were too noisy to tell whether {noisy_units} may be as fast"
         beaten = [pair for pair in pairs.values() if pair.verdict == "faster"]
         return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
-    least = f"{speed}; no difference in speed shown to {', '.join(ties)}"
+    reason = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
-        return f"{least}, and they are equal otherwise: use either"
+        return f"{reason}, and they are equal otherwise: use either"
     why = {
-        "portability": f"it builds for {len(chosen.covers)} of the fleet's {len(fleet)} targets",
-        "accuracy": f"it is nearer to the original ({_accuracy_words(chosen)})",
-        "rebuild": f"it builds in {seconds_text(chosen.build_s or 0.0)}, in half the time or less",
+        "portability": f"it builds for {len(winner.covers)} of the fleet's {len(fleet)} targets",
+        "accuracy": f"it is nearer to the original ({_accuracy_words(winner)})",
+        "rebuild": f"it builds in {seconds_text(winner.build_s or 0.0)}, in half the time or less",
     }[axis]
-    return f"{least}, and {why}"
+    return f"{reason}, and {why}"
 
 
 def _lead(beaten: Sequence[PairedComparison]) -> str:

@@ -76,14 +76,14 @@ def compare(run: Run, options: CompareOptions) -> BackendComparison:
     Raises what exporting and quantizing raise; an engine that is refused or fails is one of the engines.
     """
     spec = run.spec
-    wide = replace(run, spec=widen_spec(spec, options), selection=Selection(precisions=options.precisions))
-    done = wide.build_and_prove(wide.prepare())
+    wide_run = replace(run, spec=widen_spec(spec, options), selection=Selection(precisions=options.precisions))
+    run_result = wide_run.build_and_prove(wide_run.prepare())
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
-    measuring = _Measuring(wide, done.exported, options, fleet)
-    facts = rank_alike([measuring.measure(unit) for unit in done.units])
-    for unit in done.plan.refused:
+    measuring = _Measuring(wide_run, run_result.exported, options, fleet)
+    facts = rank_alike([measuring.measure(unit) for unit in run_result.units])
+    for unit in run_result.plan.refused:
         facts.append(EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason))
-    pairs = measuring.compare_pairs(facts, {unit.built.unit.name: unit for unit in done.units})
+    pairs = measuring.compare_pairs(facts, {unit.built.unit.name: unit for unit in run_result.units})
     return BackendComparison(
         model=spec.model,
         target=options.target.name,
@@ -91,7 +91,7 @@ def compare(run: Run, options: CompareOptions) -> BackendComparison:
         fleet=fleet,
         machine=machine(),
         created_at=now(),
-        original=dict(done.exported.proof.metrics),
+        original=dict(run_result.exported.proof.metrics),
         engines=tuple(facts),
         duels=tuple(pairs),
         recommendation=recommend(facts, pairs, fleet),
@@ -114,19 +114,19 @@ class _Measuring:
 
     def measure(self, unit: JudgedUnit) -> EngineFacts:
         """All that is known of a unit; its times where it is proven."""
-        request, built, checks = unit.built.unit.request, unit.built, unit.report.checks if unit.report else ()
+        request, build, checks = unit.built.unit.request, unit.built, unit.report.checks if unit.report else ()
         unit_facts = EngineFacts(
             unit=request.unit,
             backend=request.backend,
             precision=request.precision,
             status=unit.entry.status,
             reason="" if unit.entry.status in PASSED else unit.entry.reason,
-            size_bytes=built.record.size_bytes if built.record else None,
-            build_s=built.record.seconds if built.record else None,
+            size_bytes=build.record.size_bytes if build.record else None,
+            build_s=build.record.seconds if build.record else None,
             sqnr_db=least_sqnr_db(checks),
             metrics=dict(unit.metrics),
             covers=self._list_covered(request),
-            notes=built.notes,
+            notes=build.notes,
         )
         return self._with_times(unit_facts, unit) if unit.entry.status in PASSED else unit_facts
 
@@ -136,7 +136,9 @@ class _Measuring:
         if digest is None:
             return replace(facts, reason="it could not be timed")
         report = read_latency_report(self.work.context.store, digest)
-        bucket = next((each for each in report.buckets if each.name == self.bucket), report.buckets[-1])
+        bucket = next(
+            (bucket_times for bucket_times in report.buckets if bucket_times.name == self.bucket), report.buckets[-1]
+        )
         middle = bucket.middle
         return replace(
             facts,
@@ -161,10 +163,10 @@ class _Measuring:
             if backend.serves(target) and backend.refuses(replace(request, target=target)) is None
         )
 
-    def compare_pairs(self, facts: Sequence[EngineFacts], judged: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
+    def compare_pairs(self, facts: Sequence[EngineFacts], units: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
         """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times.
 
-        judged: by the unit's name.
+        units: by the unit's name.
         """
         lead = find_fastest(facts)
         if lead is None:
@@ -172,38 +174,38 @@ class _Measuring:
         met: dict[tuple[str, str], PairedComparison] = {}
         pairs: list[PairedComparison] = []
         for _ in range(ROUNDS):
-            for other in facts:
-                if other.runs and other is not lead and (lead.unit, other.unit) not in met:
-                    pair = self._compare_pair(lead, other, judged[lead.unit].built.blob, judged[other.unit].built.blob)
-                    met |= {(lead.unit, other.unit): pair, (other.unit, lead.unit): pair.swap()}
+            for rival in facts:
+                if rival.runs and rival is not lead and (lead.unit, rival.unit) not in met:
+                    pair = self._compare_pair(lead, rival, units[lead.unit].built.blob, units[rival.unit].built.blob)
+                    met |= {(lead.unit, rival.unit): pair, (rival.unit, lead.unit): pair.swap()}
             pairs = [pair for (leader, _), pair in met.items() if leader == lead.unit]
-            lost = [pair for pair in pairs if pair.verdict == "slower"]
-            if not lost:
+            lost_pairs = [pair for pair in pairs if pair.verdict == "slower"]
+            if not lost_pairs:
                 return pairs
-            winner = max(lost, key=lambda pair: pair.ratio or 0.0).second
+            winner = max(lost_pairs, key=lambda pair: pair.ratio or 0.0).second
             lead = next(engine for engine in facts if engine.unit == winner)
         return pairs
 
     def _compare_pair(
-        self, lead: EngineFacts, other: EngineFacts, lead_engine: EngineBlob, other_engine: EngineBlob
+        self, lead: EngineFacts, rival: EngineFacts, lead_engine: EngineBlob, other_engine: EngineBlob
     ) -> PairedComparison:
         sizes = {dim.name: dim.opt for dim in self.work.spec.named_dims()}
-        name, context = f"{lead.unit} against {other.unit}", self.work.context
+        name, context = f"{lead.unit} against {rival.unit}", self.work.context
         golden, seconds = self.exported.golden, 10 * self.options.seconds
         try:
             comparison = time_pair(name, (lead_engine, other_engine), golden, sizes, seconds, self.work)
         except StepError as error:
             fail_step(name, error, context)
-            return _compare_alone(lead, other)  # two runtimes that cannot live in one process
+            return _compare_alone(lead, rival)  # two runtimes that cannot live in one process
         middle = next(ratio for ratio in comparison.ratios if ratio.p == 0.5)
         if middle.ratio is None:
-            return _compare_alone(lead, other)
+            return _compare_alone(lead, rival)
         interval = (middle.ratio, middle.low, middle.high, middle.detectable)
-        return PairedComparison(lead.unit, other.unit, comparison.verdict, *interval, comparison.surroundings.busy)
+        return PairedComparison(lead.unit, rival.unit, comparison.verdict, *interval, comparison.surroundings.busy)
 
 
-def _compare_alone(lead: EngineFacts, other: EngineFacts) -> PairedComparison:
+def _compare_alone(lead: EngineFacts, rival: EngineFacts) -> PairedComparison:
     """Two engines by the times that each had alone: what is left where a pair could not be run, or too few times."""
-    apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
-    ratio = (lead.median_s or 0.0) / (other.median_s or 1.0)
-    return PairedComparison(lead.unit, other.unit, "faster" if apart else "no difference shown", ratio or None)
+    is_faster = lead.high_s is not None and rival.low_s is not None and lead.high_s < rival.low_s
+    ratio = (lead.median_s or 0.0) / (rival.median_s or 1.0)
+    return PairedComparison(lead.unit, rival.unit, "faster" if is_faster else "no difference shown", ratio or None)

@@ -75,32 +75,32 @@ def own_runs(spec: ModelSpec) -> str:
     return next((words for words, terms in spec_terms.items() if terms), "")
 
 
-def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[EngineEntry]) -> None:
+def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[EngineEntry]) -> None:
     """Raise InputError for a version with `own_runs`, and for engines without weights of their own."""
-    if what := own_runs(spec):
+    if obstacle := own_runs(spec):
         raise InputError(
-            f"{manifest.model}@{manifest.version} {what}, which takes runs that are judged while they are made; "
+            f"{manifest.model}@{manifest.version} {obstacle}, which takes runs that are judged while they are made; "
             "run `enginesmith validate` on a node with its GPU that reaches the registry"
         )
-    if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
+    if stripped_units := [entry.unit for entry in engines if entry.is_stripped]:
         raise InputError(
-            f"{', '.join(stripped)}: without weights of its own, which it takes from the registry; "
+            f"{', '.join(stripped_units)}: without weights of its own, which it takes from the registry; "
             "prove it on a node that reaches that, or carry other targets"
         )
 
 
-def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collection[EngineEntry]) -> OfflineBundle:
+def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Collection[EngineEntry]) -> OfflineBundle:
     """Write these engines of a version, and what proves them.
 
-    store, manifest: the registry, and the version in it.  chosen: the engines.
+    store, manifest: the registry, and the version in it.  entries: the engines.
     Raises as `require_carriable`.
     """
     spec = spec_of(manifest)
-    require_carriable(manifest, spec, chosen)
+    require_carriable(manifest, spec, entries)
     place = folder / "engines"
     place.mkdir(parents=True)
     engines = {}
-    for entry in chosen:
+    for entry in entries:
         digest = str(entry.digest)
         fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
         path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
@@ -117,20 +117,20 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collec
 def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None) -> OfflineBundle:
     """The engines of an ensemble's graphs, a folder for each graph, with the golden data of the whole. Raises
     InputError for functions between the graphs too."""
-    if named := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
+    if names := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
         raise InputError(
-            f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {named}), which "
+            f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {names}), which "
             "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
             "GPU that reaches the registry; or carry one of its graphs"
         )
     whole_entries = choose_engines(manifest, judge_entries(store, manifest), targets)
     parts = {entry.unit: list(pinned_engines(store, manifest, entry)) for entry in whole_entries}
     versions: dict[str, tuple[Manifest, dict[str, EngineEntry]]] = {}
-    for graph, pinned, engine in (part for unit_parts in parts.values() for part in unit_parts):
-        versions.setdefault(graph.name, (pinned, {}))[1][engine.unit] = engine
-    for name, (pinned, engines) in versions.items():
-        spec = spec_of(pinned)
-        require_carriable(pinned, spec, engines.values())
+    for graph, pinned_manifest, engine in (part for unit_parts in parts.values() for part in unit_parts):
+        versions.setdefault(graph.name, (pinned_manifest, {}))[1][engine.unit] = engine
+    for name, (pinned_manifest, engines) in versions.items():
+        spec = spec_of(pinned_manifest)
+        require_carriable(pinned_manifest, spec, engines.values())
         if spec.states():
             raise InputError(
                 f"{manifest.model}@{manifest.version}: graph {name!r} has state, and sequences of several graphs are "
@@ -138,12 +138,12 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
                 "one of its graphs"
             )
     graphs = {
-        name: write_engines(store, pinned, folder / "graphs" / name, engines.values())
-        for name, (pinned, engines) in versions.items()
+        name: write_engines(store, pinned_manifest, folder / "graphs" / name, engines.values())
+        for name, (pinned_manifest, engines) in versions.items()
     }
     with workdir() as place:
-        whole = read_ensemble(manifest, store, place).golden
-        save_cases(_cases(whole), whole.digest, folder)
+        whole_data = read_ensemble(manifest, store, place).golden
+        save_cases(_cases(whole_data), whole_data.digest, folder)
     ensembles = tuple(
         BundledEnsemble(
             entry.unit,
@@ -154,15 +154,15 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
         )
         for entry in whole_entries
     )
-    about = manifest.model, manifest.version, manifest.digest, whole.digest
+    about = manifest.model, manifest.version, manifest.digest, whole_data.digest
     bundle = OfflineBundle(*about, (), folder, ensembles, graphs)
     bundle.save()
     return bundle
 
 
-def _cases(whole: WholeData) -> GoldenSet:
+def _cases(whole_data: WholeData) -> GoldenSet:
     """The golden data of the whole. What is expected of it lies in the registry."""
-    batches = enumerate(whole.open().batches())
+    batches = enumerate(whole_data.open().batches())
     return GoldenSet(tuple(Case(f"golden {index}", "golden", case_inputs, {}) for index, case_inputs in batches))
 
 
@@ -222,20 +222,20 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
     entry = _find_entry(manifest, trial)
     _check_device(entry, results.device)
     _check_time(manifest, trial.created_at)
-    for graph, pinned, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
-        graph_entry = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
+    for graph, pinned_manifest, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
+        graph_entry = next(item for item in judge_entries(store, pinned_manifest) if item.unit == engine.unit)
         if graph_entry.status not in PASSED:
             return Validated.of(manifest, entry, graph_entry.status, f"graph {graph.name!r}: {graph_entry.reason}")
     cpu = results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
     name, answers = f"judge {entry.unit}", trial.answers or {}
     with open_version(manifest, store) as version:
         if isinstance(version, PublishedEnsemble):
-            whole = replace(version.check(entry, store), recorded=answers)
-            report = version.judge(entry, _prove(entry, trial, Job(name, whole, store.uri, LIMITS)), cpu)
+            work = replace(version.check(entry, store), recorded=answers)
+            report = version.judge(entry, _prove(entry, trial, Job(name, work, store.uri, LIMITS)), cpu)
         else:
-            if what := own_runs(version.spec):
+            if trait := own_runs(version.spec):
                 raise _Refused(
-                    f"{manifest.model}@{manifest.version} {what}, which takes runs of its own; `enginesmith validate "
+                    f"{manifest.model}@{manifest.version} {trait}, which takes runs of its own; `enginesmith validate "
                     f"{manifest.model}@{manifest.version}` on a node with that GPU shows it"
                 )
             # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
@@ -261,9 +261,9 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
         "golden set": (trial.golden, manifest.sources.get(GOLDEN) or manifest.golden),
         "build key": (trial.build_key, entry.build_key or ""),
     }
-    for what, (trial_value, ours) in pairs.items():
+    for fact_name, (trial_value, ours) in pairs.items():
         if trial_value != ours:
-            raise _Refused(f"its {what} is {trial_value[:80]}, and this version's {ours}; carry the version anew")
+            raise _Refused(f"its {fact_name} is {trial_value[:80]}, and this version's {ours}; carry the version anew")
     return entry
 
 
@@ -276,15 +276,15 @@ def _check_device(entry: EngineEntry, device: KitDevice) -> None:
         raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
 
 
-def _check_time(manifest: Manifest, stated: str) -> None:
+def _check_time(manifest: Manifest, made_at: str) -> None:
     """Raise _Refused for a time before the version was published, or yet to come."""
     try:
-        when, published = (datetime.fromisoformat(text) for text in (stated, manifest.created_at))
-        early, late = when < published - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
+        when, published_at = (datetime.fromisoformat(text) for text in (made_at, manifest.created_at))
+        is_early, is_late = when < published_at - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
     except (ValueError, TypeError, OverflowError) as error:
-        raise _Refused(f"it was made at {stated[:40]!r}, which is no time with a zone") from error
-    if early or late:
-        raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
+        raise _Refused(f"it was made at {made_at[:40]!r}, which is no time with a zone") from error
+    if is_early or is_late:
+        raise _Refused(f"it was made at {made_at}, {'before this version was' if is_early else 'which is yet to come'}")
 
 
 def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:

@@ -82,7 +82,7 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
         return [
             *(change for part in parts for change in part),
             *_unwanted_deployments(client, plan, dry),
-            *(_automation(client, each, dry) for each in (lost_runs(*TAGS), unserved_runs())),
+            *(_automation(client, run_automation, dry) for run_automation in (lost_runs(*TAGS), unserved_runs())),
         ]
 
 
@@ -109,19 +109,19 @@ def _limits(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Itera
     for generation, slots in plan.limits().items():
         name = limit_name(generation)
         try:
-            there = client.read_global_concurrency_limit_by_name(name).limit
+            live_slots = client.read_global_concurrency_limit_by_name(name).limit
         except ObjectNotFound:
             count = slots or _DEFAULT_SLOTS
             if not dry:
                 client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=count))
             yield DeploymentChange("concurrency limit", name, "created", pluralize(count, "slot"))
             continue
-        if slots is None or slots == there:
-            yield DeploymentChange("concurrency limit", name, "unchanged", pluralize(there, "slot"))
+        if slots is None or slots == live_slots:
+            yield DeploymentChange("concurrency limit", name, "unchanged", pluralize(live_slots, "slot"))
             continue
         if not dry:
             client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=slots))
-        yield DeploymentChange("concurrency limit", name, "updated", f"{pluralize(slots, 'slot')}, before {there}")
+        yield DeploymentChange("concurrency limit", name, "updated", f"{pluralize(slots, 'slot')}, before {live_slots}")
 
 
 def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
@@ -131,11 +131,11 @@ def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> 
         detail = f"cron {deployment_spec.cron} UTC" if deployment_spec.cron else "by hand"
         detail = f"on {deployment_spec.trigger.event}" if deployment_spec.trigger else detail
         try:
-            there = client.read_deployment_by_name(deployment_spec.full_name)
+            live_deployment = client.read_deployment_by_name(deployment_spec.full_name)
         except ObjectNotFound:
             action = "created"
         else:
-            differ = _differences(client, there, runner_deployment)
+            differ = _differences(client, live_deployment, runner_deployment)
             action, detail = ("updated", ", ".join(differ)) if differ else ("unchanged", detail)
         if action != "unchanged" and not dry:
             # Without this Prefect would look at the git repository of the current folder for a version.
@@ -148,14 +148,14 @@ def _unwanted_deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: 
     if not (plan.owner and plan.keep):
         return
     planned_names = {*plan.keep, *(deployment_spec.full_name for deployment_spec in plan.deployments())}
-    tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=_tags(plan.owner)))
-    for there in client.read_deployments(deployment_filter=tagged):
-        name = f"{client.read_flow(there.flow_id).name}/{there.name}"
+    owner_filter = DeploymentFilter(tags=DeploymentFilterTags(all_=_tags(plan.owner)))
+    for live_deployment in client.read_deployments(deployment_filter=owner_filter):
+        name = f"{client.read_flow(live_deployment.flow_id).name}/{live_deployment.name}"
         if name in planned_names:
             continue
         if not dry:
-            client.delete_resource_owned_automations(f"prefect.deployment.{there.id}")
-            client.delete_deployment(there.id)
+            client.delete_resource_owned_automations(f"prefect.deployment.{live_deployment.id}")
+            client.delete_deployment(live_deployment.id)
         yield DeploymentChange("deployment", name, "deleted", f"of {plan.owner}, and not wanted")
 
 
@@ -165,18 +165,18 @@ def _tags(owner: str | None) -> list[str]:
 
 def _automation(client: SyncPrefectClient, run_automation: AutomationCore, dry: bool) -> DeploymentChange:
     """An automation, one for all deployments of a server, whatever their names."""
-    there = client.read_automations_by_name(run_automation.name)
-    if not there:
+    matches = client.read_automations_by_name(run_automation.name)
+    if not matches:
         action = "created"
         if not dry:
             client.create_automation(run_automation)
-    elif _comparable(there[0]) == _comparable(run_automation):
+    elif _comparable(matches[0]) == _comparable(run_automation):
         action = "unchanged"
     else:
         action = "updated"
         if not dry:
             # A person may have disabled it: that stays.
-            client.update_automation(there[0].id, run_automation.model_copy(update={"enabled": there[0].enabled}))
+            client.update_automation(matches[0].id, run_automation.model_copy(update={"enabled": matches[0].enabled}))
     return DeploymentChange("automation", run_automation.name, action, run_automation.description)
 
 
@@ -208,29 +208,32 @@ def flow_of(deployment: WantedDeployment) -> "Flow[..., object]":
     return flow
 
 
-def _differences(client: SyncPrefectClient, there: DeploymentResponse, deployment: RunnerDeployment) -> list[str]:
+def _differences(
+    client: SyncPrefectClient, live_deployment: DeploymentResponse, deployment: RunnerDeployment
+) -> list[str]:
     """Names of what differs between a deployment on the server and what it is to be; not whether it is paused."""
     schema = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
     schedules = [
-        [getattr(schedule.schedule, "cron", None) for schedule in each.schedules or ()] for each in (there, deployment)
+        [getattr(schedule.schedule, "cron", None) for schedule in side.schedules or ()]
+        for side in (live_deployment, deployment)
     ]
     # By name, as automations that other people made may run the deployment too.
     names = {getattr(trigger, "name", None) for trigger in deployment.triggers}
-    related = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
+    automations = client.read_resource_related_automations(f"prefect.deployment.{live_deployment.id}")
     for trigger in deployment.triggers:
-        trigger.set_deployment_id(there.id)
+        trigger.set_deployment_id(live_deployment.id)
     pairs: dict[str, tuple[object, object]] = {
-        "entrypoint": (there.entrypoint, deployment.entrypoint),
-        "version": (there.version, deployment.version),
-        "description": (there.description, deployment.description),
-        "tags": (sorted(there.tags), sorted(deployment.tags)),
-        "parameters": (there.parameters, deployment.parameters),
-        "parameter schema": (there.parameter_openapi_schema, schema),
-        "work pool": (there.work_pool_name, deployment.work_pool_name),
-        "job variables": (there.job_variables, deployment.job_variables),
+        "entrypoint": (live_deployment.entrypoint, deployment.entrypoint),
+        "version": (live_deployment.version, deployment.version),
+        "description": (live_deployment.description, deployment.description),
+        "tags": (sorted(live_deployment.tags), sorted(deployment.tags)),
+        "parameters": (live_deployment.parameters, deployment.parameters),
+        "parameter schema": (live_deployment.parameter_openapi_schema, schema),
+        "work pool": (live_deployment.work_pool_name, deployment.work_pool_name),
+        "job variables": (live_deployment.job_variables, deployment.job_variables),
         "schedule": (schedules[0], schedules[1]),
         "trigger": (
-            [_comparable(automation) for automation in related if automation.name in names],
+            [_comparable(automation) for automation in automations if automation.name in names],
             [_comparable(trigger.as_automation()) for trigger in deployment.triggers],
         ),
     }

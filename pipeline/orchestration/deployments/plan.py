@@ -102,9 +102,9 @@ class DeploymentPlan:
 
     def deployments(self) -> tuple[WantedDeployment, ...]:
         """The deployments to register."""
-        placed = self._placed()
-        builds = {"registry": self.registry, **placed, "gpu_slots": True}
-        proofs, canaries = ({name: self.on, **placed} if self.on else {} for name in ("on", "target"))
+        place_parameters = self._placed()
+        builds = {"registry": self.registry, **place_parameters, "gpu_slots": True}
+        proofs, canaries = ({name: self.on, **place_parameters} if self.on else {} for name in ("on", "target"))
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
         replays: dict[str, object] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
         replays |= {"duration": self.canary_s} if self.canary_s else {}
@@ -187,9 +187,9 @@ class DeploymentPlan:
 
     def _placed(self) -> dict[str, object]:
         """Where builds run, as parameters of a flow."""
-        placed: dict[str, object] = {"executor": self.executor}
-        placed |= {"ray_address": self.ray_address} if self.ray_address else {}
-        return placed | ({"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {})
+        parameters: dict[str, object] = {"executor": self.executor}
+        parameters |= {"ray_address": self.ray_address} if self.ray_address else {}
+        return parameters | ({"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {})
 
     def limits(self) -> dict[str, int | None]:
         """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise unchanged."""

@@ -71,31 +71,31 @@ def canary(
 
         def run(request: CanaryRequest) -> CanaryOutcome:
             if executor == "ray":
-                done = PrefectRunner().call(canary_on_worker, request, context, logger.info)
+                outcome = PrefectRunner().call(canary_on_worker, request, context, logger.info)
             else:
-                done = PrefectRunner().call(run_canary, store, request, logger.info)
-            _tell(store, request, done)
-            return done
+                outcome = PrefectRunner().call(run_canary, store, request, logger.info)
+            _tell(store, request, outcome)
+            return outcome
 
         if version:
             return _state(run(canary_request))
         return _run_missed(store, [model] if model else lookup.models(store), canary_request, run)
 
 
-def _state(done: CanaryOutcome) -> State[object]:
-    if done.report is None:
-        return Completed(name="Skipped", message=done.reason)
-    message = f"{done.report.verdict} on {done.report.target}: {done.report.reason}"
-    return Completed(message=message, data=done.report.verdict)
+def _state(outcome: CanaryOutcome) -> State[object]:
+    if outcome.report is None:
+        return Completed(name="Skipped", message=outcome.reason)
+    message = f"{outcome.report.verdict} on {outcome.report.target}: {outcome.report.reason}"
+    return Completed(message=message, data=outcome.report.verdict)
 
 
-def _tell(store: Store, request: CanaryRequest, done: CanaryOutcome) -> None:
+def _tell(store: Store, request: CanaryRequest, outcome: CanaryOutcome) -> None:
     """Show the report as an artifact and send the event of its verdict."""
-    if (report := done.report) is None or done.blob is None:
+    if (report := outcome.report) is None or outcome.blob is None:
         return
     show_document(report, None)
     if PREFECT_API_URL.value():
-        watch.send_judged(store, request, report, done.blob)
+        watch.send_judged(store, request, report, outcome.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
@@ -106,8 +106,10 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
     for model in models:
         try:
             if version := missed_version(store, model, like.channel, target, grace):
-                done = run(replace(like, model=model, version=version))
-                report_lines.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
+                outcome = run(replace(like, model=model, version=version))
+                report_lines.append(
+                    f"{model}@{version}: {outcome.report.verdict if outcome.report else outcome.reason}"
+                )
                 logger.info("%s", report_lines[-1])
         except EnginesmithError as error:
             failure_count += 1

@@ -39,13 +39,13 @@ def choose_buckets(
     with tags("enginesmith"), start_executors(RunOptions(registry=registry), signals=False) as executors:
 
         def answer() -> DriftAnswer:
-            asked = DriftRequest(model, registry, traffic, options)
-            return answer_drift(asked, FlowProgress(logger), executors, logger.info)
+            drift_request = DriftRequest(model, registry, traffic, options)
+            return answer_drift(drift_request, FlowProgress(logger), executors, logger.info)
 
-        done = PrefectRunner().call(answer)
-    logger.info("%s: %s", model, done.reason)
-    if done.registration is None:
-        return Completed(name="Skipped", message=done.reason)
+        drift_answer = PrefectRunner().call(answer)
+    logger.info("%s: %s", model, drift_answer.reason)
+    if drift_answer.registration is None:
+        return Completed(name="Skipped", message=drift_answer.reason)
     if PREFECT_API_URL.value():
-        watch.send_registered(open_store(registry), done.registration)
-    return Completed(message=f"{model}: {done.reason}", data=dict(done.edges))
+        watch.send_registered(open_store(registry), drift_answer.registration)
+    return Completed(message=f"{model}: {drift_answer.reason}", data=dict(drift_answer.edges))

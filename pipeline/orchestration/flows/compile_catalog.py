@@ -39,10 +39,10 @@ def compile_catalog(
     ):
         rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
     show_table("catalog", f"{specs}: {words(rows)}", [row.to_json() for row in rows])
-    ended = Completed if all(row.good for row in rows) else Failed
-    return ended(message=words(rows), data=rows)
+    end_state = Completed if all(row.good for row in rows) else Failed
+    return end_state(message=words(rows), data=rows)
 
 
-def _report(done: Compiled) -> None:
-    show(done)
-    send_published(done)
+def _report(result: Compiled) -> None:
+    show(result)
+    send_published(result)

@@ -27,8 +27,8 @@ from pipeline.outcome import Outcome
 
 def _run_name() -> str:
     """'compile digits.yaml', 'compile digits@8a41c0b2d9e7'."""
-    model, at, digest = str(runtime.flow_run.parameters.get("spec")).removeprefix("registered:").partition("@")
-    return f"compile {model}{at}{digest[:12]}"
+    model, separator, digest = str(runtime.flow_run.parameters.get("spec")).removeprefix("registered:").partition("@")
+    return f"compile {model}{separator}{digest[:12]}"
 
 
 @flow(name="compile-model", flow_run_name=_run_name, persist_result=False)
@@ -52,19 +52,19 @@ def compile_model(
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     # Prefect asks its server for each task of a tag, and SQLite, which others write to, has it ask again after 2 s: the
     # server that a run starts for itself, where nobody can have limited a tag, is not asked.
-    tagged = tags("enginesmith") if PREFECT_API_URL.value() else nullcontext()
+    run_tags = tags("enginesmith") if PREFECT_API_URL.value() else nullcontext()
     try:
-        with tagged, start_executors(options, signals=False) as executors:
-            done = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
-        show(done)
-        send_published(done)
+        with run_tags, start_executors(options, signals=False) as executors:
+            result = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
+        show(result)
+        send_published(result)
     except UnavailableError as error:
         if runtime.deployment.id is None:
             raise
         return Failed(name="Unreachable", message=str(error), data=error)
-    if done.outcome.version is None:
-        return Failed(message="nothing was published, because no engine passed", data=done.outcome)
-    return done.outcome
+    if result.outcome.version is None:
+        return Failed(message="nothing was published, because no engine passed", data=result.outcome)
+    return result.outcome
 
 
 def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
@@ -96,9 +96,9 @@ def _start_server_and_ray(options: RunOptions) -> None:
     return connect_ahead(options.jobs, start_server)
 
 
-def show(done: Compiled) -> None:
+def show(result: Compiled) -> None:
     """Post the report to the Prefect UI: of the version, or of the run that published none."""
-    outcome, store = done.outcome, done.store
+    outcome, store = result.outcome, result.store
     if outcome.version is None:
         document = failed_document(store, outcome.model)
     else:
@@ -108,12 +108,12 @@ def show(done: Compiled) -> None:
         show_document(document, page)
 
 
-def send_published(done: Compiled) -> None:
+def send_published(result: Compiled) -> None:
     """Send the event of a new version once, to a configured server; a temporary one has no deployments."""
-    outcome = done.outcome
+    outcome = result.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
         return
-    watch.send_published_once(done.store, outcome.model, outcome.version, outcome.manifest)
+    watch.send_published_once(result.store, outcome.model, outcome.version, outcome.manifest)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def reconcile_fleet(
         reconciliation = runner.call(comparison)
         for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
             logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
-    lacking = [coverage for coverage in reconciliation.standings if not coverage.serves]
+    unserved_standings = [coverage for coverage in reconciliation.standings if not coverage.serves]
     show_table(
         "fleet",
         "What the fleet lacks",
@@ -51,7 +51,7 @@ def reconcile_fleet(
                 "state": coverage.state,
                 "why": coverage.reason,
             }
-            for coverage in lacking
+            for coverage in unserved_standings
         ],
     )
     counts = ", ".join(f"{count} {state}" for state, count in reconciliation.counts.items()) or "nothing is wanted"

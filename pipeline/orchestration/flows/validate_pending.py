@@ -22,8 +22,8 @@ def _run_name() -> str:
     """'validate pending', 'validate digits@4 for sm_90'."""
     parameters = runtime.flow_run.parameters
     model, version, target = (parameters.get(name) for name in ("model", "version", "target"))
-    what = f"{model}@{version}" if model and version else model or "pending"
-    return f"validate {what}" + (f" for {target}" if target else "")
+    version_text = f"{model}@{version}" if model and version else model or "pending"
+    return f"validate {version_text}" + (f" for {target}" if target else "")
 
 
 @flow(name="validate-pending", flow_run_name=_run_name, persist_result=False)
@@ -58,10 +58,10 @@ def validate_pending(
             proofs += (
                 runner.call(validate_on_worker, pending, gpu, context) if gpu else runner.call(prove, pending, context)
             )
-    where = f"for {gpu.name}" if gpu else "here"
+    place_text = f"for {gpu.name}" if gpu else "here"
     columns = ("reference", "unit", "verdict", "reason")
     rows = [{name: getattr(proof, name) for name in columns} for proof in proofs]
-    show_table("proofs", f"Engines proven {where}", rows)
+    show_table("proofs", f"Engines proven {place_text}", rows)
     proven = sum(proof.verdict == "proven" for proof in proofs)
-    message = f"{pluralize(len(proofs), 'engine')} pending {where}, {proven} proven"
+    message = f"{pluralize(len(proofs), 'engine')} pending {place_text}, {proven} proven"
     return (Completed if all(proof.good for proof in proofs) else Failed)(message=message, data=proofs)

@@ -96,8 +96,8 @@ class Kubernetes:
         return [Pod.from_json(pod) for pod in items if not find(pod, "metadata.deletionTimestamp", object, None)]
 
     def _list_pods(self, **options: object) -> bytes:
-        selected = {"label_selector": f"ray.io/cluster={self._name}", "_preload_content": False}
-        data: bytes = self._core.list_namespaced_pod(self._namespace, **selected, **options).data
+        pod_selector = {"label_selector": f"ray.io/cluster={self._name}", "_preload_content": False}
+        data: bytes = self._core.list_namespaced_pod(self._namespace, **pod_selector, **options).data
         return data
 
     def owner(self, name: str) -> Object:
@@ -109,12 +109,12 @@ class Kubernetes:
     def _place(self) -> tuple[str, str, str, str]:
         return (*_KIND, self._namespace, _PLURAL)
 
-    def _ask_if_there(self, absent: Sequence[int], call: Callable[..., T], *words: object) -> T | None:
-        """The answer; None for an HTTP status of `absent`."""
+    def _ask_if_there(self, absent_statuses: Sequence[int], call: Callable[..., T], *words: object) -> T | None:
+        """The answer; None for an HTTP status of `absent_statuses`."""
         try:
             return self._ask(call, *words)
         except _RefusedError as error:
-            if error.status in absent:
+            if error.status in absent_statuses:
                 return None
             raise
 
@@ -153,9 +153,9 @@ class RayHead:
         except Exception:  # Ray raises plain ones
             return None
         # KubeRay names a Ray node's instance by its pod.
-        busy = {node.instance_id: str(node.node_id) for node in status.active_nodes}
+        busy_pods = {node.instance_id: str(node.node_id) for node in status.active_nodes}
         demands = status.resource_demands
-        return Load(busy, bool(demands.ray_task_actor_demand or demands.placement_group_demand))
+        return Load(busy_pods, bool(demands.ray_task_actor_demand or demands.placement_group_demand))
 
     def drain(self, nodes: Sequence[str]) -> None:
         """Have these nodes take no more work, and end after what they run."""
@@ -182,7 +182,7 @@ def apply(
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """
     name, reference = read(manifest, "metadata.name", str), cluster.owner(owner)
-    ended: list[str] = []
+    ended_names: list[str] = []
     problem = ""
     for _ in range(_ROUNDS):
         live = cluster.find()
@@ -193,19 +193,19 @@ def apply(
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
         _check(live, manifest, pods)
-        outdated = outdated_pods(pods, manifest)
-        load = head.load() if outdated and SUSPENDED not in annotations_of(live) else Load()
-        idle = idle_pods(outdated, load) if load else []
-        changed, going = plan_change(live, manifest, pods, reference, idle)
-        if not cluster.replace(changed):
+        old_pods = outdated_pods(pods, manifest)
+        load = head.load() if old_pods and SUSPENDED not in annotations_of(live) else Load()
+        idle = idle_pods(old_pods, load) if load else []
+        resource, going = plan_change(live, manifest, pods, reference, idle)
+        if not cluster.replace(resource):
             problem = f"{name} changes faster than it is written; run again"
         elif going:
-            ended += [each for each in going if each not in ended]
+            ended_names += [ended_name for ended_name in going if ended_name not in ended_names]
             problem = f"{name}: KubeRay does not end {', '.join(going)}; see that its operator runs, and run again"
         else:
-            said = describe_suspension(changed) or "up to date"
-            said += f"; ended {', '.join(ended)}" if ended else ""
-            return f"{name}: {said}{_leave(head, outdated, load)}"
+            said = describe_suspension(resource) or "up to date"
+            said += f"; ended {', '.join(ended_names)}" if ended_names else ""
+            return f"{name}: {said}{_leave(head, old_pods, load)}"
         wait(1)
     raise UnavailableError(problem)
 
@@ -241,9 +241,9 @@ def _check(live: Object, manifest: Object, pods: Sequence[Pod]) -> None:
     if not lines or annotations_of(live).get(CONSENT) == "true":
         return
     name, namespace = (read(manifest, f"metadata.{part}", str) for part in ("name", "namespace"))
-    stopped = "\n".join(f"  {line}" for line in lines)
+    stopped_lines = "\n".join(f"  {line}" for line in lines)
     raise InputError(
-        f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped}\n"
+        f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped_lines}\n"
         "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:\n"
         f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true\n"
         "Then run the same upgrade again."

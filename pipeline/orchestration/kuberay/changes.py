@@ -49,9 +49,9 @@ class Pod:
         """A pod of a RayCluster, as the API server has it."""
         labels = find(resource, "metadata.labels", dict, {})
         group = labels.get("ray.io/group") if labels.get("ray.io/node-type") == "worker" else None
-        ended = find(resource, "status.phase", str, "") in ("Succeeded", "Failed")
+        has_ended = find(resource, "status.phase", str, "") in ("Succeeded", "Failed")
         version, image = annotations_of(resource).get(RAY_VERSION), _image(resource)
-        return cls(read(resource, "metadata.name", str), group, version, ended, image)
+        return cls(read(resource, "metadata.name", str), group, version, has_ended, image)
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ def outdated_pods(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
     return [pod for pod in pods if pod.image and images.get(pod.group) not in (None, pod.image)]
 
 
-def idle_pods(outdated: Sequence[Pod], load: Load) -> list[Pod]:
+def idle_pods(old_pods: Sequence[Pod], load: Load) -> list[Pod]:
     """Those that may end at once: workers that run nothing; the head, with which all end, where nothing runs or
     waits."""
     nothing = not load.busy and not load.queued
-    return [pod for pod in outdated if (nothing if pod.group is None else pod.name not in load.busy)]
+    return [pod for pod in old_pods if (nothing if pod.group is None else pod.name not in load.busy)]
 
 
 def pods_of_other_versions(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
@@ -138,10 +138,10 @@ def describe_stopped(pods: Sequence[Pod], live: Object, manifest: Object) -> Ite
                 f"group {name}: {replica_count} workers are asked for, {running[name]} run, and it "
                 f"is not wanted any more"
             )
-    fresh = Counter(pod.group for pod in pods if pod not in old)
+    pod_counts = Counter(pod.group for pod in pods if pod not in old)
     for name, group in groups_of(manifest).items():
-        if fresh[name] > (max_replicas := read(group, "maxReplicas", int)):
-            yield f"group {name}: {fresh[name]} run, max is {max_replicas}: Ray's autoscaler would stop the others"
+        if pod_counts[name] > (max_replicas := read(group, "maxReplicas", int)):
+            yield f"group {name}: {pod_counts[name]} run, max is {max_replicas}: Ray's autoscaler would stop the others"
 
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
@@ -157,15 +157,15 @@ def plan_change(
     """What to write in place of the RayCluster `live`, and the names of the pods and groups that KubeRay then ends; as
     long as there are some, plan and write again. owner: a reference to the object that it is deleted with.  idle: pods
     that are to end although their group is wanted.  manifest: the wanted RayCluster."""
-    changed = merge(live, manifest, owner)
-    unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, manifest), *find_orphans(pods, manifest), *idle]))
+    resource = merge(live, manifest, owner)
+    unwanted_pods = list(dict.fromkeys([*pods_of_other_versions(pods, manifest), *find_orphans(pods, manifest), *idle]))
     groups = find_unwanted_groups(live, manifest)
-    if not unwanted and not groups:
-        return changed, []
+    if not unwanted_pods and not groups:
+        return resource, []
     # The consent stays until all have ended: a Job that is killed half way is followed by one that may go on.
     consent_annotations = {name: text for name, text in annotations_of(live).items() if name == CONSENT}
-    going = [*(pod.name for pod in unwanted), *(f"group {name}" for name in groups)]
-    return _annotate(_end(changed, live, unwanted), consent_annotations), going
+    going = [*(pod.name for pod in unwanted_pods), *(f"group {name}" for name in groups)]
+    return _annotate(_end(resource, live, unwanted_pods), consent_annotations), going
 
 
 def merge(live: Object, manifest: Object, owner: Object) -> Object:
@@ -175,9 +175,9 @@ def merge(live: Object, manifest: Object, owner: Object) -> Object:
     for name in (CONSENT, SUSPENDED):
         annotations.pop(name, None)
     uid, owners = read(owner, "uid", str), find(live_metadata, "ownerReferences", list, [])
-    others = [reference for reference in owners if read(reference, "uid", str) != uid]
+    other_owners = [reference for reference in owners if read(reference, "uid", str) != uid]
     metadata = {**live_metadata, **read(manifest, "metadata", dict), "annotations": annotations}
-    metadata["ownerReferences"] = [*others, owner]
+    metadata["ownerReferences"] = [*other_owners, owner]
     live_groups = groups_of(live)
     groups = [_keep_scale(group, live_groups.get(name, {})) for name, group in groups_of(manifest).items()]
     spec = {**read(manifest, "spec", dict), **_suspension(live, manifest), "workerGroupSpecs": groups}
@@ -192,27 +192,27 @@ def _keep_scale(group: Object, live: Object) -> Object:
 def _suspension(live: Object, manifest: Object) -> dict[str, bool]:
     """`suspend` as others wrote it: Kueue where the RayCluster is in a queue, else a person. One that leaves Kueue is
     not suspended any more; KubeRay 1.7 resumes where the field is false, and not where it is absent."""
-    suspended = find(live, "spec.suspend", bool, None)
-    if suspended is None:
+    is_suspended = find(live, "spec.suspend", bool, None)
+    if is_suspended is None:
         return {}
-    was_queued, queued = _queue(live), _queue(manifest)
-    over = not queued and (was_queued or SUSPENDED in annotations_of(live))
-    return {"suspend": suspended and not over}
+    was_queued, is_queued = _queue(live), _queue(manifest)
+    over = not is_queued and (was_queued or SUSPENDED in annotations_of(live))
+    return {"suspend": is_suspended and not over}
 
 
-def _end(changed: Object, live: Object, pods: Sequence[Pod]) -> Object:
-    """`changed` with the pods to end; groups that it lacks are kept without workers until their pods have ended."""
+def _end(resource: Object, live: Object, pods: Sequence[Pod]) -> Object:
+    """`resource` with the pods to end; groups that it lacks are kept without workers until their pods have ended."""
     if any(pod.group is None for pod in pods):
-        return _annotate(put(changed, "spec.suspend", True), {SUSPENDED: "true"})
-    names: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, changed)})
+        return _annotate(put(resource, "spec.suspend", True), {SUSPENDED: "true"})
+    names: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, resource)})
     for pod in pods:
         names[str(pod.group)].append(pod.name)
-    groups, live_groups = groups_of(changed), groups_of(live)
+    groups, live_groups = groups_of(resource), groups_of(live)
     for name, going in names.items():
-        group = groups.get(name) or _without_workers(name, live_groups.get(name), changed)
+        group = groups.get(name) or _without_workers(name, live_groups.get(name), resource)
         before = find(group, "scaleStrategy.workersToDelete", list, [])
         groups[name] = {**group, "scaleStrategy": {"workersToDelete": sorted({*before, *going})}}
-    return put(changed, "spec.workerGroupSpecs", list(groups.values()))
+    return put(resource, "spec.workerGroupSpecs", list(groups.values()))
 
 
 def _without_workers(name: str, live: Object | None, cluster: Object) -> Object:

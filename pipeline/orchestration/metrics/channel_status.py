@@ -39,28 +39,28 @@ class ChannelStatus:
         self._store = store
         self._looks: dict[tuple[str, str], _Look] = {}  # the one that was read longest ago first
 
-    def texts(self, listed: Iterable[ListedModel]) -> dict[str, str]:
+    def texts(self, listing: Iterable[ListedModel]) -> dict[str, str]:
         """By model a line for each channel, of models that have one. Those beyond `MOST_MODELS` and `MOST_BYTES` are
         counted under `LEFT_OUT`. Raises UnavailableError."""
-        models = [entry for entry in listed if entry.channels]
-        served = {
+        models = [entry for entry in listing if entry.channels]
+        versions = {
             (entry.model, name): version
             for entry in models[:MOST_MODELS]
             for name, version in sorted(entry.channels.items())
         }
-        self._looks = {where: look for where, look in self._looks.items() if where in served}
+        self._looks = {key: look for key, look in self._looks.items() if key in versions}
         again = set(islice(self._looks, MOST_AGAIN))
         turn = [
-            where
-            for where, version in served.items()
-            if where in again or (look := self._looks.get(where)) is None or look.rolls or look.version != version
+            key
+            for key, version in versions.items()
+            if key in again or (look := self._looks.get(key)) is None or look.rolls or look.version != version
         ]
-        for where, look in side_by_side(lambda where: self._look(*where, served[where]), turn):
-            self._looks.pop(where, None)
-            self._looks[where] = look
+        for key, look in side_by_side(lambda key: self._look(*key, versions[key]), turn):
+            self._looks.pop(key, None)
+            self._looks[key] = look
         lines: dict[str, list[str]] = {}
-        for where in served:
-            lines.setdefault(where[0], []).append(self._looks[where].text)
+        for key in versions:
+            lines.setdefault(key[0], []).append(self._looks[key].text)
         return _limit({model: "\n".join(texts) + "\n" for model, texts in lines.items()}, len(models))
 
     def _look(self, model: str, name: str, version: str) -> _Look:
@@ -94,8 +94,8 @@ def _limit(texts: dict[str, str], count: int) -> dict[str, str]:
         if size > MOST_BYTES:
             break
         fitting[model] = text
-    if rest := count - len(fitting):
-        fitting[LEFT_OUT] = f"{rest} models, which a ConfigMap has no room for; `enginesmith list` has all\n"
+    if left_out_count := count - len(fitting):
+        fitting[LEFT_OUT] = f"{left_out_count} models, which a ConfigMap has no room for; `enginesmith list` has all\n"
     return fitting
 
 
@@ -143,12 +143,12 @@ class StatusWriter:
         self._status, self._config_map, self._say = ChannelStatus(store), config_map, say
         self._texts, self._complaint = dict[str, str](), ""
 
-    def write(self, listed: Sequence[ListedModel] | None, problem: str = "") -> None:
-        """Write what these models' channels serve. listed: None where the registry could not be read, for the reason
+    def write(self, listing: Sequence[ListedModel] | None, problem: str = "") -> None:
+        """Write what these models' channels serve. listing: None where the registry could not be read, for the reason
         `problem`; then the texts before stay, with it."""
         try:
-            if listed is not None:
-                self._texts = self._status.texts(listed)
+            if listing is not None:
+                self._texts = self._status.texts(listing)
             self._config_map.write({**self._texts, **({PROBLEM: f"{problem}\n"} if problem else {})})
             self._complaint = ""
         except EnginesmithError as error:

@@ -287,8 +287,10 @@ class Looker:
         self.listed = list_all(self._store)
         newest = {entry.model: entry.versions[-1] for entry in self.listed}
         self._known = {model: one for model, one in self._known.items() if model in newest}
-        changed = [m for m, version in newest.items() if m not in self._known or self._known[m].version != version]
-        turn = list(dict.fromkeys([*changed, *self._known]))[:MOST_LOOKED_AT]
+        changed_models = [
+            m for m, version in newest.items() if m not in self._known or self._known[m].version != version
+        ]
+        turn = list(dict.fromkeys([*changed_models, *self._known]))[:MOST_LOOKED_AT]
         for model, one in side_by_side(lambda model: self._model(model, newest[model]), turn):
             self._known.pop(model, None)
             self._known[model] = one
@@ -298,8 +300,8 @@ class Looker:
         ]
         # As `view_of` takes them. One that halts is not among those that run any more.
         looked_at = sorted({*running_rollouts(self._store), *self._rollouts})
-        rollouts = dict(side_by_side(lambda where: _rollout(self._store, *where), looked_at))
-        self._rollouts = {where: one for where, one in rollouts.items() if one is None or one.state in _ROLLOUT_STATES}
+        rollouts = dict(side_by_side(lambda key: _rollout(self._store, *key), looked_at))
+        self._rollouts = {key: one for key, one in rollouts.items() if one is None or one.state in _ROLLOUT_STATES}
         return view_of(
             runs,
             models,
@@ -348,8 +350,8 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     for report in reports:
         for check in report.checks:
             if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):
-                where = (model, check.stage, report.target, report.precision, report.backend)
-                drift[where] = min(check.value, drift.get(where, check.value))
+                drift_key = (model, check.stage, report.target, report.precision, report.backend)
+                drift[drift_key] = min(check.value, drift.get(drift_key, check.value))
     return ModelView(statuses, drift)
 
 

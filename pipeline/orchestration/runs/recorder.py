@@ -72,8 +72,8 @@ class Tracker(events.Progress):
                 if run_item is None or (run_item.state, run_item.why) != ("waiting", why):
                     self._note(name, state="waiting", why=why, phase="")
             case events.Started(name, where):
-                at = precise_now()
-                self._note(name, state="running", where=where, why="", phase="", started_at=at, ended_at=None)
+                event_time = precise_now()
+                self._note(name, state="running", where=where, why="", phase="", started_at=event_time, ended_at=None)
             case events.PhaseEntered(name, phase):
                 self._note(name, phase=phase)
             case events.Printed(name, text):
@@ -91,10 +91,10 @@ class Tracker(events.Progress):
     def _plan(self, plan: "BuildPlan") -> None:
         with self._lock:
             for unit in plan.units:
-                request, refused = unit.request, unit.action == "refused"
-                named = (request.target.name, request.precision, request.backend)
-                why = unit.reason if refused else ""
-                self._items[unit.name] = RunItem(unit.name, "refused" if refused else "planned", *named, why=why)
+                request, is_refused = unit.request, unit.action == "refused"
+                variant = (request.target.name, request.precision, request.backend)
+                why = unit.reason if is_refused else ""
+                self._items[unit.name] = RunItem(unit.name, "refused" if is_refused else "planned", *variant, why=why)
                 self._graphs[unit.name] = request.model, unit.graph.shard_bytes
             self._changes += 1
 
@@ -135,18 +135,18 @@ class Tracker(events.Progress):
         """Set how the run ended, and end the steps and units that still ran. error: what ended it, None for nothing."""
         with self._lock:
             # Ctrl-C, SIGTERM and Prefect's cancelling raise no Exception; the job that they kill may be reported first.
-            cancelled = isinstance(error, StepError) and error.kind == "cancelled"
-            stopped = cancelled or not isinstance(error, Exception | None)
+            is_cancelled = isinstance(error, StepError) and error.kind == "cancelled"
+            is_stopped = is_cancelled or not isinstance(error, Exception | None)
             has_error = error is not None or bool(self._run.reason)
-            state: State = "interrupted" if stopped else "failed" if has_error else "done"
-            reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
-            end_state: ItemState = "cancelled" if stopped or error is not None else "done"
-            ended = self._run.ended_at or precise_now()
+            state: State = "interrupted" if is_stopped else "failed" if has_error else "done"
+            reason = self._scrub(str(error).strip()[:2000]) if error and not is_stopped else self._run.reason
+            end_state: ItemState = "cancelled" if is_stopped or error is not None else "done"
+            ended_at = self._run.ended_at or precise_now()
             for name, item in self._items.items():
                 if item.state not in OVER:
-                    at = item.ended_at or (ended if item.started_at else None)
-                    self._items[name] = replace(item, state=end_state, phase="", ended_at=at)
-            self._run = replace(self._run, state=state, reason=reason, ended_at=ended)
+                    item_end = item.ended_at or (ended_at if item.started_at else None)
+                    self._items[name] = replace(item, state=end_state, phase="", ended_at=item_end)
+            self._run = replace(self._run, state=state, reason=reason, ended_at=ended_at)
             self._changes += 1
 
     def snapshot(self, heard_at: str) -> RunState:
@@ -163,8 +163,8 @@ class Tracker(events.Progress):
     def closed_logs(self) -> Iterator[tuple[str, KeptLog]]:
         """The logs of jobs that ended, each once; `note_log` takes where they were stored."""
         with self._lock:
-            closed, self._closed = self._closed, []
-        yield from closed
+            log_files, self._closed = self._closed, []
+        yield from log_files
 
     def note_log(self, name: str, digest: str, size_bytes: int) -> None:
         """Keep where a job's log is: digest of its blob."""
@@ -212,11 +212,11 @@ LEARN_S = 30.0
 
 def new_run(model: str, spec: str, store: Store, by: str = "") -> RunState:
     """The state of a run that begins now, in this process. by: what started it, such as a Prefect flow run."""
-    beat, me, started = BEAT_S if store.near else FAR_BEAT_S, this_process(), precise_now()
+    beat, me, started_at = BEAT_S if store.near else FAR_BEAT_S, this_process(), precise_now()
     driver = (me.host, me.pid, user(), by)
     run = runs.new_id(model)
     return RunState(
-        run, model, spec, "running", started, started, beat, *driver, namespace=me.namespace, began=me.began
+        run, model, spec, "running", started_at, started_at, beat, *driver, namespace=me.namespace, began=me.began
     )
 
 
@@ -295,9 +295,9 @@ class RunRecorder:
     def _work(self) -> None:
         pause = min(FIRST_S, self._pace_s)
         while not self._over.wait(pause):
-            begun = time.thread_time()
+            started_s = time.thread_time()
             self._round()
-            pause = max(self._pace_s, (time.thread_time() - begun) / SHARE)
+            pause = max(self._pace_s, (time.thread_time() - started_s) / SHARE)
         self._round(last=True)
 
     def _round(self, *, last: bool = False) -> None:
@@ -306,15 +306,15 @@ class RunRecorder:
             self._logs()
             self._state(last)
             self._learn(last)
-            printed = self._tracker.printed
+            printed_count = self._tracker.printed
             if last:
                 with suppress(EnginesmithError):  # without the right to delete it is left to `gc`
                     self._store.remove(run_live_key(self._run))
-            elif printed != self._seen[1]:
+            elif printed_count != self._seen[1]:
                 data, key = canonical_json(self._tracker.live()), run_live_key(self._run)
                 with suppress(UndecidedError):
                     self._store.replace(key, data, self._store.read(key))
-                self._seen = (self._seen[0], printed)
+                self._seen = (self._seen[0], printed_count)
             if last:
                 runs.prune(self._store)
         except EnginesmithError as error:
@@ -349,9 +349,9 @@ class RunRecorder:
             self._written = data
 
     def _learn(self, last: bool) -> None:
-        for backend, graph, past in self._tracker.pasts():
-            whole = replace(past, graph_bytes=past.graph_bytes + self._store.size(graph))
-            self._learning.setdefault(backend, []).append(whole)
+        for backend, graph_digest, past in self._tracker.pasts():
+            usage = replace(past, graph_bytes=past.graph_bytes + self._store.size(graph_digest))
+            self._learning.setdefault(backend, []).append(usage)
             self._misses += 1
         if last or (self._learning and time.monotonic() - self._learnt > LEARN_S):
             batch, misses = self._learning, self._misses
@@ -361,7 +361,7 @@ class RunRecorder:
             if hits or misses:
                 remember_totals(self._store, batch, hits, misses)
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, problem: str) -> None:
         if not self._warned:
             self._warned = True
-            print(f"warning: the record of this run is not kept: {what}", file=sys.stderr)
+            print(f"warning: the record of this run is not kept: {problem}", file=sys.stderr)

@@ -56,8 +56,8 @@ class KeptLog:
 
     def close(self) -> None:
         """Take the last line, which has no end."""
-        rest, self._open = self._open, ""
-        self._take(rest)
+        open_line, self._open = self._open, ""
+        self._take(open_line)
 
     @property
     def empty(self) -> bool:
@@ -213,17 +213,17 @@ class RunView:
         """A run of `enginesmith status --json`."""
         run = self.run
         why = self.lost or run.reason
-        named = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
+        run_facts = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
         times = {"started_at": run.started_at, "ended_at": run.ended_at, "seconds": round(self.took_s, 1)}
-        return {"run": run.id, "state": self.state, **named, **times, "units": self.counts, "reason": why}
+        return {"run": run.id, "state": self.state, **run_facts, **times, "units": self.counts, "reason": why}
 
     def to_json(self) -> dict[str, object]:
         """The run with its items, as `enginesmith status RUN --json` prints it."""
         items = []
         for item in self.run.items:
-            elapsed = self.elapsed_s(item)
+            elapsed_s = self.elapsed_s(item)
             row = {**asdict(item), "state": self.item_state(item), "unit": item.is_unit}
-            items.append({**row, "elapsed_s": elapsed, "remaining": self.format_remaining(item)})
+            items.append({**row, "elapsed_s": elapsed_s, "remaining": self.format_remaining(item)})
         spent = [asdict(step) for step in self.spent()]
         return {**self.summary(), "heard_at": self.run.heard_at, "spent": spent, "items": items}
 
