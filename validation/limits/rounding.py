@@ -40,8 +40,8 @@ class NearTies:
     def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
         """The share of equal elements that a case of so many must have."""
         counts = range(1, elements + 1)
-        allowed = bisect_right(counts, MOST_CHANGED, key=lambda count: lower(count, elements, LEVEL))
-        return math.floor(1e4 * (1 - allowed / elements)) / 1e4 if elements else 1.0
+        allowance = bisect_right(counts, MOST_CHANGED, key=lambda count: lower(count, elements, LEVEL))
+        return math.floor(1e4 * (1 - allowance / elements)) / 1e4 if elements else 1.0
 
     def __str__(self) -> str:
         return (
@@ -73,18 +73,18 @@ class Decisions:
         Otherwise as many elements may change as do in 99 of 100 edges (binomial distribution with the golden cases'
         share), for each repetition of a case in a larger edge.
         """
-        allowed = 0.0
+        allowance = 0.0
         if kind == "golden":
-            allowed = self.share
+            allowance = self.share
         elif elements and (self.changed or self.unmeasured):
             distinct = min(elements, self.case or self.elements)
             ties = math.ceil(distinct / self.together)
             seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-            allowed = (
+            allowance = (
                 min(distinct, self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties))
                 / distinct
             )
-        return math.floor(1e4 * (MOST - allowed)) / 1e4
+        return math.floor(1e4 * (MOST - allowance)) / 1e4
 
     @property
     def share(self) -> float:
@@ -215,15 +215,15 @@ def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[
     """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
     a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
     number). named, changed: rows by class."""
-    lost = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
+    lost_names = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
     mean = sum(_most_change(count) for count in named.values())
     allowance, term = 0, math.exp(-mean)
-    below = term
-    while 1 - below >= LEVEL and allowance < len(named):
+    low_classes = term
+    while 1 - low_classes >= LEVEL and allowance < len(named):
         allowance += 1
         term *= mean / allowance
-        below += term
-    return lost, allowance
+        low_classes += term
+    return lost_names, allowance
 
 
 @lru_cache(maxsize=4096)
