@@ -100,8 +100,8 @@ class LocalExecutor:
 
         def attempt(job: Job[Result], _other_node: bool) -> Result:
             gpu = self._hold_slot(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
-            alone = job.needs.alone
-            slot = self._all_slots(job, watch) if alone else self._hold_slot(self._slots, job, watch, QUEUED)
+            is_alone = job.needs.alone
+            slot = self._all_slots(job, watch) if is_alone else self._hold_slot(self._slots, job, watch, QUEUED)
             with gpu, slot:
                 watch(Started(job.name))
                 with workdir() as folder:

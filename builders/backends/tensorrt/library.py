@@ -195,9 +195,9 @@ def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
         raise EnginesmithError(
             f"the weights of {model.name} do not fit: {_reason(problems, said)}; build the engine again"
         )
-    missing = refitter.get_missing_weights()
-    if missing or not refitter.refit_cuda_engine():
-        lacks = f"{model.name} lacks {join_first(missing, _SHOWN)}" if missing else _reason([], said)
+    missing_names = refitter.get_missing_weights()
+    if missing_names or not refitter.refit_cuda_engine():
+        lacks = f"{model.name} lacks {join_first(missing_names, _SHOWN)}" if missing_names else _reason([], said)
         raise EnginesmithError(f"the engine did not take the new weights: {lacks}; build it again")
 
 
