@@ -52,7 +52,7 @@ class ReferenceSession(OrtSession):
                 return parts
             return open_model(path, options, name, exact_source(path) if this_kind().saturates else None)
 
-        super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)
+        super().__init__(model, optimized=False, threads=threads, session_factory=open_session, name=name)
 
 
 def threads_for(graph: Path, steps: bool = False) -> int:

@@ -180,14 +180,14 @@ def set_axis(
 
 
 def annotate(
-    axes: "Axes", text: str, place: tuple[float, float], moved: tuple[float, float], *, top: bool = False, **look: Any
+    axes: "Axes", text: str, place: tuple[float, float], offset: tuple[float, float], *, top: bool = False, **look: Any
 ) -> None:
     """Write a text beside a place in the data, moved to the right and up by so many pixels.
 
     top: whether the place's second coordinate is a share of the axes' height.  look: of matplotlib's text.
     """
     frames, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
-    axes.annotate(shorten(text, 64), place, moved, frames, "offset pixels", annotation_clip=False, **look)
+    axes.annotate(shorten(text, 64), place, offset, frames, "offset pixels", annotation_clip=False, **look)
 
 
 def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0) -> tuple[float, float]:

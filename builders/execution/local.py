@@ -123,10 +123,10 @@ class LocalExecutor:
             yield
 
     @contextmanager
-    def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
+    def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, reason: str) -> Iterator[None]:
         """Hold one of the slots. The wait is short after `cancel`: the jobs that hold them are killed."""
         if not slots.acquire(blocking=False):
-            watch(Waiting(job.name, what))
+            watch(Waiting(job.name, reason))
             slots.acquire()
         try:
             if self._cancelled:

@@ -381,7 +381,7 @@ class _Observer:
 
 
 def _watch(
-    child: Child, job: Job[object], cancelled: Callable[[], bool], observer: _Observer
+    child: Child, job: Job[object], is_cancelled: Callable[[], bool], observer: _Observer
 ) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
@@ -389,7 +389,7 @@ def _watch(
     tick_s = 0.0
     while not child.has_ended(tick_s):
         observer.look()
-        if cancelled():
+        if is_cancelled():
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"

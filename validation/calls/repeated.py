@@ -140,9 +140,9 @@ class _Fault:
     where: str = ""
     what: str = ""
 
-    def add(self, where: str, what: str) -> None:
+    def add(self, place: str, fault: str) -> None:
         if not self.count:
-            self.where, self.what = where, what
+            self.where, self.what = place, fault
         self.count += 1
 
 
@@ -221,12 +221,12 @@ class RepeatedCalls:
             self._compare(case, outputs, self.threads, f"{case.name} beside another thread's call")
 
     def _compare(
-        self, case: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str, sums_alike: bool = True
+        self, case: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, place: str, sums_alike: bool = True
     ) -> None:
         if isinstance(outputs, str):
-            fault.add(where, outputs)
+            fault.add(place, outputs)
         elif summary := self._differs(case, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
-            fault.add(where, summary)
+            fault.add(place, summary)
 
     def _call(self, case: RepeatedInputs) -> None:
         self.calls += 1

@@ -183,13 +183,13 @@ def check_free_running(
     stage: str,
     pair: tuple[RecordedSession, Session],
     sequences: GoldenSequences | None,
-    opens: Opener,
+    opener: Opener,
     limits: Callable[[Session, GoldenSet, Opener], StagedLimits],
     along: Along,
 ) -> tuple[Check, ...]:
     """The checks of the second session against the first on sequences; none of a model without state.
 
-    opens: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
+    opener: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
     are compared with it.  along: as in `free_running_checks`.
     stage: as in `Check`.  pair: reference and candidate.
     """
@@ -198,7 +198,7 @@ def check_free_running(
 
     @contextmanager
     def rolled(path: Path) -> Iterator[Session]:
-        with opens(path) as session:
+        with opener(path) as session:
             yield FreeRunningSession(session, sequences)
 
     expected, actual = pair[0].free_running(sequences), FreeRunningSession(pair[1], sequences)
@@ -224,12 +224,12 @@ def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
 
 
 def find_broken(
-    candidate: Session, cases: Iterable[Case], whole: Mapping[str, Drift], limits: Sequence[OutputLimit]
+    candidate: Session, cases: Iterable[Case], golden_drift: Mapping[str, Drift], limits: Sequence[OutputLimit]
 ) -> Check | None:
     """The failed check of a limit of all golden cases that some of them break; None where they break none.
 
     They are run in turn until one is broken. Its value is what all would have if the others were exact.
-    cases: with the expected outputs.  whole: of all golden cases, the drift without an error (`golden_drifts`).
+    cases: with the expected outputs.  golden_drift: of all golden cases, the drift without an error (`golden_drifts`).
     None also where the candidate cannot be run or compared, which the checks of all cases explain.
     limits: with the metric that each is of.
     """
@@ -240,7 +240,7 @@ def find_broken(
             for name in {output for output, *_ in limits}:
                 drifts[name] = drifts[name].merge(measure(case.expected[name], actual[name]))
             for name, metric, limit in limits:
-                value = _value_at_best(metric, whole[name], drifts[name])
+                value = _value_at_best(metric, golden_drift[name], drifts[name])
                 if not within(metric, value, limit):
                     return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
     except (EnginesmithError, KeyError, ValueError):

@@ -309,13 +309,13 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
 
 
 def _name_arrays(
-    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra_names: Sequence[str], path: Path
 ) -> dict[str, Stored]:
-    """The arrays of the inputs and of `extra` by name, which must be exactly those found."""
-    array_names = [*(spec.name for spec in inputs), *extra]
+    """The arrays of the inputs and of `extra_names` by name, which must be exactly those found."""
+    array_names = [*(spec.name for spec in inputs), *extra_names]
     if list(arrays) == [""] and len(array_names) == 1:
         return {array_names[0]: arrays[""]}
-    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra))
+    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra_names))
     return {name: arrays[name] for name in array_names}
 
 
@@ -326,13 +326,13 @@ def _raise_first(wrong: Iterator[str]) -> None:
 
 
 def find_wrong_names(
-    array_names: Collection[str], inputs: Sequence[str], path: Path, extra: Sequence[str] = ()
+    array_names: Collection[str], inputs: Sequence[str], path: Path, extra_names: Sequence[str] = ()
 ) -> Iterator[str]:
     """What is said of arrays that are missing, and of those that nothing asks for. array_names: of those at `path`.
-    extra: names that are wanted beside those of the inputs."""
-    extra_text = f", and beside them {', '.join(extra)}" if extra else ""
+    extra_names: names that are wanted beside those of the inputs."""
+    extra_text = f", and beside them {', '.join(extra_names)}" if extra_names else ""
     names_text = f"it holds {', '.join(array_names) or 'none'}; the model wants {', '.join(inputs)}{extra_text}"
-    expected_names = [*inputs, *extra]
+    expected_names = [*inputs, *extra_names]
     if list(array_names) == [""]:
         yield f"{path} holds a single array; {', '.join(expected_names)} are needed: save them with numpy.savez"
         return

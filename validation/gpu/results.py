@@ -122,13 +122,13 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
     return {**plain_products, **gpu_products, "int8": whole}
 
 
-def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
+def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:
     """`measure` with TF32, which rounds float32 inputs, allowed or not; the setting is restored."""
     import torch
 
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
-    settings.fp32_precision = "tf32" if allowed else "ieee"
+    settings.fp32_precision = "tf32" if is_allowed else "ieee"
     try:
         return measure()
     finally:

@@ -100,11 +100,9 @@ def _widen(model: "ModelProto") -> None:
                 tensor.CopyFrom(widen(tensor))
 
 
-def _widen_attribute(
-    op_type: str, attribute: "AttributeProto", widened: "Callable[[TensorProto], TensorProto]"
-) -> None:
+def _widen_attribute(op_type: str, attribute: "AttributeProto", widen: "Callable[[TensorProto], TensorProto]") -> None:
     if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
-        attribute.t.CopyFrom(widened(attribute.t))
+        attribute.t.CopyFrom(widen(attribute.t))
     elif op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
         attribute.i = TensorProto.DOUBLE
     elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):

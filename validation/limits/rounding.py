@@ -98,8 +98,8 @@ class Decisions:
         if not self.elements:
             return 1.0
         changed_bound = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
-        others = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
-        return min(1.0, (changed_bound + others) / (self.elements + self.unmeasured))
+        unmeasured_share = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
+        return min(1.0, (changed_bound + unmeasured_share) / (self.elements + self.unmeasured))
 
     def __str__(self) -> str:
         summary = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
@@ -131,14 +131,14 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
 
     usual: the drift of the golden set, whose variation over the samples counts, since an edge may hold one sample.
     """
-    worst = min(drifts, key=lambda drift: drift.sqnr_db)
-    drifts = [drift.scale_to(worst.exponent) for drift in drifts]
-    max_error_sq = max(drift.error_sq / drift.count for drift in drifts) * worst.count
-    variation = usual.scale_to(worst.exponent).centered_sq / usual.count * worst.count
+    worst_change = min(drifts, key=lambda drift: drift.sqnr_db)
+    drifts = [drift.scale_to(worst_change.exponent) for drift in drifts]
+    max_error_sq = max(drift.error_sq / drift.count for drift in drifts) * worst_change.count
+    variation = usual.scale_to(worst_change.exponent).centered_sq / usual.count * worst_change.count
     return replace(
-        worst,
-        max_abs=worst.peak * max(drift.max_rel for drift in drifts),
-        centered_sq=variation * worst.error_sq / max_error_sq if max_error_sq else 0.0,
+        worst_change,
+        max_abs=worst_change.peak * max(drift.max_rel for drift in drifts),
+        centered_sq=variation * worst_change.error_sq / max_error_sq if max_error_sq else 0.0,
         slices=_greatest_slices([drift.slices for drift in drifts if drift.slices]),
     )
 
@@ -211,15 +211,15 @@ def _greatest_slices(slice_sets: Sequence[Slices]) -> Slices | None:
     return Slices(axes, 0.0, 0, None, 0.0)
 
 
-def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[list[int], int]:
+def lost_classes(class_counts: Mapping[int, int], change_counts: Mapping[int, int]) -> tuple[list[int], int]:
     """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
     a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
-    number). named, changed: rows by class."""
-    lost_names = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
-    mean = sum(_most_change(count) for count in named.values())
+    number). class_counts, change_counts: rows by class."""
+    lost_names = [index for index, count in sorted(class_counts.items()) if 2 * change_counts.get(index, 0) > count]
+    mean = sum(_most_change(count) for count in class_counts.values())
     allowance, term = 0, math.exp(-mean)
     low_classes = term
-    while 1 - low_classes >= LEVEL and allowance < len(named):
+    while 1 - low_classes >= LEVEL and allowance < len(class_counts):
         allowance += 1
         term *= mean / allowance
         low_classes += term

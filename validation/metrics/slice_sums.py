@@ -44,13 +44,13 @@ class FeatureSums:
     def _add(self, values_64: Array, error: Array, values: Array) -> tuple[float, float]:
         length = min(len(values_64), len(self._shift))
         d, off, rows = (flat.reshape(-1, length) for flat in (values_64, error, values))
-        total, (least, greatest) = self._sums[:, :length], self._reach[:, :length]
+        total, (lowest, greatest) = self._sums[:, :length], self._reach[:, :length]
         total[2] += np.einsum("ij,ij->j", off, off)
         np.absolute(d, out=off)
         total[3] += np.add.reduce(off, axis=0)
         low, high = np.minimum.reduce(rows, axis=0), np.maximum.reduce(rows, axis=0)
         if self._rows > 1:
-            np.maximum(least, -low, out=least)
+            np.maximum(lowest, -low, out=lowest)
             np.maximum(greatest, high, out=greatest)
             np.subtract(d, self._shift[:length], out=d)
             total[0] += np.add.reduce(d, axis=0)
@@ -405,7 +405,7 @@ def sampled_parts(
         yield part
 
 
-def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: bool) -> tuple[int, ...]:
+def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batched: bool) -> tuple[int, ...]:
     """The index of an element in the output, from its place among the rows of a block."""
     row, offset = divmod(place, math.prod(shape))
     index = list(_unravel(offset, tuple(shape)))
@@ -413,7 +413,7 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: 
         *lead_axes, last = block
         index[0] += last.start if isinstance(last, slice) else 0
         index = [*(int(position) for position in lead_axes if isinstance(position, int)), *index]
-    return (start + row, *index) if batched else tuple(index)
+    return (start + row, *index) if is_batched else tuple(index)
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:

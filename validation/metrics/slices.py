@@ -350,24 +350,24 @@ def _values(
     usual: AxisSums | None,
     honest: AxisSums | None,
     still: tuple[float, float],
-    rounded: bool,
-    shared: tuple[Array, Array],
+    is_rounded: bool,
+    spread: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
     """For each slice (size,): its SQNR and its limit in decibels, and whether its variation sets the limit and is lost.
 
-    still: the share of its energy, and the energy per element, up to which a slice's variation is rounding.  shared: as
+    still: the share of its energy, and the energy per element, up to which a slice's variation is rounding.  spread: as
     `_is_spread` gives it.
     """
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
     dead = energy <= DEAD * mean * sums.count
-    signal = np.where(dead | ~shared[0], np.maximum(energy, mean * sums.count), energy)
+    signal = np.where(dead | ~spread[0], np.maximum(energy, mean * sums.count), energy)
     sqnr_db = _decibels(signal, sums.error_sq)
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
     error_energies = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
     honest_errors = fit_length(error_energies, len(signal), float(error_energies.max(initial=0.0))) * sums.count
-    rounding = honest_errors * (HONEST_MARGIN if rounded else CAST_MARGIN)
+    rounding = honest_errors * (HONEST_MARGIN if is_rounded else CAST_MARGIN)
     allowance = np.maximum(signal * 10 ** (-limit / 10), rounding)
     if len(allowance) >= MANY:
         chance = np.argsort(sums.error_sq / np.maximum(allowance, np.finfo(float).tiny))[-(len(allowance) // ONE_OF) :]
@@ -377,9 +377,9 @@ def _values(
     rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
     usual_variation = float(variation.sum() / sums.count.sum()) * sums.count
     visible_mask = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
-    varies = ~dead & shared[1] & ~rounds & visible_mask
+    varies = ~dead & spread[1] & ~rounds & visible_mask
     faint = variation <= FAINT * usual_variation
-    lossy = rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
+    lossy = is_rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
     losses = (half < allowance) & (half < sums.error_sq)
     return sqnr_db, _decibels(signal, np.minimum(allowance, half)), losses

@@ -419,9 +419,9 @@ class Perturbed:
 
 @contextmanager
 def perturb_graph(
-    graph: Path, opens: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
+    graph: Path, opener: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
 ) -> Iterator[Perturbed]:
-    """A graph, opened so. opens: opens an ONNX file without rewriting it.  workdir: for such a file.
+    """A graph, opened so. opener: opens an ONNX file without rewriting it.  workdir: for such a file.
     half, activation_blocks: as in `with_rounding`, which says what is raised."""
     from builders.onnx_graphs.outline import write_graph
     from builders.onnx_graphs.weights import load_graph
@@ -429,17 +429,17 @@ def perturb_graph(
     path = workdir / "rounding.onnx"
     model = with_rounding(load_graph(graph), half, activation_blocks)
     write_graph(model, path)
-    with opens(path) as session:
+    with opener(path) as session:
         yield Perturbed(session, *traits(model))
 
 
 @contextmanager
 def perturb_chain(
-    opens: Callable[[Mapping[str, Session]], AbstractContextManager[Session]], graphs: Mapping[str, Perturbed]
+    opener: Callable[[Mapping[str, Session]], AbstractContextManager[Session]], graphs: Mapping[str, Perturbed]
 ) -> Iterator[Perturbed]:
-    """A chain of such graphs as one. opens: the chain with these sessions in the place of graphs, by name."""
+    """A chain of such graphs as one. opener: the chain with these sessions in the place of graphs, by name."""
     controls = dict[str, Array]()
-    with opens({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
+    with opener({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
         perturbations = graphs.values()
         session = _Controls(chain, controls)
         yield Perturbed(

@@ -29,13 +29,13 @@ BROKEN_DB = -100.0
 SHOWN, MOST, DRAWN = 20, 400, 6
 
 
-def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
-    """SVG of the histogram `drawn` of a tensor's values, on a log scale, with the range that its format holds.
+def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
+    """SVG of the histogram `histogram` of a tensor's values, on a log scale, with the range that its format holds.
 
     What lies outside of that range, and is clipped, has another colour.
     """
-    (low, high), counts = drawn.span, drawn.counts
-    (start, end), (least_value, greatest_value) = tensor.range, tensor.seen or drawn.span
+    (low, high), counts = histogram.span, histogram.counts
+    (start, end), (least_value, greatest_value) = tensor.range, tensor.seen or histogram.span
     width = (high - low) / len(counts) or 1.0
     words = (
         f"Histogram of {tensor.name}: values from {number_text(least_value)} to "
@@ -49,8 +49,8 @@ def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for within, colour, kind in ((True, "accent", "in"), (False, "failed-fill", "out")):
-            drawn = [height if each is within else 0.0 for height, each in zip(heights, inside_flags, strict=True)]
-            axes.stairs(drawn, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
+            histogram = [height if each is within else 0.0 for height, each in zip(heights, inside_flags, strict=True)]
+            axes.stairs(histogram, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
         set_axis(axes, "x", (edges[0], edges[-1]))
         set_axis(axes, "y", (0.0, 1.14), ticks=())
         # A line with its value at each end of the format's range, as far as the axis has it.

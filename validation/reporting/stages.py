@@ -347,11 +347,11 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     ]
 
 
-def _name(spread: Spread | FreeRunning, units: Sequence[Report], long: bool = False) -> str:
-    """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
+def _name(spread: Spread | FreeRunning, units: Sequence[Report], with_backends: bool = False) -> str:
+    """'int8 graph' or 'cpu int8 onnxruntime'. with_backends: with backends, where graphs of one precision differ."""
     if spread.stage == "engine" and len(units) == 1:
         return units[0].unit
-    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in units]
+    names = [f"{unit.precision} {unit.backend}" if with_backends else unit.precision for unit in units]
     return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.stage == 'quantization' else 'engines'}"
 
 

@@ -40,10 +40,10 @@ class Side:
     def __len__(self) -> int:
         return len(self.ok)
 
-    def select(self, inside: Array) -> "Side":
-        """The requests where `inside` (bool [requests]) is true."""
-        size = None if self.size is None else self.size[inside]
-        return Side(self.time[inside], self.latency[inside], self.ok[inside], self.score[inside], size)
+    def select(self, mask: Array) -> "Side":
+        """The requests where `mask` (bool [requests]) is true."""
+        size = None if self.size is None else self.size[mask]
+        return Side(self.time[mask], self.latency[mask], self.ok[mask], self.score[mask], size)
 
 
 @dataclass(frozen=True)
@@ -314,20 +314,20 @@ def mean_ranks(values: Array) -> tuple[Array, Array]:
     return (np.cumsum(counts) - (counts - 1) / 2.0)[place], counts
 
 
-def rank_bounds(sides: tuple[Array, Array], p: float, below: float, above: float) -> tuple[float, float]:
+def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_share: float) -> tuple[float, float]:
     """The least and the greatest logarithm of the ratio of quantiles, when the rank of either side moves.
 
-    below, above: by which share of the requests it moves for the least and for the greatest.
+    lower_share, upper_share: by which share of the requests it moves for the least and for the greatest.
     sides: as of `quantile_effects`.  p: of the quantile.
     """
     ours, baseline_values = (np.sort(values) for values in sides)
     low = min(
-        _edge(ours, p - below, -1) - _edge(baseline_values, p, 1),
-        _edge(ours, p, -1) - _edge(baseline_values, p + below, 1),
+        _edge(ours, p - lower_share, -1) - _edge(baseline_values, p, 1),
+        _edge(ours, p, -1) - _edge(baseline_values, p + lower_share, 1),
     )
     high = max(
-        _edge(ours, p + above, 1) - _edge(baseline_values, p, -1),
-        _edge(ours, p, 1) - _edge(baseline_values, p - above, -1),
+        _edge(ours, p + upper_share, 1) - _edge(baseline_values, p, -1),
+        _edge(ours, p, 1) - _edge(baseline_values, p - upper_share, -1),
     )
     return low, high
 

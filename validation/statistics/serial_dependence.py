@@ -124,15 +124,15 @@ def politis_white(series: np.ndarray) -> float:
     return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
 
 
-def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
-    """Autocovariances at lags 0 to `lags`, float64 [lags + 1]. centred: the series less its mean."""
-    count = len(centred)
+def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
+    """Autocovariances at lags 0 to `lags`, float64 [lags + 1]. deviations: the series less its mean."""
+    count = len(deviations)
     power = 1 << (count + lags).bit_length()
     # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
     size = next(
         part * power // 16 for part in (8, 9, 10, 12, 15, 16) if part * power // 16 >= min(count + lags + 1, power)
     )
-    spectrum = np.fft.rfft(centred, size)
+    spectrum = np.fft.rfft(deviations, size)
     return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
 
 
@@ -193,14 +193,14 @@ class SeriesMemory:
 
 
 def memory_of(
-    series: np.ndarray, least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
+    series: np.ndarray, least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
     """The memory of a series, by its autocorrelation, that of means of ever longer blocks, and a test for drift.
 
-    least: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
+    least_block: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
     """
     count = len(series)
-    block = max(least, _independent(series, design_block))
+    block = max(least_block, _independent(series, design_block))
     if count // block < LEAST_INDEPENDENT:
         return SeriesMemory(block, math.inf)
     if drifts(series, block, levels[1]):
@@ -213,19 +213,19 @@ def memory_of(
 
 
 def memory_of_difference(
-    sides: Sequence[np.ndarray], least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
+    sides: Sequence[np.ndarray], least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
     """The memory by which two series of equal length compare: that of their difference.
 
     What moves both slowly cancels in it. Where it does not, because the difference has a long memory too and a variance
     like that of both sides together, the longer memory of the two sides counts.
 
-    sides: series of equal length.  least: the shortest block.  levels: as LEVELS.  design_block: as in
+    sides: series of equal length.  least_block: the shortest block.  levels: as LEVELS.  design_block: as in
     `CanaryEvidence`.
     """
     gaps = sides[0] - sides[1]
-    memory, block = memory_of(gaps, least, levels, design_block), len(gaps) // LEAST_INDEPENDENT
-    remembers = memory.block > max(least, design_block, math.ceil(len(gaps) / MOST_BLOCKS))
+    memory, block = memory_of(gaps, least_block, levels, design_block), len(gaps) // LEAST_INDEPENDENT
+    remembers = memory.block > max(least_block, design_block, math.ceil(len(gaps) / MOST_BLOCKS))
     if remembers and math.isfinite(memory.variance):
         slowest = max(memory_of(series).block for series in sides)
         own_variance = sum(variance_of_mean(series, block) for series in sides)

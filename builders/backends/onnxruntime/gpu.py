@@ -115,7 +115,7 @@ class GpuSession(OrtSession):
             _check_placed(model, session, providers[0][0], cpu_operators)
             return session
 
-        super().__init__(model, opens=opens, profiles=profiles)
+        super().__init__(model, session_factory=opens, profiles=profiles)
 
 
 def provider_failures() -> tuple[type[Exception], ...]:

@@ -114,9 +114,9 @@ class _Scope:
     shifted: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: GraphProto, outer: "_Scope | None" = None) -> "_Scope":
+    def of(cls, graph: GraphProto, outer_scope: "_Scope | None" = None) -> "_Scope":
         """The scope of a graph within another one's."""
-        scope = cls(graph, outer, constants={tensor.name: tensor for tensor in graph.initializer})
+        scope = cls(graph, outer_scope, constants={tensor.name: tensor for tensor in graph.initializer})
         scope.makers = {name: node for node in graph.node for name in node.output}
         scope.names = {*scope.constants, *scope.makers, *(value.name for value in graph.input)}
         values = (*graph.value_info, *graph.output, *graph.input)

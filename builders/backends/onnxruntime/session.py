@@ -57,7 +57,7 @@ class OrtSession(Session):
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
-    opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
+    session_factory: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
     name: what errors call the model; default: its file's name.
     profiles: shapes that it takes; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
@@ -70,7 +70,7 @@ class OrtSession(Session):
         optimized: bool = True,
         threads: int = 0,
         level: str | None = None,
-        opens: Callable[[Path, Untyped], Untyped] | None = None,
+        session_factory: Callable[[Path, Untyped], Untyped] | None = None,
         name: str | None = None,
         profiles: Sequence[ShapeProfile] = (),
     ) -> None:
@@ -78,7 +78,9 @@ class OrtSession(Session):
 
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name
-        self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads, of=model))
+        self._session = (session_factory or partial(open_model, name=name))(
+            model, session_options(level, threads, of=model)
+        )
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
         self._output_names = [spec.name for spec in self.outputs]
@@ -323,10 +325,10 @@ def _empty(workdir: Path, options: Untyped) -> RunProfile:
     return _trace_run(path, {"x": unit, "c": unit}, _EMPTY_RUNS, workdir, options)
 
 
-def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
+def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
     """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
 
-    executed: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
+    graph_path: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
     path: the trace's file.
     Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
     """
@@ -348,7 +350,7 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], dis
         head, seconds = twins[0], sum(event.taken for event in twins) / len(twins) * 1e-6
         nodes.append(NodeTime(head.name.removesuffix(_END), head.operator, seconds, head.inputs, head.outputs))
     whole_s = sum(event.taken for event in quickest_runs) / len(quickest_runs) * 1e-6
-    return RunProfile(_with_inputs(nodes, executed, inputs), len(quickest_runs), whole_s)
+    return RunProfile(_with_inputs(nodes, graph_path, inputs), len(quickest_runs), whole_s)
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
@@ -380,8 +382,8 @@ def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[st
     ]
 
 
-def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
-    """The graph's node of this name that is not in `taken`, to which its place is added; None where there is none.
+def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> "NodeProto | None":
+    """The graph's node of this name that is not in `used_places`, to which its place is added; None without one.
 
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
@@ -389,11 +391,11 @@ def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodePro
     candidates = [
         (i, graph_node)
         for i, graph_node in enumerate(graph.node)
-        if i not in taken and graph_node.op_type == node.op_type
+        if i not in used_places and graph_node.op_type == node.op_type
     ]
     namesakes = [candidate for candidate in candidates if candidate[1].name == node.name]
     for i, graph_node in (namesakes or [candidate for candidate in candidates if not candidate[1].name])[:1]:
-        taken.add(i)
+        used_places.add(i)
         return graph_node
     return None
 

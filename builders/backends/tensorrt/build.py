@@ -145,16 +145,16 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
         (workdir / GROWN).write_bytes(data)
 
 
-def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
+def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
     """One cache with the content of both.
 
-    trt: the module.  logger: TensorRT's.  older, newer: timing caches, as they are serialized.
+    trt: the module.  logger: TensorRT's.  old_cache, new_cache: timing caches, as they are serialized.
     Raises EnginesmithError when TensorRT does not merge them.
     """
     words = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
-        older_cache, newer_cache = config.create_timing_cache(older), config.create_timing_cache(newer)
+        older_cache, newer_cache = config.create_timing_cache(old_cache), config.create_timing_cache(new_cache)
         is_merged = older_cache is not None and newer_cache is not None and older_cache.combine(newer_cache, False)
         merged_cache = bytes(older_cache.serialize()) if is_merged else None
     except _DECLINED as error:

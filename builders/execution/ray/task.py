@@ -88,8 +88,8 @@ def connect(address: str | None, jobs: int | None) -> bool:
     return True
 
 
-def connect_ahead(jobs: int | None, beside: Callable[[], object]) -> None:
-    """Start a Ray on this host while `beside` runs in another thread; raises what that does.
+def connect_ahead(jobs: int | None, work_beside: Callable[[], object]) -> None:
+    """Start a Ray on this host while `work_beside` runs in another thread; raises what that does.
 
     The next `connect` takes the Ray, or tries again where it failed. This process's variables and path of modules are
     afterwards what they were: jobs on this host would have what Ray puts there, and those that another process forks
@@ -97,7 +97,7 @@ def connect_ahead(jobs: int | None, beside: Callable[[], object]) -> None:
     """
     variables, path = dict(os.environ), list(sys.path)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(copy_context().run, beside)
+        future = pool.submit(copy_context().run, work_beside)
         with suppress(UnavailableError):  # in this thread: Ray's processes end with the thread that started them
             if connect(None, jobs):
                 _AHEAD.release()

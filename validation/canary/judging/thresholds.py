@@ -104,9 +104,9 @@ def _number(value: object, key: str, limit: float = 1.0) -> float:
     return float(value)
 
 
-def _read_mapping(value: object, where: str) -> Mapping[str, object]:
+def _read_mapping(value: object, prefix: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"validation.canary.{where} is {str(value)[:40]!r}; give a mapping")
+        raise InputError(f"validation.canary.{prefix} is {str(value)[:40]!r}; give a mapping")
     return value
 
 

@@ -46,23 +46,23 @@ _WARM = 0.15
 
 
 def run_interleaved(
-    opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
+    session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
     """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
 
-    opens: both engines.  inputs: of each run.  seconds: for all openings together.  openings: sessions of each, one
+    session_openers: of both engines.  inputs: of each run.  seconds: for all openings together.  openings: of each, one
     after the other.
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)
-    return [_run_pair(opens, inputs, seconds / openings, rng) for _ in range(openings)]
+    return [_run_pair(session_openers, inputs, seconds / openings, rng) for _ in range(openings)]
 
 
-def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
+def _run_pair(session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
     with ExitStack() as stack:
         sessions: dict[int, Session] = {}
         for side in rng.permutation(2):
-            sessions[int(side)] = stack.enter_context(opens[side]())
+            sessions[int(side)] = stack.enter_context(session_openers[side]())
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
         for session, session_inputs in pairs:
             session.run(session_inputs)
@@ -86,7 +86,7 @@ def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, seed: int, open
     return pairs
 
 
-def answer_blocks(opens: Opens, inputs: Tensors, stream: TextIO) -> int:
+def answer_blocks(opener: Opens, inputs: Tensors, stream: TextIO) -> int:
     """Answer the requests of `run_interleaved_apart` until the stream ends; returns how many blocks were timed.
 
     Requests and answers are lines of JSON. Raises what opening and running raise.
@@ -97,7 +97,7 @@ def answer_blocks(opens: Opens, inputs: Tensors, stream: TextIO) -> int:
             word, numbers = json.loads(line)
             if word == "open":
                 stack.close()
-                session = stack.enter_context(opens())
+                session = stack.enter_context(opener())
                 session_inputs = select_inputs(session, inputs)
                 session.run(session_inputs)
                 run = session.prepare_call(session_inputs) or partial(session.run, session_inputs)

@@ -211,10 +211,10 @@ def cost_of(
     )
 
 
-def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[str]) -> GraphCost:
+def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Sequence[str]) -> GraphCost:
     """The cost of a graph from those of its nodes; its dtype is that of most operations.
 
-    working_bytes, unsized: as in `GraphCosts`.
+    working_bytes, unsized_nodes: as in `GraphCosts`.
     """
     by_type = operations_by_dtype(costs)
     return GraphCost(
@@ -230,7 +230,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
         working_bytes=working_bytes,
         by_dtype=by_type,
         uncounted=list_uncounted(costs),
-        unsized=tuple(unsized),
+        unsized=tuple(unsized_nodes),
     )
 
 
@@ -390,16 +390,16 @@ _OPSET, _IR = 20, 10
 _LEAST = 3
 
 
-def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
-    """Measure each limit for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
+def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
+    """Measure each limit for about `seconds`. opener: opens an ONNX file as the engine's runtime does.
 
     workdir: for the ONNX files.  dtypes: that the engine computes in; float32 is always measured.
-    Raises what `opens` raises.
+    Raises what `opener` raises.
     """
     rates = {}
     for kind in sorted({"float32", *map(product_dtype, dtypes)}):
         model, inputs = _product_roofs(kind)
-        rates[kind] = 2.0 * SIDE**3 / _best(opens, model, inputs, workdir, seconds)
+        rates[kind] = 2.0 * SIDE**3 / _best(opener, model, inputs, workdir, seconds)
     cache_sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -409,13 +409,13 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
     cache = max(cache_sizes, default=_CACHE_BYTES)
     large_array, small_array = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     unit = np.ones(1, np.float32)
-    memory = 2 * large_array.nbytes / _best(opens, _chain(1), {"x": large_array, "c": unit}, workdir, seconds)
+    memory = 2 * large_array.nbytes / _best(opener, _chain(1), {"x": large_array, "c": unit}, workdir, seconds)
     run_1, run_n = (
-        float(statistics.median(_times(opens, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2)))
+        float(statistics.median(_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2)))
         for count in (1, NODES)
     )
     node = max((run_n - run_1) / (NODES - 1), 1e-9)
-    chain_s = _best(opens, _chain(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
+    chain_s = _best(opener, _chain(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
     moved_bytes = 2 * small_array.nbytes * CHAIN
     busy_s = max(chain_s - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chain_s)
     cached_rate = float(max(moved_bytes / busy_s, memory))

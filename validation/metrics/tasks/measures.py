@@ -98,11 +98,11 @@ def cosine_similarities(vectors: Array) -> Array:
     return np.asarray(unit @ unit.T)
 
 
-def rank_correlation(one: Array, other: Array) -> float | None:
+def rank_correlation(one: Array, other_values: Array) -> float | None:
     """Spearman's rank correlation of two [n]; NaN with NaN in either, None where one has equal values alone."""
-    if np.isnan(one).any() or np.isnan(other).any():
+    if np.isnan(one).any() or np.isnan(other_values).any():
         return float("nan")
-    ranks = [_ranks(values) for values in (one, other)]
+    ranks = [_ranks(values) for values in (one, other_values)]
     one_ranks, other_ranks = (values - values.mean() for values in ranks)
     scale = float(np.sqrt((one_ranks @ one_ranks) * (other_ranks @ other_ranks)))
     return float(one_ranks @ other_ranks) / scale if scale else None
@@ -175,10 +175,10 @@ class Regression(Score[Array, Array]):
         return task_values if self._count else [TaskValue(value.name, None, NOTHING) for value in task_values]
 
 
-def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
-    if not whole and part:
+def _over(name: str, part: float, total: float, note: str) -> TaskValue:
+    if not total and part:
         return TaskValue(name, None, note)
-    return TaskValue(name, float(part / whole) if whole else 0.0)
+    return TaskValue(name, float(part / total) if total else 0.0)
 
 
 class Segmentation(Score[Array, Array]):

@@ -128,10 +128,10 @@ def align(targets: Array, answers: Array) -> Array:
     return targets
 
 
-def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
+def must_fit(shape: Sequence[int], other_shape: Sequence[int]) -> None:
     """Raises DataError for shapes that differ."""
-    if tuple(shape) != tuple(other):
-        raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other)}")
+    if tuple(shape) != tuple(other_shape):
+        raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other_shape)}")
 
 
 class Accuracy(Score[Array, Array]):
@@ -372,11 +372,11 @@ def number_words(target: Symbols, answer: Symbols, space: int) -> tuple[list[int
     return sides[0], sides[1]
 
 
-def edit_distance(one: Symbols, other: Symbols) -> int:
+def edit_distance(text: Symbols, other_text: Symbols) -> int:
     """The least number of insertions, deletions and replacements that turn one sequence into the other."""
-    places, target = np.arange(len(other) + 1), np.asarray(other, np.int64)
+    places, target = np.arange(len(other_text) + 1), np.asarray(other_text, np.int64)
     row = places.copy()
-    for index, symbol in enumerate(one, start=1):
+    for index, symbol in enumerate(text, start=1):
         steps = np.minimum(row[1:] + 1, row[:-1] + (target != symbol))
         # Insertions go along the row: row[j] = min over i <= j of steps[i] + j - i.
         row = np.minimum.accumulate(np.concatenate(([index], steps)) - places) + places
