@@ -25,9 +25,9 @@ def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: 
     if not request.quantized_states:
         engine = backend.build(request, model, workdir)
         return replace(engine, requires=(*engine.requires, *libraries))
-    whole = model.with_name("whole.onnx")
-    write_as_built(model, request, whole)
-    engine = backend.build(with_int8_states(request), whole, workdir)
+    whole_path = model.with_name("whole.onnx")
+    write_as_built(model, request, whole_path)
+    engine = backend.build(with_int8_states(request), whole_path, workdir)
     return replace(engine, request=request, requires=(*engine.requires, *libraries))
 
 

@@ -52,7 +52,7 @@ class ReferenceSession(OrtSession):
                 return parts
             return open_model(path, options, name, exact_source(path) if this_kind().saturates else None)
 
-        super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)
+        super().__init__(model, optimized=False, threads=threads, session_factory=open_session, name=name)
 
 
 def threads_for(graph: Path, steps: bool = False) -> int:
@@ -90,10 +90,10 @@ def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
         for tensor in (*constant.graph.initializer, *model.graph.initializer):
             if is_external(tensor):
                 embed(tensor)
-        opens = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
+        opener = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
         names = [value.name for value in constant.graph.output]
-        constant_values = dict(zip(names, opens(constant.SerializeToString()).run(names, {}), strict=True))
-        return _VaryingPart(opens(cut_varying_part(model, constant_values).SerializeToString()), constant_values)
+        constant_values = dict(zip(names, opener(constant.SerializeToString()).run(names, {}), strict=True))
+        return _VaryingPart(opener(cut_varying_part(model, constant_values).SerializeToString()), constant_values)
     except (ProtobufError, OSError, ValueError, ModelError, *failures()):  # opening all of it gives the reason
         return None
 

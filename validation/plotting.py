@@ -112,8 +112,8 @@ def draw_svg(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    muted = ("axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
-    colours: Any = {"grid.color": COLOURS["line"], **dict.fromkeys(muted, COLOURS["muted"])}
+    muted_keys = ("axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
+    colours: Any = {"grid.color": COLOURS["line"], **dict.fromkeys(muted_keys, COLOURS["muted"])}
     with _LOCK, matplotlib.rc_context(colours, _STYLE), warnings.catch_warnings():
         # Names that nobody should write: letters that the font lacks, and legends wider than the picture.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font|constrained_layout not applied")
@@ -180,14 +180,14 @@ def set_axis(
 
 
 def annotate(
-    axes: "Axes", text: str, place: tuple[float, float], moved: tuple[float, float], *, top: bool = False, **look: Any
+    axes: "Axes", text: str, place: tuple[float, float], offset: tuple[float, float], *, top: bool = False, **look: Any
 ) -> None:
     """Write a text beside a place in the data, moved to the right and up by so many pixels.
 
     top: whether the place's second coordinate is a share of the axes' height.  look: of matplotlib's text.
     """
-    where, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
-    axes.annotate(shorten(text, 64), place, moved, where, "offset pixels", annotation_clip=False, **look)
+    frames, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
+    axes.annotate(shorten(text, 64), place, offset, frames, "offset pixels", annotation_clip=False, **look)
 
 
 def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0) -> tuple[float, float]:
@@ -205,9 +205,9 @@ def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least
         if log
         else (min(finite_values), max(finite_values))
     )
-    wide = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
+    width = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
     middle = (low + high) / 2
-    low, high = middle - wide * (0.5 + pad), middle + wide * (0.5 + pad)
+    low, high = middle - width * (0.5 + pad), middle + width * (0.5 + pad)
     return (10.0 ** max(low, -150.0), 10.0 ** min(high, 150.0)) if log else (low, high)
 
 
@@ -226,9 +226,9 @@ def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
         figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 
-def _rewrite(drawn: str, kind: str, words: str, standalone: bool) -> str:
+def _rewrite(svg: str, kind: str, words: str, standalone: bool) -> str:
     """matplotlib's SVG as a picture of a page: its own ids, styles and namespaces go, classes and titles come in."""
-    root = fromstring(drawn)  # noqa: S314 - matplotlib wrote it a moment ago
+    root = fromstring(svg)  # noqa: S314 - matplotlib wrote it a moment ago
     attrs = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words, "style": "stroke-linejoin: round"}
     picture = Element("svg", {"class": f"picture {kind}", **attrs})
     if standalone:

@@ -44,18 +44,18 @@ def names() -> list[str]:
 def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a broken
     one, and for one that claims another class's capabilities without saying so."""
-    where = entry_point(name)
+    place = entry_point(name)
     try:
         backend = typing.cast("type[Backend]", _entries()[name].load())
         if inspect.isclass(backend) and "capabilities" not in vars(backend) and hasattr(backend, "capabilities"):
-            base = next(each.__name__ for each in backend.__mro__ if "capabilities" in vars(each))
+            base = next(base_class.__name__ for base_class in backend.__mro__ if "capabilities" in vars(base_class))
             raise EnginesmithError(
-                f"backend {name!r} ({where}) inherits the capabilities of {base}, which other code relies on; declare "
+                f"backend {name!r} ({place}) inherits the capabilities of {base}, which other code relies on; declare "
                 f"them in its class: `capabilities = {base}.capabilities` where all of them hold"
             )
         return backend
     except (ImportError, AttributeError) as error:
-        raise EnginesmithError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+        raise EnginesmithError(f"backend {name!r} ({place}) cannot be loaded: {error}; reinstall it") from error
 
 
 def entry_point(name: str) -> str:
@@ -111,17 +111,17 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     """
     cls = load(name)
     fields = option_fields(cls)
-    checked: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
     for key, value in options.items():
-        where = f"backends.{name}.{key}"
+        place = f"backends.{name}.{key}"
         if key not in fields:
-            raise InputError(f"{where}: no such option; {suggest(key, sorted(fields))}")
+            raise InputError(f"{place}: no such option; {suggest(key, sorted(fields))}")
         option_type, default = fields[key]
-        checked[key] = float(value) if option_type is float and type(value) is int else value
-        if type(checked[key]) is not option_type:  # exactly: True is not a number here
+        values[key] = float(value) if option_type is float and type(value) is int else value
+        if type(values[key]) is not option_type:  # exactly: True is not a number here
             kind = _KINDS.get(option_type, option_type.__name__)
-            raise InputError(f"{where}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}")
-    return typing.cast("typing.Callable[..., Backend]", cls)(**checked)
+            raise InputError(f"{place}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}")
+    return typing.cast("typing.Callable[..., Backend]", cls)(**values)
 
 
 def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
@@ -149,15 +149,15 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
     """Raise EnginesmithError where the versions installed here differ from those in the build key: the key would not
     describe the engine."""
-    here, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    names = sorted((here.keys() | planned_versions.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
-    wrong = [name for name in names if here.get(name) != planned_versions.get(name)]
+    ours, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
+    names = sorted((ours.keys() | planned_versions.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
+    wrong = [name for name in names if ours.get(name) != planned_versions.get(name)]
     if wrong:
-        listed = ", ".join(
-            f"{name} {here.get(name, 'absent')}, not {planned_versions.get(name, 'absent')}" for name in wrong
+        differences = ", ".join(
+            f"{name} {ours.get(name, 'absent')}, not {planned_versions.get(name, 'absent')}" for name in wrong
         )
         raise EnginesmithError(
-            f"{platform.node()} has {listed}, which the plan was made for; install the same versions on every node"
+            f"{platform.node()} has {differences}, which the plan was made for; install the same versions on every node"
         )
 
 
@@ -168,8 +168,8 @@ def _entries() -> dict[str, EntryPoint]:
 
 def _llm_stack(name: str) -> str | None:
     """Why one of `LLM_STACKS` is no backend, and what to use instead; None for another name."""
-    spelled = name.strip().lower().replace("_", "-")
-    title = LLM_STACKS.get(_SPELLINGS.get(spelled, spelled))
+    spelling = name.strip().lower().replace("_", "-")
+    title = LLM_STACKS.get(_SPELLINGS.get(spelling, spelling))
     if title is None:
         return None
     return (

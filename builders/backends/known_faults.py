@@ -79,8 +79,8 @@ def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
         yield "leaves its peephole weights out of account; export the model without them"
     if "clip" in attributes:
         yield "leaves clip out of account; export the model without it"
-    if others := [name.decode() for name in attributes.get("activations", ()) if name not in _ACTIVATIONS]:
-        yield f"computes another activation than {others[0]}; use Sigmoid, Tanh or Relu"
+    if other_names := [name.decode() for name in attributes.get("activations", ()) if name not in _ACTIVATIONS]:
+        yield f"computes another activation than {other_names[0]}; use Sigmoid, Tanh or Relu"
 
 
 def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -146,11 +146,11 @@ def _interpolation(node: "onnx.NodeProto") -> str:
 def _summed(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     """A CumSum beside one along another axis, or in another direction."""
 
-    def how(each: "onnx.NodeProto") -> tuple[object, ...]:
-        axis, attributes = scope.array(each.input[1]), attributes_of(each)
+    def how(other_node: "onnx.NodeProto") -> tuple[object, ...]:
+        axis, attributes = scope.array(other_node.input[1]), attributes_of(other_node)
         return axis if axis is None else int(axis.ravel()[0]), *(attributes.get(n, 0) for n in ("exclusive", "reverse"))
 
-    if any(each.op_type == "CumSum" and how(each) != how(node) for each in scope.nodes):
+    if any(other_node.op_type == "CumSum" and how(other_node) != how(node) for other_node in scope.nodes):
         yield "is summed as another CumSum of the model is, along its axis; write one as a product with a triangle"
 
 
@@ -168,9 +168,9 @@ def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 def _attended(softmax: "onnx.NodeProto", scope: Scope) -> tuple[str, ...]:
     """What the products before and behind a Softmax read: names of queries, keys and values; none of another one."""
-    above = _product_above(softmax.input[0], scope, 6)
-    below = [each for each in scope.nodes if each.op_type == "MatMul" and each.input[0] == softmax.output[0]]
-    return (*above.input, below[0].input[1]) if above is not None and below else ()
+    product = _product_above(softmax.input[0], scope, 6)
+    products = [step for step in scope.nodes if step.op_type == "MatMul" and step.input[0] == softmax.output[0]]
+    return (*product.input, products[0].input[1]) if product is not None and products else ()
 
 
 def _product_above(name: str, scope: Scope, depth: int) -> "onnx.NodeProto | None":
@@ -179,13 +179,13 @@ def _product_above(name: str, scope: Scope, depth: int) -> "onnx.NodeProto | Non
         return maker
     if not depth or maker.op_type not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
         return None
-    return next(filter(None, (_product_above(each, scope, depth - 1) for each in maker.input)), None)
+    return next(filter(None, (_product_above(input_name, scope, depth - 1) for input_name in maker.input)), None)
 
 
 def _resized(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     maker = scope.makers.get(node.input[0])
-    chosen = maker is not None and maker.op_type == "Transpose" and scope.makers.get(maker.input[0])
-    if chosen and chosen.op_type == "If":
+    chooser = maker is not None and maker.op_type == "Transpose" and scope.makers.get(maker.input[0])
+    if chooser and chooser.op_type == "If":
         yield "gets other numbers than an If behind a Transpose gives; transpose in both branches of the If"
 
 
@@ -207,26 +207,26 @@ def gather_samples(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None"
     if not _is_gathered(write.node, scope):
         return None
     points = write("Cast", grid, to=TensorProto.FLOAT)
-    shape, zero, one = write("Shape", image), write.constant(np.float32(0)), write.constant(np.float32(1))
+    shape, zero, unit = write("Shape", image), write.constant(np.float32(0)), write.constant(np.float32(1))
     per_axis = []
     for column, axis in enumerate((3, 2)):
         place = write("Gather", points, write.constant(np.int64(column)), axis=3)
         place = write("Reshape", place, write.constant(np.array([0, -1, 1])))
         size = write("Cast", write("Gather", shape, write.constant(np.int64(axis))), to=TensorProto.FLOAT)
-        last, half = write("Sub", size, one), write.constant(np.float32(0.5))
+        last, half = write("Sub", size, unit), write.constant(np.float32(0.5))
         if attributes.get("align_corners"):
-            place = write("Mul", write("Mul", write("Add", place, one), half), last)
+            place = write("Mul", write("Mul", write("Add", place, unit), half), last)
         else:
-            place = write("Mul", write("Sub", write("Mul", write("Add", place, one), size), one), half)
+            place = write("Mul", write("Sub", write("Mul", write("Add", place, unit), size), unit), half)
         if attributes.get("padding_mode") == b"border":
             place = write("Min", write("Max", place, zero), last)
         floor = write("Floor", place)
         part = write("Sub", place, floor)
         pixels = []
-        for pixel, share in ((floor, write("Sub", one, part)), (write("Add", floor, one), part)):
-            inside = write("Min", write("Max", pixel, zero), last)
-            share = write("Mul", share, write("Cast", write("Equal", pixel, inside), to=TensorProto.FLOAT))
-            number = write("Where", write("IsNaN", inside), zero, inside)
+        for pixel, share in ((floor, write("Sub", unit, part)), (write("Add", floor, unit), part)):
+            clipped_pixel = write("Min", write("Max", pixel, zero), last)
+            share = write("Mul", share, write("Cast", write("Equal", pixel, clipped_pixel), to=TensorProto.FLOAT))
+            number = write("Where", write("IsNaN", clipped_pixel), zero, clipped_pixel)
             pixels.append((write("Cast", number, to=TensorProto.INT64), share))
         per_axis.append(pixels)
     rows = write("Transpose", write("Reshape", image, write.constant(np.array([0, 0, -1]))), perm=[0, 2, 1])
@@ -239,9 +239,9 @@ def gather_samples(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None"
             total = write("Add", total, term) if total else term
     leading = write("Gather", shape, write.constant(np.array([0, 1])))
     trailing = write("Gather", write("Shape", grid), write.constant(np.array([1, 2])))
-    sampled = write("Reshape", write("Transpose", total, perm=[0, 2, 1]), write("Concat", leading, trailing, axis=0))
+    samples = write("Reshape", write("Transpose", total, perm=[0, 2, 1]), write("Concat", leading, trailing, axis=0))
     kind = scope.types[image].elem_type if image in scope.types else TensorProto.FLOAT
-    write.last("Cast", [sampled], list(write.node.output), to=kind)
+    write.last("Cast", [samples], list(write.node.output), to=kind)
     return write.nodes
 
 
@@ -367,16 +367,16 @@ def judge_faults(findings: Iterable[tuple[str, str]], request: BuildRequest) -> 
     by_row, refusals, notes, written = dict[str, list[str]](), list[str](), list[str](), set[str]()
     for name, words in findings:
         by_row.setdefault(name, []).append(words)
-    for name, (words, *others) in by_row.items():
+    for name, (words, *other_names) in by_row.items():
         fault = BY_NAME[name]
-        if (reported := _is_reported(fault, request)) is None:
+        if (is_reported := _is_reported(fault, request)) is None:
             continue
-        more = f", and {len(others)} more like it" if others else ""
+        more = f", and {len(other_names)} more like it" if other_names else ""
         source = f"{more} (reported of {fault.versions(request.backend)}: {fault.source})"
         if fault.write:
             written.add(name)
             notes.append(f"{words} and is written as other operators{source}")
-        elif fault.note_only or not reported:
+        elif fault.note_only or not is_reported:
             notes.append(f"{words}: only a proof on {request.target.sm} shows it{source}")
         else:
             refusals.append(f"{words}{source}")
@@ -386,13 +386,13 @@ def judge_faults(findings: Iterable[tuple[str, str]], request: BuildRequest) -> 
 def _is_reported(fault: KnownFault, request: BuildRequest) -> bool | None:
     """Whether a fault was reported of this version and generation; None where it cannot be there."""
     oldest, newest = (numbers(version) for version in fault.compilers[request.backend])
-    here = max((numbers(text) for name, text in request.toolchain if name.startswith(request.backend)), default=())
+    release = max((numbers(text) for name, text in request.toolchain if name.startswith(request.backend)), default=())
     mended_version = numbers(fault.mended_in.get(request.backend, ""))
-    if (here and here < oldest) or (here and mended_version and here >= mended_version):
+    if (release and release < oldest) or (release and mended_version and release >= mended_version):
         return None
     if fault.precisions and request.precision not in fault.precisions:
         return None
-    is_affected = not (here and newest) or here[: len(newest)] <= newest
+    is_affected = not (release and newest) or release[: len(newest)] <= newest
     return is_affected and (not fault.generations or request.target.sm in fault.generations)
 
 

@@ -265,9 +265,9 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
         ]
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and ends:
-                least, greatest = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
-                before = dim_ranges.get(dim, (least, greatest))
-                dim_ranges[dim] = min(least, before[0]), max(greatest, before[1])
+                smallest, greatest = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
+                before = dim_ranges.get(dim, (smallest, greatest))
+                dim_ranges[dim] = min(smallest, before[0]), max(greatest, before[1])
     return dim_ranges
 
 

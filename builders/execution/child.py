@@ -37,9 +37,9 @@ def main(workdir: Path, lifeline: int, parent: int) -> None:
         guard = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=streams)
     os.close(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    unfinished = workdir / "result.json.part"
-    unfinished.write_text(_outcome(task, workdir))
-    unfinished.replace(workdir / "result.json")
+    part_path = workdir / "result.json.part"
+    part_path.write_text(_outcome(task, workdir))
+    part_path.replace(workdir / "result.json")
     sys.stdout.flush()
     sys.stderr.flush()
     if guard is not None:  # its status is taken too: process 1 of a container may leave a zombie

@@ -43,21 +43,21 @@ def make_environment(pins: Mapping[str, str], folder: Path) -> Path:
     places = [
         place for place in sys.path if Path(place).is_dir() and ("-packages" in place or not place.startswith(stdlib))
     ]
-    ready = folder / digest_of([sys.version, sys.executable, places, dict(sorted(pins.items()))])[:16]
-    if not ready.exists():
+    environment = folder / digest_of([sys.version, sys.executable, places, dict(sorted(pins.items()))])[:16]
+    if not environment.exists():
         with reachable(f"making an environment in {folder}"):
             make_folder(folder)
-            part = ready.with_name(f"{ready.name}.part")
+            part = environment.with_name(f"{environment.name}.part")
             with (folder / ".lock").open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not ready.exists():
+                if not environment.exists():
                     try:
                         venv.create(part, clear=True, symlinks=True)  # what a killed process left goes
                         _install(part, places, pins)
-                        part.rename(ready)
+                        part.rename(environment)
                     finally:
                         shutil.rmtree(part, ignore_errors=True)
-    return ready / "bin" / "python"
+    return environment / "bin" / "python"
 
 
 def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) -> None:
@@ -66,16 +66,16 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) 
     behind.write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in places), encoding="utf-8")
     words = [f"{name}=={version}" for name, version in pins.items()]
     command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--no-input"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--quiet", "--disable-pip-version-check", *words],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        why = lines[-1] if lines else f"exit status {done.returncode}"
-        if broken := re.search(r"connection broken by .*: ([^']*)'", done.stderr):
+    if process.returncode:
+        lines = [line for line in process.stderr.splitlines() if line.strip()]
+        why = lines[-1] if lines else f"exit status {process.returncode}"
+        if broken := re.search(r"connection broken by .*: ([^']*)'", process.stderr):
             why = f"the package index cannot be reached ({broken[1]})"
-        elif versions := re.search(r"\(from versions: ([^)]*)\)", done.stderr):
+        elif versions := re.search(r"\(from versions: ([^)]*)\)", process.stderr):
             newest = ", ".join(versions[1].split(", ")[-3:])
             why = f"there is no such version; the newest that pip finds are {newest}"
         raise UnavailableError(

@@ -86,8 +86,8 @@ def _serve(control: socket.socket) -> None:
         data, files, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
         if not data:
             return
-        ((what, value),) = json.loads(data).items()
-        answer = _fork(control, Path(value), files) if what == "start" else {"kill": _kill, "take": _take}[what](value)
+        ((verb, value),) = json.loads(data).items()
+        answer = _fork(control, Path(value), files) if verb == "start" else {"kill": _kill, "take": _take}[verb](value)
         for descriptor in files:
             os.close(descriptor)
         with suppress(OSError):  # nobody is there any more
@@ -140,8 +140,8 @@ def _kill(pid: int) -> list[float]:
 
 
 def _take(pid: int) -> list[float]:
-    _, status, used = os.wait4(pid, 0)
-    return [os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]
+    _, status, usage = os.wait4(pid, 0)
+    return [os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime]
 
 
 if __name__ == "__main__":

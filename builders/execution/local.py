@@ -100,8 +100,8 @@ class LocalExecutor:
 
         def attempt(job: Job[Result], _other_node: bool) -> Result:
             gpu = self._hold_slot(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
-            alone = job.needs.alone
-            slot = self._all_slots(job, watch) if alone else self._hold_slot(self._slots, job, watch, QUEUED)
+            is_alone = job.needs.alone
+            slot = self._all_slots(job, watch) if is_alone else self._hold_slot(self._slots, job, watch, QUEUED)
             with gpu, slot:
                 watch(Started(job.name))
                 with workdir() as folder:
@@ -123,10 +123,10 @@ class LocalExecutor:
             yield
 
     @contextmanager
-    def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
+    def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, reason: str) -> Iterator[None]:
         """Hold one of the slots. The wait is short after `cancel`: the jobs that hold them are killed."""
         if not slots.acquire(blocking=False):
-            watch(Waiting(job.name, what))
+            watch(Waiting(job.name, reason))
             slots.acquire()
         try:
             if self._cancelled:

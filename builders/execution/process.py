@@ -80,8 +80,8 @@ def _held_kib(pid: int) -> int:
     """Resident memory of one process without the pages of files; with them where the kernel does not tell them apart
     (before Linux 4.5)."""
     fields = dict(line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line)
-    resident, mapped = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
-    return resident - mapped
+    resident, mapped_kib = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
+    return resident - mapped_kib
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -221,11 +221,11 @@ class _Spawned:
 
     def end(self) -> Ended:
         os.killpg(self.pid, signal.SIGKILL)
-        _, status, used = os.wait4(self.pid, 0)
+        _, status, usage = os.wait4(self.pid, 0)
         if self.descriptor is not None:
             os.close(self.descriptor)
         self.process.returncode = os.waitstatus_to_exitcode(status)
-        return Ended(self.process.returncode, used.ru_utime + used.ru_stime)
+        return Ended(self.process.returncode, usage.ru_utime + usage.ru_stime)
 
 
 # Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
@@ -272,17 +272,17 @@ def run_job(
     killed_before = oom_kills()
     child, lifeline = _start(job, workdir, start)
     observer = _Observer(job.name, workdir, watch)
-    ended = None
+    ending = None
     try:
-        ended = _watch(child, job, cancelled, observer)
-        if ended is not None and ended[0] in ("timeout", "cancelled"):
+        ending = _watch(child, job, cancelled, observer)
+        if ending is not None and ending[0] in ("timeout", "cancelled"):
             _ask_to_end(child, workdir)
     finally:  # also on Ctrl-C
         status, cpu_s = astuple(child.end())
         os.close(lifeline)
         observer.end(cpu_s)
-    if ended is not None:
-        kind, reason = ended
+    if ending is not None:
+        kind, reason = ending
         raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), observer.peak_mib)
     if status == -signal.SIGKILL and oom_kills() > killed_before:
         reason = f"killed by the kernel, which ran out of memory; it held {observer.peak_mib:.0f} MiB"
@@ -294,9 +294,9 @@ def enter_phase(name: str) -> None:
     """Say what the job does now, in the job's own process. Elsewhere, and on a full disk, nothing happens."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         with suppress(OSError):
-            fresh = Path(folder) / "job.phase.part"
-            fresh.write_text(name)
-            fresh.replace(fresh.with_name("job.phase"))
+            part_path = Path(folder) / "job.phase.part"
+            part_path.write_text(name)
+            part_path.replace(part_path.with_name("job.phase"))
 
 
 def heed_stop() -> Callable[[], bool]:
@@ -381,7 +381,7 @@ class _Observer:
 
 
 def _watch(
-    child: Child, job: Job[object], cancelled: Callable[[], bool], observer: _Observer
+    child: Child, job: Job[object], is_cancelled: Callable[[], bool], observer: _Observer
 ) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
@@ -389,7 +389,7 @@ def _watch(
     tick_s = 0.0
     while not child.has_ended(tick_s):
         observer.look()
-        if cancelled():
+        if is_cancelled():
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"

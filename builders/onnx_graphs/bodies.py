@@ -38,8 +38,8 @@ def walk_graphs(graph: "GraphProto") -> "Iterator[GraphProto]":
 
 def walk_nodes(graph: "GraphProto") -> "Iterator[NodeProto]":
     """The nodes of a graph and of every graph inside them: each graph's own first, then those of its bodies."""
-    for inner in walk_graphs(graph):
-        yield from inner.node
+    for body in walk_graphs(graph):
+        yield from body.node
 
 
 def list_reads(node: "NodeProto") -> list[str]:
@@ -89,13 +89,13 @@ def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
     """Names of the results of divisions by data, those in inner graphs too. outer: names of sizes around the graph."""
     sizes = outer | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
-        inner = list_bodies(node)
+        bodies = list_bodies(node)
         if node.op_type in _DIVISIONS and node.input[1] not in sizes:
             yield node.output[0]
-        elif node.op_type in _SIZES or (node.input and not inner and sizes.issuperset(filter(None, node.input))):
+        elif node.op_type in _SIZES or (node.input and not bodies and sizes.issuperset(filter(None, node.input))):
             sizes.update(node.output)
-        for each in inner:
-            yield from _list_by_data(each, sizes)
+        for body in bodies:
+            yield from _list_by_data(body, sizes)
 
 
 def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], results: set[str]) -> None:
@@ -106,8 +106,8 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
     types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
     new_nodes: list[onnx.NodeProto] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
-        for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
-            _rewrite(inner, inner_typed, types, results)
+        for body, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
+            _rewrite(body, inner_typed, types, results)
         kind = types.get(node.input[1], 0) if results.intersection(node.output) else 0
         new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
     del graph.node[:]
@@ -120,7 +120,7 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
     from onnx import helper
 
     divisor, result = node.input[1], node.output[0]
-    special, one, safe = f"{result}_special", f"{result}_one", f"{result}_divisor"
+    special, unit, safe = f"{result}_special", f"{result}_one", f"{result}_divisor"
 
     def make_node(op_type: str, inputs: list[str], output: str) -> "onnx.NodeProto":
         return helper.make_node(op_type, inputs, [output], name=node.name)
@@ -129,7 +129,7 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
         tensor = helper.make_tensor(output, kind, [], [number])
         return helper.make_node("Constant", [], [output], name=node.name, value=tensor)
 
-    nodes = [constant(1, one), constant(0, f"{result}_zero")]
+    nodes = [constant(1, unit), constant(0, f"{result}_zero")]
     if kind in _SIGNED:
         nodes += [
             constant(-1, f"{result}_minus"),
@@ -141,10 +141,10 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
         nodes.append(make_node("Equal", [divisor, f"{result}_zero"], special))
     division = _copy(node)
     division.input[1] = safe
-    nodes += [make_node("Where", [special, one, divisor], safe), division]
+    nodes += [make_node("Where", [special, unit, divisor], safe), division]
     if node.op_type == "Div":
         division.output[0] = f"{result}_quotient"
-        nodes.append(make_node("Where", [special, divisor, one], f"{result}_factor"))
+        nodes.append(make_node("Where", [special, divisor, unit], f"{result}_factor"))
         nodes.append(make_node("Mul", [f"{result}_quotient", f"{result}_factor"], result))
     return nodes
 
@@ -218,11 +218,11 @@ def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
     if opset >= LOWEST_OPSET or any(list_bodies(node) for node in model.graph.node):
         return model
     try:
-        lifted = onnx.version_converter.convert_version(model, LOWEST_OPSET)
-        onnx.checker.check_model(lifted)
+        lifted_model = onnx.version_converter.convert_version(model, LOWEST_OPSET)
+        onnx.checker.check_model(lifted_model)
     except (RuntimeError, ValueError, onnx.checker.ValidationError):
         return model
-    return lifted
+    return lifted_model
 
 
 class _Renamer:
@@ -258,8 +258,8 @@ class _Renamer:
                 node.ClearField(field)
             node.input[:] = [self._value(name) for name in node.input]
             node.output[:] = [self._value(name) for name in node.output]
-            for inner in list_bodies(node):
-                self.graph(inner)
+            for body in list_bodies(node):
+                self.graph(body)
 
     def _value(self, original: str) -> str:
         return self._values.setdefault(original, f"v{len(self._values)}") if original else ""  # '' is an input left out

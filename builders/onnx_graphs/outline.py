@@ -128,10 +128,10 @@ def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field
     def cut(tensor: Field) -> _Parts:
         tensor_fields = list(fields(data, tensor.begin, tensor.end))
         kind = next((field.value for field in tensor_fields if field.number == _DATA_TYPE), 0)
-        raw = [field for field in tensor_fields if field.number == _RAW_DATA]
-        large = len(raw) == 1 and raw[0].end - raw[0].begin >= LEAST_BYTES and kind not in _READ
-        places.append(raw[0] if large else None)
-        return _cut(data, tensor, {_RAW_DATA: lambda _: []}) if large else [data[tensor.begin : tensor.end]]
+        raw_fields = [field for field in tensor_fields if field.number == _RAW_DATA]
+        is_large = len(raw_fields) == 1 and raw_fields[0].end - raw_fields[0].begin >= LEAST_BYTES and kind not in _READ
+        places.append(raw_fields[0] if is_large else None)
+        return _cut(data, tensor, {_RAW_DATA: lambda _: []}) if is_large else [data[tensor.begin : tensor.end]]
 
     return cut
 
@@ -152,8 +152,8 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
 
     def in_node(node: Field) -> _Parts:
         domain_fields = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
-        listed = [decode(data, field) for field in domain_fields] == [_LISTS_DOMAIN]
-        return _cut(data, node, {_ATTRIBUTE: cut}) if listed else [data[node.begin : node.end]]
+        has_lists = [decode(data, field) for field in domain_fields] == [_LISTS_DOMAIN]
+        return _cut(data, node, {_ATTRIBUTE: cut}) if has_lists else [data[node.begin : node.end]]
 
     return {_NODE: in_node}
 
@@ -164,16 +164,16 @@ def _first_text(data: _Data, message: Field) -> str:
     return decode(data, first_field) if first_field and first_field.number == 1 else ""
 
 
-def _cut(data: _Data, outer: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
+def _cut(data: _Data, message: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
     """The message that a field holds, each field of these numbers in it changed."""
-    parts, cursor, before = _Parts(), outer.begin, outer.begin
-    for field in fields(data, outer.begin, outer.end):
+    parts, cursor, before = _Parts(), message.begin, message.begin
+    for field in fields(data, message.begin, message.end):
         if field.number in changes and data[before] & 7 == 2:  # its tag says that it has a length
             new = changes[field.number](field)
             parts += data[cursor:before], _varint(field.number << 3 | 2), _varint(sum(map(len, new))), *new
             cursor = field.end
         before = field.end
-    return [*parts, data[cursor : outer.end]]
+    return [*parts, data[cursor : message.end]]
 
 
 def _varint(number: int) -> bytes:
@@ -212,25 +212,25 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     for tensor in model.graph.initializer:
         if is_external(tensor) and not may_lie_outside(tensor):
             embed(tensor)
-    outside = [tensor for tensor in model.graph.initializer if may_lie_outside(tensor)]
-    same = dict[object, list[TensorProto]]()  # tensors of the same bytes, which are written once
-    for tensor in outside:
-        same.setdefault(place_of(tensor) if is_external(tensor) else id(tensor), []).append(tensor)
-    used = Counter[str]()
-    for file, _, length in map(place_of, [tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)]):
-        used[file] += length
-    shard_files = {file for file, size in used.items() if 2 * size >= Path(file).stat().st_size}
-    fresh = [head for head, *_ in same.values() if not (is_external(head) and place_of(head)[0] in shard_files)]
-    for group in _groups(fresh, shard_bytes):
+    outside_tensors = [tensor for tensor in model.graph.initializer if may_lie_outside(tensor)]
+    groups = dict[object, list[TensorProto]]()  # tensors of the same bytes, which are written once
+    for tensor in outside_tensors:
+        groups.setdefault(place_of(tensor) if is_external(tensor) else id(tensor), []).append(tensor)
+    used_bytes = Counter[str]()
+    for file, _, length in map(place_of, [tensors[0] for tensors in groups.values() if _is_shard(tensors[0], folder)]):
+        used_bytes[file] += length
+    shard_files = {file for file, size in used_bytes.items() if 2 * size >= Path(file).stat().st_size}
+    new_heads = [head for head, *_ in groups.values() if not (is_external(head) and place_of(head)[0] in shard_files)]
+    for group in _groups(new_heads, shard_bytes):
         _write_shard(group, folder)
-    for head, *others in same.values():
-        for tensor in (head, *others):
-            file, *rest = place_of(head)
-            set_place(tensor, Path(file).name, *rest)
+    for head, *copies in groups.values():
+        for tensor in (head, *copies):
+            file, *span = place_of(head)
+            set_place(tensor, Path(file).name, *span)
     path.write_bytes(model.SerializeToString(deterministic=True))
-    for tensor in outside:
-        name, *rest = place_of(tensor)
-        set_place(tensor, str(folder / name), *rest)
+    for tensor in outside_tensors:
+        name, *span = place_of(tensor)
+        set_place(tensor, str(folder / name), *span)
 
 
 def put_constants_first(graph: GraphProto) -> None:
@@ -242,16 +242,16 @@ def put_constants_first(graph: GraphProto) -> None:
     graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 so.
     """
     constant = {tensor.name for tensor in graph.initializer}
-    constant_nodes, others = list[NodeProto](), list[NodeProto]()
+    constant_nodes, other_nodes = list[NodeProto](), list[NodeProto]()
     for node in graph.node:
         reads = list_reads(node)
         if reads and constant.issuperset(reads):
             constant.update(node.output)
             constant_nodes.append(node)
         else:
-            others.append(node)
+            other_nodes.append(node)
     del graph.node[:]
-    graph.node.extend([*constant_nodes, *others])
+    graph.node.extend([*constant_nodes, *other_nodes])
 
 
 def write_graph(model: ModelProto, path: Path) -> None:
@@ -272,11 +272,11 @@ def link_shards(model: ModelProto, folder: Path) -> None:
     """Put the shards of a graph into a folder of the same file system, as links; the model names them as files of that
     folder do, in place."""
     for tensor in (tensor for tensor in model.graph.initializer if is_external(tensor)):
-        file, *rest = place_of(tensor)
+        file, *span = place_of(tensor)
         shard = folder / Path(file).name
         if not shard.exists():
             shard.hardlink_to(file)
-        set_place(tensor, shard.name, *rest)
+        set_place(tensor, shard.name, *span)
 
 
 def _is_shard(tensor: TensorProto, folder: Path) -> bool:

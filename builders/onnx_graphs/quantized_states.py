@@ -32,9 +32,9 @@ def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None
         constants = [f"{_place(state)}/{name}" for name in values]
         model.graph.initializer.extend(map(numpy_helper.from_array, values.values(), constants))
         _round_output(model.graph, state, constants)
-        rounded = f"{_place(state)}/taken"
-        _rename_reads(model.graph, state.input, rounded)
-        _insert(model.graph, 0, _rounding(rounded, (state.input, rounded), constants))
+        rounded_name = f"{_place(state)}/taken"
+        _rename_reads(model.graph, state.input, rounded_name)
+        _insert(model.graph, 0, _rounding(rounded_name, (state.input, rounded_name), constants))
 
 
 def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
@@ -56,10 +56,10 @@ def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> Non
 
 def _rounding(place: str, ends: tuple[str, str], constants: Sequence[str]) -> list[NodeProto]:
     """Nodes that round a tensor to multiples of the scale. place: begins their names.  ends: it, and what they give."""
-    whole = f"{place}/int8"
+    int8_name = f"{place}/int8"
     return [
-        helper.make_node("QuantizeLinear", [ends[0], *constants], [whole], name=f"{place}/quantize"),
-        helper.make_node("DequantizeLinear", [whole, *constants], [ends[1]], name=f"{place}/dequantize"),
+        helper.make_node("QuantizeLinear", [ends[0], *constants], [int8_name], name=f"{place}/quantize"),
+        helper.make_node("DequantizeLinear", [int8_name, *constants], [ends[1]], name=f"{place}/dequantize"),
     ]
 
 

@@ -35,17 +35,17 @@ class Scope:
         values = (*graph.value_info, *graph.input, *graph.output)
         constants = {tensor.name: tensor for tensor in graph.initializer}
         inputs = {value.name for value in graph.input} - constants.keys()
-        for each in graph.node:
-            if each.op_type == "Constant" and each.attribute[0].name == "value":
-                constants[each.output[0]] = each.attribute[0].t
+        for graph_node in graph.node:
+            if graph_node.op_type == "Constant" and graph_node.attribute[0].name == "value":
+                constants[graph_node.output[0]] = graph_node.attribute[0].t
         types = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.elem_type}
-        outer = self.true_names | ({graph.input[1].name} if self.begins(node) else set())
+        outer_true_names = self.true_names | ({graph.input[1].name} if self.begins(node) else set())
         return replace(
             self,
             types={**self.types, **types},
             arrays={**self.arrays, **constants},
-            true_names=_list_true(graph, outer),
-            makers={name: each for each in graph.node for name in each.output},
+            true_names=_list_true(graph, outer_true_names),
+            makers={name: graph_node for graph_node in graph.node for name in graph_node.output},
             inputs=inputs,
             nodes=graph.node,
         )
@@ -86,11 +86,11 @@ def attributes_of(node: Untyped) -> dict[str, Untyped]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _list_true(graph: "onnx.GraphProto", outer: frozenset[str]) -> frozenset[str]:
+def _list_true(graph: "onnx.GraphProto", outer_true_names: frozenset[str]) -> frozenset[str]:
     """Names of values in a graph that are always true, or whole numbers other than 0."""
     from onnx import TensorProto
 
-    true_names = {*outer, *(tensor.name for tensor in graph.initializer if _is_true(tensor))}
+    true_names = {*outer_true_names, *(tensor.name for tensor in graph.initializer if _is_true(tensor))}
     for node in graph.node:
         input_flags = [name in true_names for name in node.input]
         attributes = {attribute.name: attribute for attribute in node.attribute}
@@ -154,8 +154,8 @@ def rewrite(graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], 
     scope = (outer or Scope(opset)).inside(graph)
     new_nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        for inner in list_bodies(node):
-            rewrite(inner, opset, rules, scope)
+        for body in list_bodies(node):
+            rewrite(body, opset, rules, scope)
         rule = rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         new = rule(Writer(node, opset), scope) if rule else None
         new_nodes.extend([node] if new is None else new)

@@ -33,10 +33,10 @@ def cut_constant_part(model: ModelProto) -> ModelProto | None:
     """
     graph = model.graph
     converting = _list_converting(graph)
-    named = {node.output[0] for node in converting}
-    operand_names = {name for node in graph.node if not named.intersection(node.output) for name in list_reads(node)}
+    names = {node.output[0] for node in converting}
+    operand_names = {name for node in graph.node if not names.intersection(node.output) for name in list_reads(node)}
     output_names = [
-        node.output[0] for node in converting if node.output[0] in operand_names and _makes_floats(node, graph, named)
+        node.output[0] for node in converting if node.output[0] in operand_names and _makes_floats(node, graph, names)
     ]
     if not output_names:
         return None
@@ -52,9 +52,9 @@ def cut_varying_part(model: ModelProto, arrays: Mapping[str, Array]) -> ModelPro
     converting = _list_converting(graph)
     results = {node.output[0] for node in converting}
     operand_names = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
-    needed = {node.output[0] for node in _select_needed(converting, operand_names - arrays.keys())}
+    needed_names = {node.output[0] for node in _select_needed(converting, operand_names - arrays.keys())}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in arrays.items()]
-    nodes = [node for node in graph.node if needed.issuperset(results.intersection(node.output))]
+    nodes = [node for node in graph.node if needed_names.issuperset(results.intersection(node.output))]
     return _replace_nodes(model, nodes, (*graph.input, *inputs), graph.output)
 
 
@@ -72,11 +72,11 @@ def _list_converting(graph: GraphProto) -> list[NodeProto]:
     return converters
 
 
-def _makes_floats(node: NodeProto, graph: GraphProto, converted: set[str]) -> bool:
+def _makes_floats(node: NodeProto, graph: GraphProto, result_names: set[str]) -> bool:
     """Whether a converting node makes float32, as far as the node and the constants it reads say so."""
     if node.op_type == "Cast":
         return any(attribute.name == "to" and attribute.i == TensorProto.FLOAT for attribute in node.attribute)
-    if node.op_type == "QuantizeLinear" or node.input[1] in converted:
+    if node.op_type == "QuantizeLinear" or node.input[1] in result_names:
         return False
     return any(tensor.name == node.input[1] and tensor.data_type == TensorProto.FLOAT for tensor in graph.initializer)
 
@@ -150,7 +150,7 @@ def find_tables(graph: GraphProto) -> dict[str, int]:
     for node in graph.node:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
         for indices, table in _SELECTING.get(node.op_type, ()):
-            name, data = (node.input[at] if at < len(node.input) else "" for at in (indices, table))
+            name, data = (node.input[place] if place < len(node.input) else "" for place in (indices, table))
             if (maker := makers.get(data)) is not None and maker.op_type == "DequantizeLinear":
                 data = maker.input[0]
             if shape := dims.get(data):
@@ -184,16 +184,16 @@ def find_selected(graph: GraphProto) -> dict[str, Rows]:
     batch = {_dims(value)[0] for value in graph.input if value.name not in weights and _dims(value)} - {None}
     outputs = {value.name: value for value in graph.output if value.name in sizes}
     kinds = {name: kind for name, value in outputs.items() if (kind := _find_rows(value, sizes[name], batch))}
-    scored = any(kind != "count" and (0 in sizes[name] or _is_float(outputs[name])) for name, kind in kinds.items())
-    return kinds if scored else {}
+    has_scores = any(kind != "count" and (0 in sizes[name] or _is_float(outputs[name])) for name, kind in kinds.items())
+    return kinds if has_scores else {}
 
 
 def _find_rows(value: ValueInfoProto, sizes: set[int], batch: set[int | str | None]) -> Rows | None:
-    leading_dim, *rest = _dims(value) or [None]
-    if leading_dim in batch and rest in ([], [1]):
+    leading_dim, *other_dims = _dims(value) or [None]
+    if leading_dim in batch and other_dims in ([], [1]):
         return None if _is_float(value) else "count"
     if leading_dim in batch:
-        return "each" if 0 in sizes or rest[0] in sizes else None
+        return "each" if 0 in sizes or other_dims[0] in sizes else None
     return "all" if 0 in sizes or leading_dim in sizes else None
 
 
@@ -273,11 +273,11 @@ def _lift_constants(graph: "onnx.GraphProto") -> None:
 
 def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
     """Name -> dims, from the inputs and weights alone: what is stated of outputs may be wrong."""
-    stated = [(value, onnx.TypeProto.FromString(value.type.SerializeToString())) for value in model.graph.output]
-    for value, _ in stated:
+    stated_types = [(value, onnx.TypeProto.FromString(value.type.SerializeToString())) for value in model.graph.output]
+    for value, _ in stated_types:
         value.type.tensor_type.ClearField("shape")
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    for value, kind in stated:
+    for value, kind in stated_types:
         value.type.CopyFrom(kind)
     dims_by_name: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
@@ -291,8 +291,8 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
     to be told by -1 (sizes of 0)."""
     if before is None or after is None or 0 in before or 0 in after:
         return None
-    copied = [isinstance(size, str) and at < len(before) and before[at] == size for at, size in enumerate(after)]
-    shape = [0 if same else size if isinstance(size, int) else -1 for same, size in zip(copied, after, strict=True)]
+    copies = [isinstance(size, str) and i < len(before) and before[i] == size for i, size in enumerate(after)]
+    shape = [0 if keep else size if isinstance(size, int) else -1 for keep, size in zip(copies, after, strict=True)]
     return shape if Counter(shape)[-1] <= 1 else None
 
 
@@ -333,14 +333,14 @@ def differs(before: Path, after: Path) -> str | None:
 
 def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | None:
     ours, new_constants = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
-    if lacking := sorted(ours.keys() ^ new_constants.keys()):
-        return f"constant {lacking[0]!r} is in one of them alone"
-    fixed = {name for node in old.node if node.op_type in _PARAMETERS for name in node.input[1:]}
+    if lone_names := sorted(ours.keys() ^ new_constants.keys()):
+        return f"constant {lone_names[0]!r} is in one of them alone"
+    parameter_names = {name for node in old.node if node.op_type in _PARAMETERS for name in node.input[1:]}
     for name, tensor in ours.items():
-        other = new_constants[name]
-        if (tensor.data_type, tuple(tensor.dims)) != (other.data_type, tuple(other.dims)):
-            return f"constant {name!r} is of another type or shape: {_form(tensor)} and {_form(other)}"
-        if (name in fixed or not _is_weight(tensor)) and _content(tensor) != _content(other):
+        new_tensor = new_constants[name]
+        if (tensor.data_type, tuple(tensor.dims)) != (new_tensor.data_type, tuple(new_tensor.dims)):
+            return f"constant {name!r} is of another type or shape: {_form(tensor)} and {_form(new_tensor)}"
+        if (name in parameter_names or not _is_weight(tensor)) and _content(tensor) != _content(new_tensor):
             return f"constant {name!r} has other values, and is no weight: kernels may be made for it"
     return None
 
@@ -357,13 +357,13 @@ def _compare_rest(old: "onnx.ModelProto", new: "onnx.ModelProto") -> str | None:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
         model.graph.ClearField("name")
-    same = old.SerializeToString(deterministic=True) == new.SerializeToString(deterministic=True)
-    return None if same else "their inputs, outputs, operators or opsets differ"
+    is_equal = old.SerializeToString(deterministic=True) == new.SerializeToString(deterministic=True)
+    return None if is_equal else "their inputs, outputs, operators or opsets differ"
 
 
 def _is_weight(tensor: "onnx.TensorProto") -> bool:
-    others = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING, TensorProto.UINT32)
-    return math.prod(tensor.dims) > 1 and tensor.data_type not in (*others, TensorProto.UINT64)
+    index_types = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING, TensorProto.UINT32)
+    return math.prod(tensor.dims) > 1 and tensor.data_type not in (*index_types, TensorProto.UINT64)
 
 
 def _content(tensor: "onnx.TensorProto") -> bytes:

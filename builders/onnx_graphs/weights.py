@@ -112,8 +112,8 @@ def bytes_of(tensor: TensorProto) -> int:
 
 def _bits_of(data_type: int) -> int:
     name = TensorProto.DataType.Name(data_type)
-    packed = next((bits for bits in (4, 2) if name in (f"INT{bits}", f"UINT{bits}") or f"FLOAT{bits}" in name), 0)
-    return packed or 8 * int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
+    packed_bits = next((bits for bits in (4, 2) if name in (f"INT{bits}", f"UINT{bits}") or f"FLOAT{bits}" in name), 0)
+    return packed_bits or 8 * int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
 
 
 def wrong_length(tensor: TensorProto) -> str:
@@ -163,10 +163,10 @@ def to_array(tensor: TensorProto) -> Array:
     if length != bytes_of(tensor):
         raise ModelError(wrong_length(tensor))
     if _bits_of(tensor.data_type) < 8:
-        whole = TensorProto()
-        whole.CopyFrom(tensor)
-        embed(whole)
-        return numpy_helper.to_array(whole)
+        proto = TensorProto()
+        proto.CopyFrom(tensor)
+        embed(proto)
+        return numpy_helper.to_array(proto)
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return np.asarray(np.memmap(file, kind, "r", offset, tuple(tensor.dims)))
 
@@ -184,26 +184,26 @@ def from_array(values: Array, name: str, source: TensorProto) -> TensorProto:
 def without_weights(model: ModelProto) -> ModelProto:
     """A copy in which large weights are inputs, for what needs no values: shape inference, and onnx's checker, both of
     which copy their argument several times, and look for external files. The weights themselves are not copied."""
-    whole, input_names = model.graph, {value.name for value in model.graph.input}
-    graph = GraphProto(**{field.name: value for field, value in whole.ListFields() if field.name != "initializer"})
-    graph.initializer.extend(tensor for tensor in whole.initializer if not _is_large(tensor))
+    source, input_names = model.graph, {value.name for value in model.graph.input}
+    graph = GraphProto(**{field.name: value for field, value in source.ListFields() if field.name != "initializer"})
+    graph.initializer.extend(tensor for tensor in source.initializer if not _is_large(tensor))
     graph.input.extend(
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in whole.initializer
+        for tensor in source.initializer
         if _is_large(tensor) and tensor.name not in input_names
     )
-    rest = {field.name: value for field, value in model.ListFields() if field.name != "graph"}
-    return ModelProto(graph=graph, **rest)
+    other_fields = {field.name: value for field, value in model.ListFields() if field.name != "graph"}
+    return ModelProto(graph=graph, **other_fields)
 
 
 def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
     """A copy that `without_weights` made of `model`, in place, with the weights again."""
-    outside = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
+    large_tensors = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
     input_names = {value.name for value in model.graph.input}
-    inputs = [value for value in light.graph.input if value.name not in outside or value.name in input_names]
+    inputs = [value for value in light.graph.input if value.name not in large_tensors or value.name in input_names]
     del light.graph.input[:]
     light.graph.input.extend(inputs)
-    light.graph.initializer.extend(outside.values())
+    light.graph.initializer.extend(large_tensors.values())
     return light
 
 
@@ -240,11 +240,11 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 def with_dequantized_weights(model: Path, workdir: Path) -> Path:
     """The model, or where it has such weights WORKDIR/dequantized.onnx. model: one that onnx's checker has passed."""
-    loaded = onnx.load(model, load_external_data=False)
-    if has_external(loaded) or not dequantize_stored_weights(loaded):
+    proto = onnx.load(model, load_external_data=False)
+    if has_external(proto) or not dequantize_stored_weights(proto):
         return model
     path = workdir / "dequantized.onnx"
-    path.write_bytes(loaded.SerializeToString())
+    path.write_bytes(proto.SerializeToString())
     return path
 
 
@@ -301,10 +301,10 @@ def _is_scale(initializers: dict[str, TensorProto], scaling: NodeProto, cast: No
     if scale is None:
         return False
     dims, sizes = [*scale.dims], [*weight.dims]
-    along = [axis for axis, size in enumerate(dims) if size != 1]
-    if not along:
+    long_axes = [axis for axis, size in enumerate(dims) if size != 1]
+    if not long_axes:
         return len(dims) <= len(sizes)
-    return len(dims) == len(sizes) and len(along) == 1 and dims[along[0]] == sizes[along[0]]
+    return len(dims) == len(sizes) and len(long_axes) == 1 and dims[long_axes[0]] == sizes[long_axes[0]]
 
 
 def _scale_of(scaling: NodeProto, cast: NodeProto) -> str:
@@ -322,7 +322,7 @@ def _flat(scale: Array) -> Array:
 
 
 def _nodes(weight: str, scale: str, output: str, axis: int, kind: int) -> Iterator[NodeProto]:
-    wide = output if kind == TensorProto.FLOAT else f"{output}/float32"
-    yield helper.make_node("DequantizeLinear", [weight, scale], [wide], f"{output}/dequantized", axis=axis)
+    float_name = output if kind == TensorProto.FLOAT else f"{output}/float32"
+    yield helper.make_node("DequantizeLinear", [weight, scale], [float_name], f"{output}/dequantized", axis=axis)
     if kind != TensorProto.FLOAT:
-        yield helper.make_node("Cast", [wide], [output], f"{output}/narrowed", to=kind)
+        yield helper.make_node("Cast", [float_name], [output], f"{output}/narrowed", to=kind)

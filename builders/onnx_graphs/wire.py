@@ -18,14 +18,14 @@ class Field:
     end: int
 
 
-def inner_fields(data: mmap.mmap | bytes, outer: Field, number: int) -> Iterator[Field]:
+def inner_fields(data: mmap.mmap | bytes, message: Field, number: int) -> Iterator[Field]:
     """The fields of that number in the message that a field holds. Raises ValueError as `fields`."""
-    return (field for field in fields(data, outer.begin, outer.end) if field.number == number)
+    return (field for field in fields(data, message.begin, message.end) if field.number == number)
 
 
-def inner_text(data: mmap.mmap | bytes, outer: Field, number: int) -> str:
+def inner_text(data: mmap.mmap | bytes, message: Field, number: int) -> str:
     """The first text of that number in the message that a field holds; '' without one. Raises ValueError."""
-    return next((decode(data, field) for field in inner_fields(data, outer, number)), "")
+    return next((decode(data, field) for field in inner_fields(data, message, number)), "")
 
 
 def decode(data: mmap.mmap | bytes, field: Field) -> str:

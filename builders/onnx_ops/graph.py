@@ -60,8 +60,8 @@ class BoundGraph:
                     continue
             remaining_steps.append(step)
         self._steps = remaining_steps
-        used = set(self.outputs).union(*(step.node.reads() for step in self._steps))
-        self.constants = {name: array for name, array in constants.items() if name in used}
+        read_names = set(self.outputs).union(*(step.node.reads() for step in self._steps))
+        self.constants = {name: array for name, array in constants.items() if name in read_names}
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
 
     def run(self, arrays: Mapping[str, Array], lookups: Lookups) -> list[Array]:
@@ -89,9 +89,9 @@ class Step:
         unknown = sorted(node.attributes.keys() - row.attributes.keys())
         if unknown:
             raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")
-        absent = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
-        if absent:
-            raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
+        gaps = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
+        if gaps:
+            raise ModelError(f"{node}: it has no attribute {gaps[0]!r}, which ONNX asks for; export the model again")
         max_inputs = None if row.variadic else len(row.kinds)
         if not row.needed <= len(node.inputs) or (max_inputs is not None and len(node.inputs) > max_inputs):
             raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {max_inputs or row.needed} are known")
@@ -111,7 +111,7 @@ class Step:
             raise ModelError(f"{self.node}: {lookups.xp.name} cannot run it: {reason}") from error
         results = result if isinstance(result, tuple) else (result,)
         values.update(
-            (n, value) for n, value in zip(self.node.outputs, results, strict=False) if n and value is not None
+            (name, value) for name, value in zip(self.node.outputs, results, strict=False) if name and value is not None
         )
 
     def _result(self, inputs: Sequence[Value | None], lookups: Lookups) -> Result:
@@ -152,9 +152,9 @@ class Branch:
 
     def _run(self, which: int, values: Values, lookups: Lookups) -> list[Value]:
         body = self._bodies[which]
-        inner: Values = {**values, **{name: _value(array, lookups.xp) for name, array in body.constants.items()}}
-        _run(self._steps[which], inner, lookups, set(body.outputs) | values.keys())
-        return [inner[name] for name in body.outputs]
+        body_values: Values = {**values, **{name: _value(array, lookups.xp) for name, array in body.constants.items()}}
+        _run(self._steps[which], body_values, lookups, set(body.outputs) | values.keys())
+        return [body_values[name] for name in body.outputs]
 
 
 AnyStep = Step | Branch

@@ -110,8 +110,8 @@ def _inline_functions(model: ModelProto, operators: Collection[str]) -> ModelPro
         return model
 
 
-def _body(graph: GraphProto, opset: int, around: Mapping[str, int]) -> Body:
-    elements = {**around, **_elements(graph)}
+def _body(graph: GraphProto, opset: int, outer_elements: Mapping[str, int]) -> Body:
+    elements = {**outer_elements, **_elements(graph)}
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     nodes = []
     for node in graph.node:
@@ -136,10 +136,10 @@ def _body(graph: GraphProto, opset: int, around: Mapping[str, int]) -> Body:
 
 def _elements(graph: GraphProto) -> dict[str, int]:
     """Name -> ONNX's element type, of values that state one."""
-    stated = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
-    stated |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    stated_types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    stated_types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     constants = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
-    return stated | {node.output[0]: node.attribute[0].t.data_type for node in constants}
+    return stated_types | {node.output[0]: node.attribute[0].t.data_type for node in constants}
 
 
 def _constant(node: NodeProto) -> NumpyArray:

@@ -158,8 +158,8 @@ class Known:
             return self.array
         if not self.symbolic:
             return xp.asarray(np.array(self.numbers.tolist(), self.dtype).reshape(self.numbers.shape))
-        each = [xp.full((), number, dtype=xp.dtype(self.dtype, narrow=True)) for number in self.each]
-        return xp.stack(each).reshape(self.numbers.shape)
+        numbers = [xp.full((), number, dtype=xp.dtype(self.dtype, narrow=True)) for number in self.each]
+        return xp.stack(numbers).reshape(self.numbers.shape)
 
 
 class Lookups:
@@ -214,8 +214,8 @@ def known_constant(constant: NumpyArray) -> Known | None:
     kind = "f" if constant.dtype.name == "bfloat16" else "i" if "int4" in constant.dtype.name else constant.dtype.kind
     if constant.size > MOST_NUMBERS or kind not in "biuf":
         return None
-    wide = constant.astype({"f": np.float64, "i": np.int64}.get(kind, constant.dtype))
-    return Known(wide.astype(object), constant.dtype)
+    wide_array = constant.astype({"f": np.float64, "i": np.int64}.get(kind, constant.dtype))
+    return Known(wide_array.astype(object), constant.dtype)
 
 
 @dataclass(frozen=True)

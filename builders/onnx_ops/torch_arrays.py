@@ -18,17 +18,17 @@ _BACK = {dtype: (getattr(torch, plain.__name__), array) for array, (plain, dtype
 
 def to_tensor(array: np.ndarray) -> Tensor:
     """A copy of the array as a tensor on the CPU. Raises TypeError for a type that torch lacks."""
-    copied = np.array(array, order="C")
-    if copied.dtype in _THROUGH_BYTES:
-        plain, dtype = _THROUGH_BYTES[copied.dtype]
-        return torch.from_numpy(copied.view(plain)).view(dtype)
-    return torch.from_numpy(copied)
+    contiguous = np.array(array, order="C")
+    if contiguous.dtype in _THROUGH_BYTES:
+        plain_dtype, dtype = _THROUGH_BYTES[contiguous.dtype]
+        return torch.from_numpy(contiguous.view(plain_dtype)).view(dtype)
+    return torch.from_numpy(contiguous)
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
     """The tensor as an array, on the host."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in _BACK:
-        plain, dtype = _BACK[tensor.dtype]
-        return tensor.view(plain).numpy().view(dtype)
+        plain_dtype, dtype = _BACK[tensor.dtype]
+        return tensor.view(plain_dtype).numpy().view(dtype)
     return tensor.numpy()

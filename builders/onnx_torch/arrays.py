@@ -235,27 +235,27 @@ def conv_transpose(
 
 def max_pool(x: Tensor, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> Tensor:
     """The greatest of each window. 8-bit integers are exact in float32, for which torch has kernels."""
-    wide, run = x if x.is_floating_point() else x.to(torch.float32), _MAX[_rank(x)]
+    values, run = x if x.is_floating_point() else x.to(torch.float32), _MAX[_rank(x)]
     if before == after and all(2 * p <= k for p, k in zip(before, kernel, strict=True)):
-        return run(wide, kernel, strides, before, dilations).to(x.dtype)
-    return run(_spatially_padded(wide, before, after, -math.inf), kernel, strides, 0, dilations).to(x.dtype)
+        return run(values, kernel, strides, before, dilations).to(x.dtype)
+    return run(_spatially_padded(values, before, after, -math.inf), kernel, strides, 0, dilations).to(x.dtype)
 
 
 def max_pool_indices(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes) -> tuple[Tensor, Tensor]:
     """The greatest of each window, and where it is in the flat tensor."""
-    wide = x if x.is_floating_point() else x.to(torch.float32)
-    values, at = _MAX[_rank(x)](wide, kernel, strides, pads, dilations, return_indices=True)
+    values_in = x if x.is_floating_point() else x.to(torch.float32)
+    values, places = _MAX[_rank(x)](values_in, kernel, strides, pads, dilations, return_indices=True)
     planes = torch.arange(x.shape[0] * x.shape[1]).reshape([x.shape[0], x.shape[1], *[1] * (x.dim() - 2)])
-    return values.to(x.dtype), at + planes * math.prod(x.shape[2:])
+    return values.to(x.dtype), places + planes * math.prod(x.shape[2:])
 
 
 def avg_pool(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, count_pads: bool) -> Tensor:
     """The mean of each window."""
     if all(2 * p <= k for p, k in zip(pads, kernel, strict=True)):
         return _AVERAGE[_rank(x)](x, kernel, strides, pads, False, count_pads)
-    inside = _spatially_padded(torch.ones_like(x), pads, pads, float(count_pads))
+    mask = _spatially_padded(torch.ones_like(x), pads, pads, float(count_pads))
     ones, none = [1] * len(kernel), [0] * len(kernel)
-    counts = window_sums(inside, kernel, strides, none, none, ones)
+    counts = window_sums(mask, kernel, strides, none, none, ones)
     return window_sums(x, kernel, strides, pads, pads, ones) / counts
 
 

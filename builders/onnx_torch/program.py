@@ -41,18 +41,18 @@ class OnnxModule(torch.nn.Module):
         self._clamped, self._told = clamped, _Told()
         self._program = BoundGraph(body, TORCH, folded=MOST_NUMBERS)
         self._attribute_of = dict(_safe_names(list(self._program.constants)))
-        for name, plain in self._attribute_of.items():
+        for name, safe_name in self._attribute_of.items():
             tensor = _call_named(f"constant {name!r}", asarray, self._program.constants.pop(name))
             if tensor.is_floating_point():
-                self.register_parameter(plain, torch.nn.Parameter(tensor, requires_grad=False))
+                self.register_parameter(safe_name, torch.nn.Parameter(tensor, requires_grad=False))
             else:
-                self.register_buffer(plain, tensor)
+                self.register_buffer(safe_name, tensor)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the graph on tensors in the order of its inputs. Raises ModelError for another number of them."""
         if len(inputs) != len(self._program.inputs):
             raise ModelError(f"the model takes {len(self._program.inputs)} inputs, not {len(inputs)}")
-        tensors = {name: getattr(self, plain) for name, plain in self._attribute_of.items()}
+        tensors = {name: getattr(self, safe_name) for name, safe_name in self._attribute_of.items()}
         tensors.update(zip(self._program.inputs, inputs, strict=True))
         device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
         lookups = Lookups(TORCH, self._clamped)
@@ -83,8 +83,8 @@ def read_model(model: ModelProto) -> Body:
     return _check_body(reading.read_model(model, known_operators(TORCH)), {})
 
 
-def _check_body(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
-    elements = {**around, **body.elements}
+def _check_body(body: Body, outer_elements: Mapping[str, np.dtype[Any]]) -> Body:
+    elements = {**outer_elements, **body.elements}
     for name in (name for name in body.inputs if name in body.elements):
         _call_named(f"input {name!r}", dtype, elements[name])
     for node in body.nodes:
@@ -92,30 +92,30 @@ def _check_body(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
             for name in node.inputs:
                 if name in elements and elements[name].name in NARROW:
                     raise ModelError(f"{node} reads {name!r} of 4 bits; dequantize it first")
-        for inner in node.bodies():
-            _check_body(inner, elements)
+        for body_part in node.bodies():
+            _check_body(body_part, elements)
     return body
 
 
-def _call_named(what: str, run: Callable[[Given], Made], argument: Given) -> Made:
-    """run(argument), with `what` in front of the message of a ModelError."""
+def _call_named(title: str, run: Callable[[Given], Made], argument: Given) -> Made:
+    """run(argument), with `title` in front of the message of a ModelError."""
     try:
         return run(argument)
     except ModelError as error:
-        raise ModelError(f"{what}: {error}") from error
+        raise ModelError(f"{title}: {error}") from error
 
 
 def _safe_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, a Python identifier for it), each of the latter once."""
-    used: set[str] = set()
+    used_names: set[str] = set()
     for name in names:
-        plain = base = "w_" + re.sub(r"\W", "_", name)
+        safe_name = base = "w_" + re.sub(r"\W", "_", name)
         count = 0
-        while plain in used:
+        while safe_name in used_names:
             count += 1
-            plain = f"{base}_{count}"
-        used.add(plain)
-        yield name, plain
+            safe_name = f"{base}_{count}"
+        used_names.add(safe_name)
+        yield name, safe_name
 
 
 # Exports a module with the dynamic dimensions of a build request.

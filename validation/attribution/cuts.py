@@ -47,8 +47,8 @@ class GraphSegment:
     def main(self) -> GraphStep:
         """The step that names the segment: the last one with weights, else the last one that no rewrite added."""
         graph_steps = [step for step in self.steps if step.op_type not in ADDED]
-        weighted = [step for step in graph_steps if step.op_type in (*WEIGHTED, *RECURRENT)]
-        return (weighted or graph_steps or [*self.steps])[-1]
+        weighted_steps = [step for step in graph_steps if step.op_type in (*WEIGHTED, *RECURRENT)]
+        return (weighted_steps or graph_steps or [*self.steps])[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -166,30 +166,30 @@ def reduce(
     """
     outcomes: dict[tuple[int, ...], bool] = {}
 
-    def test(chosen: Sequence[int]) -> bool:
-        key = tuple(sorted(chosen))
+    def test(chosen_indices: Sequence[int]) -> bool:
+        key = tuple(sorted(chosen_indices))
         if key not in outcomes:
             if len(outcomes) >= most_runs or stop():
                 raise _Spent
             outcomes[key] = passes([items[index] for index in key])
         return outcomes[key]
 
-    best: list[int] | None = None
+    picks: list[int] | None = None
     minimal, spent, parts = False, False, 2
     try:
-        best = _first_that_passes(len(items), test)
-        while best and len(best) > 1:
-            parts = min(parts, len(best))
-            if smaller_split := _smaller(best, parts, test):
-                best, parts = smaller_split
-            elif parts == len(best):
+        picks = _first_that_passes(len(items), test)
+        while picks and len(picks) > 1:
+            parts = min(parts, len(picks))
+            if smaller_split := _smaller(picks, parts, test):
+                picks, parts = smaller_split
+            elif parts == len(picks):
                 break
             else:
                 parts *= 2
-        minimal = best is not None
+        minimal = picks is not None
     except _Spent:
         spent = True
-    return Reduction(None if best is None else tuple(items[index] for index in best), len(outcomes), minimal, spent)
+    return Reduction(None if picks is None else tuple(items[index] for index in picks), len(outcomes), minimal, spent)
 
 
 def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> list[int] | None:
@@ -201,15 +201,15 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
     return [*range(count)] if count and test(range(count)) else None
 
 
-def _smaller(best: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
-    """A part of `best`, or the rest without one, that passes, with the number of parts to go on with."""
-    edges = [index * len(best) // parts for index in range(parts + 1)]
-    subsets = [best[low:high] for low, high in pairwise(edges)]
+def _smaller(picks: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
+    """A part of `picks`, or the rest without one, that passes, with the number of parts to go on with."""
+    edges = [index * len(picks) // parts for index in range(parts + 1)]
+    subsets = [picks[low:high] for low, high in pairwise(edges)]
     for subset in subsets:
         if test(subset):
             return [*subset], 2
     for subset in subsets if parts > 2 else ():
-        rest = [index for index in best if index not in subset]
-        if test(rest):
-            return rest, max(parts - 1, 2)
+        other_indices = [index for index in picks if index not in subset]
+        if test(other_indices):
+            return other_indices, max(parts - 1, 2)
     return None

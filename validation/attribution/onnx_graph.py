@@ -40,8 +40,8 @@ def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
         return TensorError(math.nan, math.nan, 0, 0.0, note or "not measured")
     if drift.mismatches is not None:
         return TensorError(unequal=1 - drift.agreement, note=note)
-    worst = worst_slice(drift.slices, None) if drift.slices else None
-    of_slice = (worst.sqnr_db, str(worst)) if worst else (math.inf, "")
+    worst_drift = worst_slice(drift.slices, None) if drift.slices else None
+    of_slice = (worst_drift.sqnr_db, str(worst_drift)) if worst_drift else (math.inf, "")
     return TensorError(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *of_slice)
 
 
@@ -56,14 +56,14 @@ def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, s
         return None, str(error)
 
 
-def is_of_the_cut(local: TensorError, inherited: TensorError) -> bool:
+def is_of_the_cut(local_error: TensorError, inherited_error: TensorError) -> bool:
     """Whether a segment by itself is off by over twice what the whole candidate is off at the same tensor.
 
     Its own error is part of the whole's there, so the cut made the runtime choose another kernel: for one, for a
     product whose activation is no longer dequantized before it.
     """
-    is_measured = not (local.note or inherited.note or local.nonfinite or inherited.nonfinite)
-    return is_measured and local.sqnr_db < inherited.sqnr_db - HONEST_DB
+    is_measured = not (local_error.note or inherited_error.note or local_error.nonfinite or inherited_error.nonfinite)
+    return is_measured and local_error.sqnr_db < inherited_error.sqnr_db - HONEST_DB
 
 
 def explain_blame(local: TensorError, budget: Budget) -> str:
@@ -131,12 +131,12 @@ class OnnxGraph:
     Files are written into `workdir`, which the caller removes. Raises ModelError where opening a session does.
     """
 
-    def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
+    def __init__(self, path: Path, workdir: Path, opener: Opener, *, fuses: bool) -> None:
 
         from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
-        self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0
+        self._path, self._workdir, self._opens, self._count = path, workdir, opener, 0
         self._model = load_graph(path)
         if in_shards(self._model):
             link_shards(self._model, workdir)
@@ -252,9 +252,9 @@ def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequenc
     operand_names = {name for node in new_nodes for name in list_reads(node)} | {value.name for value in new_outputs}
     del graph.value_info[:]
     for field in (graph.initializer, graph.input):
-        used = [deepcopy(entry) for entry in field if entry.name in operand_names]
+        used_entries = [deepcopy(entry) for entry in field if entry.name in operand_names]
         del field[:]
-        field.extend(used)
+        field.extend(used_entries)
 
 
 def _input(spec: TensorSpec) -> "ValueInfoProto":

@@ -218,12 +218,12 @@ def _summarize(attribution: Attribution) -> str:
     if attribution.finding == "nothing-failed":
         return f"no golden case fails at the {attribution.stage} stage by itself; all parts are ranked"
     if attribution.finding == "spread":
-        worst = attribution.rows[0]
+        worst_row = attribution.rows[0]
         start = f"no node breaks a limit by itself: the errors of {attribution.segments} parts add up"
-        return f"{start}; the largest is {worst.node}'s ({worst.op_type}, {format_error(worst.local)})"
+        return f"{start}; the largest is {worst_row.node}'s ({worst_row.op_type}, {format_error(worst_row.local)})"
     blamed_row = attribution.blamed[0]
-    others = f", and {len(attribution.blamed) - 1} more" if len(attribution.blamed) > 1 else ""
-    return f"{blamed_row.node} ({blamed_row.op_type}): {blamed_row.blamed}{others}"
+    others_text = f", and {len(attribution.blamed) - 1} more" if len(attribution.blamed) > 1 else ""
+    return f"{blamed_row.node} ({blamed_row.op_type}): {blamed_row.blamed}{others_text}"
 
 
 def describe_taps(attribution: Attribution) -> str:
@@ -250,8 +250,8 @@ def describe_attribution(attribution: Attribution) -> Iterator[str]:
 def format_row(index: int, row: SegmentRow) -> tuple[str, ...]:
     """The texts of a row of the table, in the order of COLUMNS. index: from 0."""
     more = f" + {len(row.nodes) - 1}" if len(row.nodes) > 1 else ""
-    local, inherited = format_error(row.local), format_error(row.inherited)
-    return str(index + 1), f"{row.node}{more}", row.op_type, local, inherited, row.tensor, row.blamed
+    local_text, inherited_text = format_error(row.local), format_error(row.inherited)
+    return str(index + 1), f"{row.node}{more}", row.op_type, local_text, inherited_text, row.tensor, row.blamed
 
 
 def format_error(error: TensorError) -> str:
@@ -303,7 +303,7 @@ class AttributionView:
 
 def view_attribution(attribution: NamedAttribution) -> AttributionView:
     """The section of one graph's or engine's attribution."""
-    rows = tuple(dict(zip(COLUMNS, format_row(*each), strict=True)) for each in enumerate(attribution.rows[:SHOWN]))
+    rows = tuple(dict(zip(COLUMNS, format_row(*pair), strict=True)) for pair in enumerate(attribution.rows[:SHOWN]))
     snippet = (attribution.proposal.snippet if attribution.proposal else None) or ""
     lines = tuple(describe_attribution(attribution))[1:]
     return AttributionView(

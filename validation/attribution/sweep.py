@@ -79,11 +79,11 @@ class Apart:
     def _run(self, window: Sequence[GraphSegment], values: Tensors) -> dict[str, Array]:
         names = tuple(segment.target for segment in window)
         if names not in self.sessions:
-            inside = {name for segment in window for name in segment.boundary}
+            boundary_names = {name for segment in window for name in segment.boundary}
             ranked_as = {
                 name: TensorSpec(name, spec.dtype, values[name].shape)
                 for name, spec in self.specs.items()
-                if name in inside
+                if name in boundary_names
             }
             self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, ranked_as))
         session = self.sessions[names]
@@ -142,14 +142,14 @@ class Sweep:
         """The tensors where both can be cut, in order: floats or quantized on both sides, and not inside a fusion."""
         names = list_shared(self.reference.steps, self.candidate.steps)
         with (
-            self.reference.open_tapped(names, whole=False) as one,
-            self.candidate.open_tapped(names, whole=False) as other,
+            self.reference.open_tapped(names, whole=False) as reference,
+            self.candidate.open_tapped(names, whole=False) as candidate,
         ):
-            left, right = ({spec.name: spec for spec in session.outputs} for session in (one, other))
+            left, right = ({spec.name: spec for spec in session.outputs} for session in (reference, candidate))
         self.kinds = {name: (left[name], right[name]) for name in names if name in left and name in right}
         self.zeros = {name: step.zero for step in self.reference.steps for name in step.makes if step.zero is not None}
-        both = [name for name in names if _can_cut(*self.kinds[name], name in self.zeros)]
-        return exclude_joined(both, self.candidate.steps) if self.candidate.fuses else both
+        shared_names = [name for name in names if _can_cut(*self.kinds[name], name in self.zeros)]
+        return exclude_joined(shared_names, self.candidate.steps) if self.candidate.fuses else shared_names
 
     def rows(self, cuts: set[str]) -> list[SegmentRow]:
         """A row for each cut. Only segments that were not measured yet are run; once the time is over, no more than the
@@ -168,16 +168,16 @@ class Sweep:
                 break
             self._measure(window, cuts)
         origin = {segment.target: segment for segment in segments(self.reference.steps, cuts, order)}
-        measured = [segment for segment in cut_segments if (segment.target, segment.boundary) in self.drifts]
-        return [self._row(segment, origin[segment.target]) for segment in measured]
+        measured_segments = [segment for segment in cut_segments if (segment.target, segment.boundary) in self.drifts]
+        return [self._row(segment, origin[segment.target]) for segment in measured_segments]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Further cuts inside the worst segments; none where no such segment can be cut."""
-        ranked = rank_segments(rows)
-        inner = {row.tensor: self._inside(row, points, cuts) for row in ranked}
-        blamed = [row.tensor for row in ranked if row.blamed and inner[row.tensor]]
-        worst = [row.tensor for row in ranked[:REFINED] if inner[row.tensor]]
-        targets = blamed[:REFINED] or ([] if any(row.blamed for row in rows) else worst)
+        ranked_rows = rank_segments(rows)
+        inner = {row.tensor: self._inside(row, points, cuts) for row in ranked_rows}
+        blamed_targets = [row.tensor for row in ranked_rows if row.blamed and inner[row.tensor]]
+        worst_targets = [row.tensor for row in ranked_rows[:REFINED] if inner[row.tensor]]
+        targets = blamed_targets[:REFINED] or ([] if any(row.blamed for row in rows) else worst_targets)
         return {name for target in targets for name in spread(inner[target], max(1, self.size.cuts // len(targets)))}
 
     def taps(self) -> Taps:
@@ -191,18 +191,18 @@ class Sweep:
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
-        local, inherited = (
+        local_error, inherited_error = (
             describe_drift(part.drift, part.note) for part in self.drifts[segment.target, segment.boundary]
         )
-        if not self.changed and is_of_the_cut(local, inherited):
-            local = inherited
+        if not self.changed and is_of_the_cut(local_error, inherited_error):
+            local_error = inherited_error
         return SegmentRow(
             tensor=segment.target,
             node=origin.main.name,
             op_type=origin.main.op_type,
-            local=local,
-            inherited=inherited,
-            blamed=explain_blame(local, self.budget),
+            local=local_error,
+            inherited=inherited_error,
+            blamed=explain_blame(local_error, self.budget),
             nodes=origin.names,
             computed_by=tuple(step.name for step in segment.steps),
         )
@@ -210,35 +210,35 @@ class Sweep:
     def _measure(self, window: Sequence[GraphSegment], cuts: set[str]) -> None:
         """Run one window: reference and candidate with the targets as outputs, then the candidate's segments apart."""
         targets = [segment.target for segment in window]
-        inside = list(dict.fromkeys(name for segment in window for name in segment.boundary if name in cuts))
-        boundary_specs = {name: self.kinds[name][1] for name in inside}
+        inner_names = list(dict.fromkeys(name for segment in window for name in segment.boundary if name in cuts))
+        boundary_specs = {name: self.kinds[name][1] for name in inner_names}
         drifts = {name: (_TensorDrift(), _TensorDrift()) for name in targets}
         with (
-            self.reference.open_tapped(list(dict.fromkeys([*targets, *inside])), whole=False) as expected,
+            self.reference.open_tapped(list(dict.fromkeys([*targets, *inner_names])), whole=False) as reference,
             self.candidate.open_tapped(targets, whole=True) as actual,
-            Apart(self.candidate, window, boundary_specs) as apart,
+            Apart(self.candidate, window, boundary_specs) as segment_runner,
         ):
             for sweep_case in self.cases:
                 inputs, note = sweep_case.case.inputs, ""
-                expected_values = run(expected, {spec.name: inputs[spec.name] for spec in expected.inputs})
+                expected_values = run(reference, {spec.name: inputs[spec.name] for spec in reference.inputs})
                 try:
-                    tapped = run(actual, inputs)
+                    tapped_values = run(actual, inputs)
                 except EnginesmithError as error:
-                    tapped, note = {}, str(error)
+                    tapped_values, note = {}, str(error)
                 else:
-                    self._compare_taps(sweep_case.outputs or {}, tapped)
-                local_values = apart.run({**inputs, **{name: expected_values[name] for name in inside}})
+                    self._compare_taps(sweep_case.outputs or {}, tapped_values)
+                local_values = segment_runner.run({**inputs, **{name: expected_values[name] for name in inner_names}})
                 for name, parts in drifts.items():
-                    values = local_values[name], (tapped.get(name), note)
+                    values = local_values[name], (tapped_values.get(name), note)
                     for part, (value, why) in zip(parts, values, strict=True):
                         part.add(expected_values[name], value, why, self.zeros.get(name))
         self.drifts |= {(segment.target, segment.boundary): drifts[segment.target] for segment in window}
 
-    def _compare_taps(self, untouched: Tensors, tapped: Tensors) -> None:
-        for name, value in untouched.items():
+    def _compare_taps(self, untapped_values: Tensors, tapped_values: Tensors) -> None:
+        for name, value in untapped_values.items():
             self.compared += 1
-            if value.dtype != tapped[name].dtype or value.tobytes() != tapped[name].tobytes():
-                drift = measure(value, tapped[name])
+            if value.dtype != tapped_values[name].dtype or value.tobytes() != tapped_values[name].tobytes():
+                drift = measure(value, tapped_values[name])
                 self.changed[name] = self.changed.get(name, Drift()).merge(drift)
 
 
@@ -275,11 +275,11 @@ def _mask_infinite(expected: Array, actual: Array | None) -> tuple[Array, Array 
     return np.where(mask, infinite, expected), np.where(shared_mask, infinite, actual)
 
 
-def _can_cut(left: TensorSpec, right: TensorSpec, quantized: bool) -> bool:
+def _can_cut(left: TensorSpec, right: TensorSpec, is_quantized: bool) -> bool:
     """Whether a tensor of the reference and one of the candidate can be one: in dtype, and in shape as far as known. A
     rewrite may use a name for something else."""
     floats = left.dtype in _FLOATS and right.dtype in _FLOATS
-    if not (floats or (quantized and left.dtype == right.dtype)):
+    if not (floats or (is_quantized and left.dtype == right.dtype)):
         return False
     if not left.shape or not right.shape:
         return True  # a scalar, or of unknown rank
@@ -361,10 +361,10 @@ def _cut_finer(
     rows, finer = list[SegmentRow](), set[str]()
     for index in range(MOST_ROUNDS):
         tell(f"round {index + 1}: {len(cuts | finer)} cuts of {len(points)} possible")
-        measured = work.rows(cuts | finer)
+        measured_rows = work.rows(cuts | finer)
         if rows and not work.complete:
             break  # the rows of the round before are of the whole model
-        rows, cuts = measured, cuts | finer
+        rows, cuts = measured_rows, cuts | finer
         if not work.complete or not (finer := work.finer(rows, points, cuts)):
             break
     return rows, cuts
@@ -393,11 +393,11 @@ def _worst_cases(
     `attribute`."""
     case_ranking: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
-    with nullcontext() if answered else reference.whole() as expected, candidate.whole() as actual:
+    with nullcontext() if answered else reference.whole() as reference_session, candidate.whole() as actual:
         for index, case in enumerate(golden.cases):
             if case_ranking and stop():
                 break
-            expected_outputs = run(expected, case.inputs) if expected else case.expected
+            expected_outputs = run(reference_session, case.inputs) if reference_session else case.expected
             try:
                 actual_outputs: Tensors | None = run(actual, case.inputs)
             except EnginesmithError:

@@ -82,9 +82,9 @@ class Allowance:
         enough, few = self._more(LEAST_CALLS, now, start + self.seconds), self._more(LEAST_CALLS, now, now + self.few_s)
         return lambda done: enough(done) or (done < FEW_CALLS and few(done))
 
-    def _more(self, least: int, start: float, end: float) -> Callable[[int], bool]:
+    def _more(self, least_count: int, start: float, end: float) -> Callable[[int], bool]:
         """Whether one more, if it takes as long as those before it on average, is over by `end`."""
-        return lambda done: done < least or (now := self.clock()) + (now - start) / done <= end
+        return lambda done: done < least_count or (now := self.clock()) + (now - start) / done <= end
 
 
 def size_checks(
@@ -145,10 +145,10 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
         for case in cases
     ]
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
-    judged = [outcome for outcome in outcomes if outcome.verdict != "not judged"]
-    if not judged:
+    judged_outcomes = [outcome for outcome in outcomes if outcome.verdict != "not judged"]
+    if not judged_outcomes:
         return
-    note = f"golden data {', '.join(outcome.case.values for outcome in judged)}".replace("times_", "times ")
+    note = f"golden data {', '.join(outcome.case.values for outcome in judged_outcomes)}".replace("times_", "times ")
     if pair.precision in QUANTIZED:
         note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
     if failures:
@@ -205,20 +205,20 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
     summary = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
         for dim, length in zip(dims, _lengths(dims), strict=True):
-            tried = {dict(outcome.case.sizes)[dim.name] for outcome in outcomes}
-            summary.append(f"{len(tried)} of {length} of {dim.name}")
-    skipped = sum(outcome.verdict == "not judged" for outcome in outcomes)
-    if skipped == len(outcomes):
+            tried_sizes = {dict(outcome.case.sizes)[dim.name] for outcome in outcomes}
+            summary.append(f"{len(tried_sizes)} of {length} of {dim.name}")
+    skipped_count = sum(outcome.verdict == "not judged" for outcome in outcomes)
+    if skipped_count == len(outcomes):
         return unmeasured(
-            "engine", "", "inner sizes", f"the graph itself runs at none of the {skipped} that were tried"
+            "engine", "", "inner sizes", f"the graph itself runs at none of the {skipped_count} that were tried"
         )
-    if skipped:
-        summary.append(f"{skipped} of them not judged: the graph itself does not run")
+    if skipped_count:
+        summary.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(summary)
     if failures:
         words = (" ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED])
-        others = ", ".join(words)
-        note = "; ".join(filter(None, (failures[0].reason, others and f"also {others}", note)))
+        other_reasons = ", ".join(words)
+        note = "; ".join(filter(None, (failures[0].reason, other_reasons and f"also {other_reasons}", note)))
     case = str(failures[0].case) if failures else "inner sizes"
     return Check("engine", "sizes", "", case, float(len(failures)), 0.0, not failures, note)
 
@@ -242,8 +242,8 @@ def call_checks(
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
     if sizes and dims:
-        judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
-        yield from size_checks(judged, shapes, groups, seed, allowance)
+        judged_pair = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
+        yield from size_checks(judged_pair, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
     began = allowance.clock()
@@ -268,17 +268,17 @@ def padding_checks(
     session: the engine.  request: what it was built from.  padding: the rules.  golden: the cases.
     """
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
-    tried, wrong = 0, list[str]()
+    tried_count, wrong = 0, list[str]()
     for case in cases:
-        if (padded := next_sizes(request, padding, sizes_of(case.inputs, request.inputs))) is None:
+        if (padded_sizes := next_sizes(request, padding, sizes_of(case.inputs, request.inputs))) is None:
             continue
-        tried += 1
-        if reason := _differs(session, request, padding, case, padded, limits):
+        tried_count += 1
+        if reason := _differs(session, request, padding, case, padded_sizes, limits):
             wrong.append(reason)
-    if not tried:
+    if not tried_count:
         note = "no golden or edge case can be padded within the profiles; add smaller samples, or remove pad"
         return [Check("engine", PADDING, "", "all", None, 0.0, False, note)]
-    note = f"{wrong[0]}; {len(wrong)} of {tried} padded cases" if wrong else f"{tried} padded cases"
+    note = f"{wrong[0]}; {len(wrong)} of {tried_count} padded cases" if wrong else f"{tried_count} padded cases"
     return [Check("engine", PADDING, "", "all", float(len(wrong)), 0.0, not wrong, note)]
 
 
@@ -288,16 +288,16 @@ def next_sizes(request: BuildRequest, padding: Padding, sizes: Mapping[str, int]
     for dim in sorted(padding.dims & sizes.keys()):
         step = request.multiples.get(dim, 1)
         larger = (edge for edge in padding.edges.get(dim, (sizes[dim] + step,)) if edge > sizes[dim])
-        raised = {**grown_sizes, dim: next(larger, sizes[dim])}
-        if _is_held(request, raised):
-            grown_sizes = raised
+        raised_sizes = {**grown_sizes, dim: next(larger, sizes[dim])}
+        if _is_held(request, raised_sizes):
+            grown_sizes = raised_sizes
     return grown_sizes if grown_sizes != sizes else None
 
 
 def _is_held(request: BuildRequest, sizes: Mapping[str, int]) -> bool:
-    empty = {spec.name: np.broadcast_to(np.int8(0), spec.at(sizes)) for spec in request.inputs}
+    empty_inputs = {spec.name: np.broadcast_to(np.int8(0), spec.at(sizes)) for spec in request.inputs}
     try:
-        find_profile(request.profiles, empty)
+        find_profile(request.profiles, empty_inputs)
     except EnginesmithError:
         return not request.profiles
     return True
@@ -308,16 +308,16 @@ def _differs(
     request: BuildRequest,
     padding: Padding,
     case: Case,
-    padded: Mapping[str, int],
+    padded_sizes: Mapping[str, int],
     limits: StagedLimits,
 ) -> str:
     """How the answers of a case differ by more than the limits; '' where they do not."""
-    plan = plan_padding(request.inputs, request.outputs, padding, sizes_of(case.inputs, request.inputs), padded)
-    name = f"{case.name} padded to {', '.join(f'{dim} {size}' for dim, size in padded.items())}"
+    plan = plan_padding(request.inputs, request.outputs, padding, sizes_of(case.inputs, request.inputs), padded_sizes)
+    name = f"{case.name} padded to {', '.join(f'{dim} {size}' for dim, size in padded_sizes.items())}"
     try:
-        alone = run(session, case.inputs)
+        unpadded_outputs = run(session, case.inputs)
         answer = plan.crop(run(session, plan.pad(case.inputs)))
-        for output, expected in alone.items():
+        for output, expected in unpadded_outputs.items():
             pair = expected, answer[output]
             checks = limits.judge(partial(limited_checks, "engine", (name, case.kind), output, pair))
             if failure := next((check for check in checks if not check.passed), None):

@@ -105,8 +105,8 @@ def _two(
     cases = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
     named_inputs = [(str(case), make(case, specs, groups, SEED, precision)) for case in cases]
     name, first_inputs = named_inputs[0]
-    halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first_inputs.items()}
-    named_inputs.append((f"{name} halved", halved))
+    halved_inputs = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first_inputs.items()}
+    named_inputs.append((f"{name} halved", halved_inputs))
     distinct_inputs: list[RepeatedInputs] = []
     for name, inputs in named_inputs:
         kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
@@ -140,9 +140,9 @@ class _Fault:
     where: str = ""
     what: str = ""
 
-    def add(self, where: str, what: str) -> None:
+    def add(self, place: str, fault: str) -> None:
         if not self.count:
-            self.where, self.what = where, what
+            self.where, self.what = place, fault
         self.count += 1
 
 
@@ -199,8 +199,8 @@ class RepeatedCalls:
             arrays = {name: np.asfortranarray(copy.array()) for name, copy in case.copies.items()}
             for array in arrays.values():
                 array.setflags(write=False)
-            where = f"{case.name} in read-only arrays in Fortran's order"
-            self._compare(case, self._answer(arrays), self.refilled, where, sums_alike=False)
+            place = f"{case.name} in read-only arrays in Fortran's order"
+            self._compare(case, self._answer(arrays), self.refilled, place, sums_alike=False)
 
     def _share(self) -> None:
         """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
@@ -221,23 +221,23 @@ class RepeatedCalls:
             self._compare(case, outputs, self.threads, f"{case.name} beside another thread's call")
 
     def _compare(
-        self, case: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str, sums_alike: bool = True
+        self, case: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, place: str, sums_alike: bool = True
     ) -> None:
         if isinstance(outputs, str):
-            fault.add(where, outputs)
+            fault.add(place, outputs)
         elif summary := self._differs(case, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
-            fault.add(where, summary)
+            fault.add(place, summary)
 
     def _call(self, case: RepeatedInputs) -> None:
         self.calls += 1
-        where = f"call {self.calls}, {case.name}"
+        place = f"call {self.calls}, {case.name}"
         outputs = self._answer(case.arrays)
         for name, copy in case.copies.items():
             if Bits.of(case.arrays[name]) != copy:
-                self.inputs.add(where, f"{name} was overwritten")
+                self.inputs.add(place, f"{name} was overwritten")
                 case.arrays[name] = copy.array()
         if isinstance(outputs, str):
-            self.answers.add(where, outputs)
+            self.answers.add(place, outputs)
             return
         output_bits = {name: Bits.of(array) for name, array in outputs.items()}
         if case.first_outputs is None:
@@ -247,7 +247,7 @@ class RepeatedCalls:
         if output_bits == case.first_outputs:
             output_bits = case.first_outputs  # one copy of the bytes
         elif summary := self._differs(case, output_bits):
-            self.answers.add(where, summary)
+            self.answers.add(place, summary)
         stored_call = _Kept(self.calls, case.name, outputs, output_bits)
         self._kept.append(stored_call)
         self._kept_bytes += stored_call.size
@@ -285,19 +285,19 @@ class RepeatedCalls:
 
     def _look_again(self, call: _Kept) -> None:
         self._kept_bytes -= call.size
-        if changed := next((name for name, array in call.arrays.items() if Bits.of(array) != call.bits[name]), ""):
-            self.outputs.add(f"call {call.call}, {call.name}", f"{changed} changed after it was answered")
+        if changed_name := next((name for name, array in call.arrays.items() if Bits.of(array) != call.bits[name]), ""):
+            self.outputs.add(f"call {call.call}, {call.name}", f"{changed_name} changed after it was answered")
 
     def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
         """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
         where two sets of inputs have one size."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
-        same = "within the limits, other bits" if self._other_bits else "the same bits"
+        likeness = "within the limits, other bits" if self._other_bits else "the same bits"
         odds = " and ".join(
             f"a fault in 1 of {share:,} calls would be missed with a probability of {(1 - 1 / share) ** self.calls:.2g}"
             for share in SHARES
         )
-        yield _check("calls repeated", self.answers, summary, f"{summary}; {same}; {odds}")
+        yield _check("calls repeated", self.answers, summary, f"{summary}; {likeness}; {odds}")
         yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
         yield _check("calls inputs", self.inputs, summary, "compared after each call")
         if self._pair:
@@ -315,16 +315,16 @@ class RepeatedCalls:
 
 def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
     """Two sets of inputs of one size and with an answer each; none where there are no such."""
-    for one, other in pairwise(pool):
-        if one.first_outputs and other.first_outputs and _form(one.copies) == _form(other.copies):
-            return one, other
+    for first, second in pairwise(pool):
+        if first.first_outputs and second.first_outputs and _form(first.copies) == _form(second.copies):
+            return first, second
     return ()
 
 
 def _check(name: str, fault: _Fault, summary: str, passed_note: str) -> Check:
     note = f"{fault.what}; {fault.count} of {summary}" if fault.count else passed_note
-    where = fault.where or "repeated calls"
-    return Check("engine", name, "", where, float(fault.count), 0.0, not fault.count, note)
+    place = fault.where or "repeated calls"
+    return Check("engine", name, "", place, float(fault.count), 0.0, not fault.count, note)
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
@@ -335,8 +335,8 @@ def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs
     generator = np.random.default_rng(seed)
     weights = np.array([max(case.elements, 1) ** -0.75 for case in pool])
     while True:
-        drawn = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
-        for index in (*drawn[0].tolist(), *sorted(drawn[1].tolist())):
+        drawn_indices = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
+        for index in (*drawn_indices[0].tolist(), *sorted(drawn_indices[1].tolist())):
             yield pool[index]
 
 

@@ -162,10 +162,10 @@ def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
-    planned = record.get("planned")
-    if planned is not None and (type(planned) is not int or planned < 1):
-        raise ValueError(f"planned is {str(planned)[:60]!r}; a number of requests is needed")
-    table.planned = planned
+    planned_requests = record.get("planned")
+    if planned_requests is not None and (type(planned_requests) is not int or planned_requests < 1):
+        raise ValueError(f"planned is {str(planned_requests)[:60]!r}; a number of requests is needed")
+    table.planned = planned_requests
     identity = EngineIdentity(**{name: text_in(record, name, 200) for name in IDENTITY if name in record})
     if len(table) or table.identity not in (EngineIdentity(), identity):
         raise ValueError("is a second head; a file holds the observations of one engine")
@@ -175,14 +175,14 @@ def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
 def add_to(table: ObservationTable, record: Record) -> None:
     """Add one observation. Raises ValueError that names the field."""
     ok, nan = truth_in(record, "ok"), float("nan")
-    timed = ok or "latency" in record
-    scored, compared = (record.get(name) is not None for name in ("score", "sqnr_db"))
+    has_latency = ok or "latency" in record
+    has_score, has_sqnr = (record.get(name) is not None for name in ("score", "sqnr_db"))
     values = {
         "time": number_in(record, "time"),
-        "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if timed else nan,
+        "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if has_latency else nan,
         "ok": ok,
-        "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if scored else nan,
-        "sqnr_db": number_in(record, "sqnr_db") if compared else nan,
+        "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if has_score else nan,
+        "sqnr_db": number_in(record, "sqnr_db") if has_sqnr else nan,
         "size": number_in(record, "size", above=0.0) if record.get("size") is not None else nan,
         "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
     }

@@ -76,8 +76,8 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
         set_axis(axes, "x", (low, high), "worse by, in multiples of the margin")
         set_axis(axes, "y", (-0.4, max(len(items), 1) - 0.4), ticks=())
 
-    listed = "; ".join(f"{criterion.name}: {words}" for criterion, words in items)
-    words = f"Each criterion's interval against its margin. {listed}"
+    criteria_text = "; ".join(f"{criterion.name}: {words}" for criterion, words in items)
+    words = f"Each criterion's interval against its margin. {criteria_text}"
     return draw_svg("intervals", words, draw, (WIDTH, 56 + 40 * max(len(items), 1)))
 
 
@@ -189,18 +189,18 @@ def _describe_replay(report: CanaryReport) -> str:
 
     TRAFFIC stands for the file, of which a report has the digest alone.
     """
-    ours, replayed = report.candidate, report.traffic
-    if replayed.digest is None or not (ours.model and report.baseline.model):
+    ours, replay_terms = report.candidate, report.traffic
+    if replay_terms.digest is None or not (ours.model and report.baseline.model):
         return ""
     values = {
         "candidate": ours.reference,
         "baseline": report.baseline.reference,
         "target": ours.target,
         "precision": ours.precision,
-        "scale": replayed.scale,
-        "duration": replayed.duration,
-        "seed": replayed.seed,
-        "in-flight": replayed.in_flight,
+        "scale": replay_terms.scale,
+        "duration": replay_terms.duration,
+        "seed": replay_terms.seed,
+        "in-flight": replay_terms.in_flight,
     }
     words = [f"--{name} {value}" for name, value in values.items() if value is not None]
     return " ".join(["enginesmith canary run", *words, "--traffic TRAFFIC --out again"])

@@ -121,13 +121,13 @@ class ReplayedPair:
 
         def line(answer: ReplayAnswer) -> dict[str, object]:
             shared_fields = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
-            others = {
+            other_fields = {
                 "size": self.size or None,
                 "service": answer.service,
                 "output": answer.output,
                 "error": answer.error or None,
             }
-            all_fields: dict[str, object] = {**shared_fields, **others, "segment": self.segment}
+            all_fields: dict[str, object] = {**shared_fields, **other_fields, "segment": self.segment}
             return {key: value for key, value in all_fields.items() if value is not None}
 
         ours = line(self.candidate)
@@ -153,19 +153,19 @@ def replay(
             serve(session, request.inputs, clock)
     order = np.random.default_rng(pace.seed)
     free = [0.0, 0.0]
-    begun = clock.now()
-    for index, (at, request) in enumerate(traffic.arrivals(pace.scale, pace.duration)):
+    started_s = clock.now()
+    for index, (arrival_s, request) in enumerate(traffic.arrivals(pace.scale, pace.duration)):
         if not traffic.timed:
-            at = clock.now() - begun  # it arrives when the one before is done
-        elif (early := at - (clock.now() - begun)) > 0:
-            clock.sleep(early)
+            arrival_s = clock.now() - started_s  # it arrives when the one before is done
+        elif (wait_s := arrival_s - (clock.now() - started_s)) > 0:
+            clock.sleep(wait_s)
         first_side = int(order.integers(2))
         results: dict[int, Timed] = {}
         for turn in (first_side, 1 - first_side):
-            served = serve((candidate, baseline)[turn], request.inputs, clock)
-            free[turn] = max(at, free[turn]) + served.service
-            results[turn] = Timed(free[turn] - at, served)
-        yield replace(pair_of(index, at, results[0], results[1], first_side), size=elements(request.inputs))
+            served_request = serve((candidate, baseline)[turn], request.inputs, clock)
+            free[turn] = max(arrival_s, free[turn]) + served_request.service
+            results[turn] = Timed(free[turn] - arrival_s, served_request)
+        yield replace(pair_of(index, arrival_s, results[0], results[1], first_side), size=elements(request.inputs))
 
 
 def elements(inputs: Tensors) -> int:
@@ -174,20 +174,20 @@ def elements(inputs: Tensors) -> int:
 
 
 def pair_of(
-    index: int, at: float, candidate: Timed, baseline: Timed, first_side: int, segment: int | None = None
+    index: int, arrival_s: float, candidate: Timed, baseline: Timed, first_side: int, segment: int | None = None
 ) -> ReplayedPair:
     """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1.  index: of
-    the request.  at: its arrival in seconds.  segment: as in `ReplayedPair`."""
+    the request.  arrival_s: its arrival in seconds.  segment: as in `ReplayedPair`."""
 
-    def answer(timed: Timed) -> ReplayAnswer:
-        service, outputs, error = timed.served
+    def answer(timed_request: Timed) -> ReplayAnswer:
+        service, outputs, error = timed_request.served
         digest = None if outputs is None else digest_of_outputs(outputs)
-        return ReplayAnswer(max(timed.latency, 1e-9), max(service, 1e-9), error, digest)
+        return ReplayAnswer(max(timed_request.latency, 1e-9), max(service, 1e-9), error, digest)
 
     ours, baseline_outputs = candidate.served.outputs, baseline.served.outputs
     unlike = None if ours is None or baseline_outputs is None else difference(ours, baseline_outputs)
     return ReplayedPair(
-        index, at, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first_side], segment
+        index, arrival_s, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first_side], segment
     )
 
 
@@ -195,15 +195,15 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock)
     """Run once; whatever an engine raises is a failed request. The time of service is above 0 s, and leaves out the
     way to another process."""
     if isinstance(session, RemoteSession):
-        served = session.serve(inputs)
-        return served._replace(service=max(served.service, 1e-9))
-    begun = clock.now()
+        served_request = session.serve(inputs)
+        return served_request._replace(service=max(served_request.service, 1e-9))
+    started_s = clock.now()
     try:
         outputs: Tensors | None = session.run(inputs)
         error = ""
     except Exception as failure:
         outputs, error = None, f"{type(failure).__name__}: {failure}"[:1000]
-    service = clock.now() - begun
+    service = clock.now() - started_s
     return ServedRequest(service if math.isfinite(service) and service > 0 else 1e-9, outputs, error)
 
 
@@ -262,13 +262,13 @@ class TrafficSegment:
             self._next += 1
             return self._next - 1
 
-    def keep(self, index: int, served: ServedRequest) -> ServedRequest:
+    def keep(self, index: int, served_request: ServedRequest) -> ServedRequest:
         """The part of a request's result that is kept: all of it; for a request of the lead, no outputs."""
         if index < self.lead:
-            return served._replace(outputs=None)
+            return served_request._replace(outputs=None)
         with self._lock:
-            self._held += sum(np.asarray(array).nbytes for array in (served.outputs or {}).values())
-        return served
+            self._held += sum(np.asarray(array).nbytes for array in (served_request.outputs or {}).values())
+        return served_request
 
 
 @runtime_checkable
@@ -288,8 +288,8 @@ class SegmentSession(Protocol):
 
 def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
     """The most requests in flight at any moment. arrivals, latencies: of each request, in seconds."""
-    moments = [(at, 1) for at in arrivals]
-    moments += [(at + latency, -1) for at, latency in zip(arrivals, latencies, strict=True)]
+    moments = [(arrival_s, 1) for arrival_s in arrivals]
+    moments += [(arrival_s + latency, -1) for arrival_s, latency in zip(arrivals, latencies, strict=True)]
     now = highest = 0
     for _, change in sorted(moments):  # at the same moment, ends come first
         now += change
@@ -298,20 +298,20 @@ def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
 
 
 def serve_requests(
-    session: Session, segment: TrafficSegment, results: list[Timed | None], clock: ReplayClock, begun: float
+    session: Session, segment: TrafficSegment, results: list[Timed | None], clock: ReplayClock, started_s: float
 ) -> None:
     """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
 
-    results: receives each request's result at its index.  begun: when the segment started, by `clock`.
+    results: receives each request's result at its index.  started_s: when the segment started, by `clock`.
     session: the engine.
     """
     while (index := segment.take()) is not None:
-        arrival = begun + segment.arrivals[index]
-        if (early := arrival - clock.now()) > 0:
-            clock.sleep(early)
-        served = serve(session, segment.inputs[index], clock)
-        latency = max(clock.now() - arrival, served.service)
-        results[index] = Timed(latency, segment.keep(index, served))
+        arrival = started_s + segment.arrivals[index]
+        if (wait_s := arrival - clock.now()) > 0:
+            clock.sleep(wait_s)
+        served_request = serve(session, segment.inputs[index], clock)
+        latency = max(clock.now() - arrival, served_request.service)
+        results[index] = Timed(latency, segment.keep(index, served_request))
 
 
 def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterator[tuple[int, int]]:
@@ -339,14 +339,14 @@ def replay_concurrently(
     candidate, baseline: the engines, each in a process of its own.  pace: as of `replay`.
     """
     order = np.random.default_rng(pace.seed)
-    sent = list(traffic.arrivals(pace.scale, pace.duration))
-    first_side = done = number = 0
-    for _, stop in segments(len(sent), in_flight, stops):
-        while done < stop:
+    requests = list(traffic.arrivals(pace.scale, pace.duration))
+    first_side = count = number = 0
+    for _, stop in segments(len(requests), in_flight, stops):
+        while count < stop:
             first_side = 1 - first_side if number % 2 else int(order.integers(2))
-            lead = min(done, in_flight)
-            for pair in _pairs((candidate, baseline), first_side, sent[done - lead : stop], lead, done, number):
-                done += 1
+            lead = min(count, in_flight)
+            for pair in _pairs((candidate, baseline), first_side, requests[count - lead : stop], lead, count, number):
+                count += 1
                 yield pair
             number += 1
 
@@ -363,7 +363,7 @@ def _pairs(
     arrivals.  index: of the first request behind the lead.  number: of the segment."""
 
     def answers(turn: int) -> Iterable[Timed]:
-        arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
+        arrivals, inputs = [arrival_s - part[0][0] for arrival_s, _ in part], [request.inputs for _, request in part]
         return sessions[turn].serve_segment(TrafficSegment(arrivals, inputs, lead, HELD_BYTES))
 
     answer_queue = deque(answers(first_side))
@@ -373,6 +373,6 @@ def _pairs(
         ours, other_answer = (
             (other_answer, answer_queue.popleft()) if first_side else (answer_queue.popleft(), other_answer)
         )
-        at, request = part[lead + offset]
-        pair = pair_of(index + offset, at, ours, other_answer, first_side, number)
+        arrival_s, request = part[lead + offset]
+        pair = pair_of(index + offset, arrival_s, ours, other_answer, first_side, number)
         yield replace(pair, size=elements(request.inputs))

@@ -38,7 +38,7 @@ def made_up(
     path: the file.  per_second: mean rate.  seed: of the times.
     Raises DataError for arrays without names or with unequal counts.
     """
-    arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
+    arrays = {name: stored_array.read() for name, stored_array in stored_arrays(path).items()}
     if "" in arrays:
         raise DataError(f"{path} holds an array without a name; save it as .npz under the name of its input")
     counts = {name: len(array) for name, array in arrays.items()}
@@ -46,11 +46,11 @@ def made_up(
         raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
     groups = min(counts.values()) // batch
     rng = np.random.default_rng(seed)
-    at = START
+    arrival_s = START
     for index in range(requests or groups):
         start = index % groups * batch
-        yield at, {name: array[start : start + batch] for name, array in arrays.items()}
-        at += float(rng.exponential(1.0 / per_second))
+        yield arrival_s, {name: array[start : start + batch] for name, array in arrays.items()}
+        arrival_s += float(rng.exponential(1.0 / per_second))
 
 
 # What a canary's report shows beside the criteria: distributions, latency over time, errors, the worst requests.
@@ -148,8 +148,8 @@ def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: C
     evidence: what was made of them."""
     sides = select_answered(evidence)
     counts = [
-        Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
-        for one in (candidate, baseline)
+        Counter(text or "no reason given" for ok, text in zip(table.ok, table.error, strict=True) if not ok)
+        for table in (candidate, baseline)
     ]
     texts = sorted(counts[0] | counts[1], key=lambda text: (-counts[0][text] - counts[1][text], text))
     return CanaryView(
@@ -205,9 +205,9 @@ def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
     count = max(1, min(WINDOWS, len(time) // LEAST_IN_WINDOW))
     window = np.minimum(((time - time.min()) / (span or 1.0) * count).astype(int), count - 1)
     for index in range(count):
-        inside = latency[window == index]
-        if len(inside) >= LEAST_IN_WINDOW:
-            median, tail = np.quantile(inside, [0.5, 0.9])
+        window_latencies = latency[window == index]
+        if len(window_latencies) >= LEAST_IN_WINDOW:
+            median, tail = np.quantile(window_latencies, [0.5, 0.9])
             yield (index + 0.5) / count * span, float(median), float(tail)
 
 
@@ -216,11 +216,11 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
     distance = np.asarray(candidate.sqnr_db)
     order = [index for index in np.argsort(distance, kind="stable") if not np.isnan(distance[index])]
     for index in order[:MOST_WORST]:
-        name, flipped = candidate.request[index], candidate.flipped[index]
-        if (other := baseline_rows.get(name)) is not None:
-            took = (candidate.latency[index], baseline.latency[other])
+        name, is_flipped = candidate.request[index], candidate.flipped[index]
+        if (baseline_row := baseline_rows.get(name)) is not None:
+            took = (candidate.latency[index], baseline.latency[baseline_row])
             yield UnlikeAnswers(
-                str(name), float(distance[index]), flipped, *(value if is_finite(value) else None for value in took)
+                str(name), float(distance[index]), is_flipped, *(value if is_finite(value) else None for value in took)
             )
 
 
@@ -370,7 +370,7 @@ def make_report(
         baseline=baseline.identity,
         paired=evidence.paired,
         observations=BothObserved(
-            *(SideObserved(one.digest, len(one), one.ok.count(False)) for one in (candidate, baseline))
+            *(SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
         ),
         thresholds=thresholds,
         looks=LooksTaken(
@@ -391,16 +391,16 @@ def read_report(data: bytes) -> CanaryReport:
         raise IntegrityError(f"the canary report is not JSON ({str(error)[:200]})") from None
     if not isinstance(document, dict):
         raise IntegrityError("the canary report is not a JSON object")
-    stated = document.pop("digest", None)
+    stated_digest = document.pop("digest", None)
     if document.get("kind") != KIND or document.get("format") != FORMAT:
         raise IntegrityError(f"this is not a canary report of format {FORMAT}; `enginesmith canary run` writes one")
     try:
         actual = digest_of(document)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"the canary report cannot be digested ({error})") from None
-    if stated != actual:
+    if stated_digest != actual:
         raise IntegrityError(
-            f"the canary report's digest is {actual}, and it says {str(stated)[:64]}: it was edited by hand or "
+            f"the canary report's digest is {actual}, and it says {str(stated_digest)[:64]}: it was edited by hand or "
             "damaged; judge the observations again"
         )
     try:

@@ -62,8 +62,8 @@ class BatchTimes:
 
     def with_overhead(self, batch_s: float, request_s: float) -> "BatchTimes":
         """The times with what a server adds to them: `batch_s` to each batch, `request_s` for each of its requests."""
-        added = batch_s + request_s * np.arange(1, self.most + 1)
-        return BatchTimes(self.curves + added[:, None], self.half)
+        overhead_s = batch_s + request_s * np.arange(1, self.most + 1)
+        return BatchTimes(self.curves + overhead_s[:, None], self.half)
 
 
 def merge_buckets(reports: Iterable[Sequence[BucketLatency]]) -> list[BucketLatency]:
@@ -85,24 +85,26 @@ def batch_times(
     """
     if batch is None:
         return _at(buckets, tuple(others), np.array([list(others.values())], np.int64).reshape(1, len(others)))
-    at_others = [one for one in buckets if all(one.sizes.get(dim) == size for dim, size in others.items())]
+    matching_buckets = [
+        bucket for bucket in buckets if all(bucket.sizes.get(dim) == size for dim, size in others.items())
+    ]
     counts = np.maximum(np.arange(1, max_batch + 1), least)
-    timed = [one.sizes[batch] for one in at_others]
-    if timed and min(timed) <= counts[0] and counts[-1] <= max(timed):
-        return _at(at_others, (batch,), counts[:, None])
+    batch_sizes = [bucket.sizes[batch] for bucket in matching_buckets]
+    if batch_sizes and min(batch_sizes) <= counts[0] and counts[-1] <= max(batch_sizes):
+        return _at(matching_buckets, (batch,), counts[:, None])
     dims = (batch, *others)
     rows = np.array([[count, *others.values()] for count in counts.tolist()], np.int64)
-    timed_sizes = np.array([[one.sizes[dim] for dim in dims] for one in buckets], np.int64)
-    inside = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
-    if not others or not inside.all() or not _spans(timed_sizes):
-        at = ",".join(f"{dim}={size}" for dim, size in others.items())
-        where = f" at {at.replace(',', ' ')}" if at else ""
+    timed_sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
+    inside_mask = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
+    if not others or not inside_mask.all() or not _spans(timed_sizes):
+        sizes_text = ",".join(f"{dim}={size}" for dim, size in others.items())
+        place = f" at {sizes_text.replace(',', ' ')}" if sizes_text else ""
         ends = " ".join(
-            f"--bucket {','.join(part for part in (f'{batch}={size}', at) if part)}"
+            f"--bucket {','.join(part for part in (f'{batch}={size}', sizes_text) if part)}"
             for size in dict.fromkeys((least, max_batch))
         )
         raise DataError(
-            f"{batch}={least} to {max_batch}{where} was not timed; time it: enginesmith profile REF {ends} --record"
+            f"{batch}={least} to {max_batch}{place} was not timed; time it: enginesmith profile REF {ends} --record"
         )
     return _at(buckets, dims, rows)
 
@@ -110,9 +112,9 @@ def batch_times(
 def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -> BatchTimes:
     times = ServiceTimes.of_buckets(buckets, dims)
     _, error = times.predict(sizes)
-    spread = np.array([_process_half(one.process_medians_s) for one in buckets])
-    apart = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
-    half = np.hypot(spread[apart.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
+    spread = np.array([_process_half(bucket.process_medians_s) for bucket in buckets])
+    distances = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
+    half = np.hypot(spread[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
     return BatchTimes(times.curves_at(sizes), half)
 
 
@@ -124,9 +126,9 @@ def _process_half(medians_s: Sequence[float]) -> float:
     return t_quantile(_TAIL, len(medians_s) - 1.0) * spread * math.sqrt(1.0 + 1.0 / len(medians_s))
 
 
-def _spans(timed: Array) -> bool:
+def _spans(timed_sizes: Array) -> bool:
     """Whether sizes ([points, dims]) say how each dim by itself changes the time: they lie on no line or plane."""
-    logs = np.log(timed)
+    logs = np.log(timed_sizes)
     return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
 
 
@@ -201,23 +203,23 @@ class GreatestRate:
 def poisson_workload(seed: int, count: int = REQUESTS, shapes: tuple[Array, Array] | None = None) -> Workload:
     """Poisson arrivals of one sample each, or of (samples, queues) drawn from `shapes`, int64 [kinds] each."""
     rng = np.random.default_rng(seed)
-    at = np.cumsum(rng.exponential(1.0, count))
+    arrivals = np.cumsum(rng.exponential(1.0, count))
     if shapes is None:
-        return Workload(at - at[0], np.ones(count, np.int64), np.zeros(count, np.int64))
+        return Workload(arrivals - arrivals[0], np.ones(count, np.int64), np.zeros(count, np.int64))
     kind_indices = rng.integers(len(shapes[0]), size=count)
-    return Workload(at - at[0], shapes[0][kind_indices], shapes[1][kind_indices])
+    return Workload(arrivals - arrivals[0], shapes[0][kind_indices], shapes[1][kind_indices])
 
 
-def recorded_workload(at: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
+def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
     """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
 
-    at: seconds, [requests], rising from 0, its last above 0.
+    times_s: seconds, [requests], rising from 0, its last above 0.
     samples: in each request, [requests].  queues: index of each request's queue, [requests].  seed: of the first
     request.
     """
-    gaps = np.diff(at, append=at[-1] * len(at) / (len(at) - 1)) * (len(at) - 1) / at[-1]
-    start = int(np.random.default_rng(seed).integers(len(at)))
-    order = (start + np.arange(max(count, len(at)))) % len(at)
+    gaps = np.diff(times_s, append=times_s[-1] * len(times_s) / (len(times_s) - 1)) * (len(times_s) - 1) / times_s[-1]
+    start = int(np.random.default_rng(seed).integers(len(times_s)))
+    order = (start + np.arange(max(count, len(times_s)))) % len(times_s)
     times = np.concatenate([[0.0], np.cumsum(gaps[order[:-1]])])
     return Workload(times, samples[order], queues[order])
 
@@ -231,13 +233,13 @@ def find_greatest_rate(
     workloads: at least two independent ones.  times: for each queue of the workloads.
     """
     workload = workloads[0]
-    near, policy = choose_policy(workload, times, limit, policies)
-    if near <= 0.0:
+    near_rate, policy = choose_policy(workload, times, limit, policies)
+    if near_rate <= 0.0:
         return None
-    rates = [_search(work, times, limit, policy, near, seed=seed) for seed, work in enumerate(workloads)]
+    rates = [_search(work, times, limit, policy, near_rate, seed=seed) for seed, work in enumerate(workloads)]
     if min(rates) <= 0.0:
         return None
-    slow, fast = (_search(workload, times, limit, policy, near, sign) for sign in (1.0, -1.0))
+    slow, fast = (_search(workload, times, limit, policy, near_rate, sign) for sign in (1.0, -1.0))
     logs = np.log(rates)
     value = math.exp(float(logs.mean()))
     noise = t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
@@ -261,11 +263,11 @@ def choose_policy(
     rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
     visited_indices = set[int]()
     while True:
-        at = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
-        if at in visited_indices:
-            return rates[at], policies[at]
-        rates[at] = _held_from_below(few, times, limit, policies[at], rates[at])
-        visited_indices.add(at)
+        policy_index = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
+        if policy_index in visited_indices:
+            return rates[policy_index], policies[policy_index]
+        rates[policy_index] = _held_from_below(few, times, limit, policies[policy_index], rates[policy_index])
+        visited_indices.add(policy_index)
 
 
 def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
@@ -281,8 +283,8 @@ def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy,
     work: the requests.  times: of a batch, by queue.  policy: the batcher's.  sign: 1 moves the times to the upper ends
     of their intervals, -1 to the lower, 0 not at all.
     """
-    at = np.zeros(len(work))
-    return len(work) / simulate_batching(at, work.samples, work.queues, _curves(times, sign), policy).busy_s
+    arrivals = np.zeros(len(work))
+    return len(work) / simulate_batching(arrivals, work.samples, work.queues, _curves(times, sign), policy).busy_s
 
 
 def _search(
@@ -290,16 +292,16 @@ def _search(
     times: Sequence[BatchTimes],
     limit: LatencyLimit,
     policy: BatchPolicy,
-    near: float | None = None,
+    near_rate: float | None = None,
     sign: float = 0.0,
     seed: int = 0,
     step: float = _STEP,
 ) -> float:
-    """The greatest rate that keeps the limit; 0 where none does. near: where it is expected."""
+    """The greatest rate that keeps the limit; 0 where none does. near_rate: where it is expected."""
     keeps = _test_of(work, _curves(times, sign), limit, policy, seed)
     low, high = 0.0, (saturation_rate := saturation(work, times, policy, sign))
-    if near is not None:
-        low, high = _bracket(keeps, near, saturation_rate)
+    if near_rate is not None:
+        low, high = _bracket(keeps, near_rate, saturation_rate)
     if high == saturation_rate and keeps(saturation_rate):
         return saturation_rate
     if low == 0.0 and not keeps(_LEAST * saturation_rate):
@@ -329,36 +331,36 @@ def _test_of(
 
     def keeps(rate: float) -> bool:
         ran = simulate_batching(work.at / rate, work.samples, work.queues, curves, policy, seed)
-        late = int(np.count_nonzero(ran.latency_s[warm:] > limit.seconds))
-        return late <= (1.0 - limit.p) * (len(work) - warm)
+        late_count = int(np.count_nonzero(ran.latency_s[warm:] > limit.seconds))
+        return late_count <= (1.0 - limit.p) * (len(work) - warm)
 
     return keeps
 
 
-def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float, least: float = 0.0) -> float:
+def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float, least_rate: float = 0.0) -> float:
     """The greatest rate that keeps the limit between `low`, which does, and `high`, to the share `step` of it, or to
-    `least`."""
-    while high - low > step * high and high > least:
+    `least_rate`."""
+    while high - low > step * high and high > least_rate:
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
 
 
-def _bracket(keeps: Callable[[float], bool], near: float, saturation_rate: float) -> tuple[float, float]:
-    """Two rates of which the lower keeps the limit and the higher does not, close to `near` where that is possible."""
+def _bracket(keeps: Callable[[float], bool], near_rate: float, saturation_rate: float) -> tuple[float, float]:
+    """Two rates of which the lower keeps the limit and the higher does not, close to `near_rate` where possible."""
     low, high = 0.0, saturation_rate
     for width in (1.05, 1.3):
-        if high == saturation_rate and near * width < saturation_rate and not keeps(near * width):
-            high = near * width
-        if low == 0.0 and near / width < high and keeps(near / width):
-            low = near / width
+        if high == saturation_rate and near_rate * width < saturation_rate and not keeps(near_rate * width):
+            high = near_rate * width
+        if low == 0.0 and near_rate / width < high and keeps(near_rate / width):
+            low = near_rate / width
         if low > 0.0 and high < saturation_rate:
             break
     return low, high
 
 
 def _curves(times: Sequence[BatchTimes], sign: float) -> list[list[Array]]:
-    return [each.moved(sign) for each in times]
+    return [batch_curve.moved(sign) for batch_curve in times]
 
 
 @dataclass(frozen=True)
@@ -378,9 +380,9 @@ def cost_svg(curves: Sequence[CostCurve], asked_s: float, currency: str) -> str:
         axes = figure.subplots()
         axes.axvline(asked_s, color=COLOURS["muted"], linewidth=1.0, linestyle="--", gid=tag("asked", "asked for"))
         for index, curve in enumerate(curves):
-            xs, ys = [at for at, _ in curve.points], [cost for _, cost in curve.points]
+            xs, ys = [point_x for point_x, _ in curve.points], [cost for _, cost in curve.points]
             axes.plot(xs, ys, label=shorten(curve.name), gid=tag("curve", curve.name), **series(index))
-        ends = span([asked_s, *(at for at, _ in points)], log=True)
+        ends = span([asked_s, *(point_x for point_x, _ in points)], log=True)
         set_axis(axes, "x", ends, "limit of p99", log=True, text=seconds_text)
         set_axis(axes, "y", span([cost for _, cost in points], log=True, least=0.3), unit, log=True)
         annotate(axes, "asked for", (asked_s, 1.0), (4, -12), top=True)

@@ -54,13 +54,13 @@ def cheapest_mix(offers: Sequence[MachineOffer], rate: float, spare: int = 0) ->
     there are do not get it."""
     # Without the limit to the greatest in use a mix may be larger than it needs to be, and never too small.
     needs = [(greatest, rate + spare * greatest) for greatest in sorted({offer.rate for offer in offers})]
-    best: FleetMix | None = None
+    best_mix: FleetMix | None = None
     for most_states in (_BEAM, None):  # at first a good mix, which then rules out nearly all others
         for greatest, need in needs:
             smaller = [offer for offer in offers if offer.rate <= greatest]
-            bound = math.inf if best is None else best.per_hour
-            best = _cover(smaller, need * (1.0 - _ROUNDING), bound, most_states) or best
-    return best
+            bound = math.inf if best_mix is None else best_mix.per_hour
+            best_mix = _cover(smaller, need * (1.0 - _ROUNDING), bound, most_states) or best_mix
+    return best_mix
 
 
 def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_states: int | None) -> FleetMix | None:
@@ -77,19 +77,19 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     for place, offer in enumerate(order):
         parents, numbers = _more(costs, rates, offer, max_counts[place], need, bound * (1.0 - _PRECISION))
         cost, total = costs[parents] + numbers * offer.per_hour, rates[parents] + numbers * offer.rate
-        least = cost + _fractional_cost(order[place + 1 :], max_counts[place + 1 :], need - total)
-        state_indices = np.flatnonzero(least < bound * (1.0 - _PRECISION))
+        least_costs = cost + _fractional_cost(order[place + 1 :], max_counts[place + 1 :], need - total)
+        state_indices = np.flatnonzero(least_costs < bound * (1.0 - _PRECISION))
         state_indices = state_indices[_undominated(cost[state_indices], np.minimum(total[state_indices], need))]
         if most_states is not None and len(state_indices) > most_states:
-            state_indices = state_indices[np.argpartition(least[state_indices], most_states)[:most_states]]
+            state_indices = state_indices[np.argpartition(least_costs[state_indices], most_states)[:most_states]]
         step_choices.append((parents[state_indices], numbers[state_indices]))
         costs, rates = cost[state_indices], total[state_indices]
     if not (rates >= need).any():
         return None
-    at = int(np.where(rates >= need, costs, np.inf).argmin())
+    state_index = int(np.where(rates >= need, costs, np.inf).argmin())
     machine_counts: dict[str, int] = {}
     for offer, (parents, numbers) in zip(reversed(order), reversed(step_choices), strict=True):
-        machine_counts[offer.name], at = int(numbers[at]), int(parents[at])
+        machine_counts[offer.name], state_index = int(numbers[state_index]), int(parents[state_index])
     return _mix({name: number for name, number in reversed(machine_counts.items()) if number}, order)
 
 
@@ -104,8 +104,11 @@ def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float
 
 
 def _mix(machines: Mapping[str, int], offers: Sequence[MachineOffer]) -> FleetMix:
-    used = [(machines.get(offer.name, 0), offer) for offer in offers]
-    rate, per_hour = sum(n * one.rate for n, one in used), sum(n * one.per_hour for n, one in used)
+    counted_offers = [(machines.get(offer.name, 0), offer) for offer in offers]
+    rate, per_hour = (
+        sum(n * machine.rate for n, machine in counted_offers),
+        sum(n * machine.per_hour for n, machine in counted_offers),
+    )
     return FleetMix(machines, rate, per_hour)
 
 
@@ -121,8 +124,8 @@ def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], 
 def _undominated(costs: Array, rates: Array) -> Array:
     """Indices of the entries for which no other one has as small a cost and as great a rate."""
     order = np.lexsort((-rates, costs))
-    best = np.maximum.accumulate(np.concatenate([[-np.inf], rates[order][:-1]]))
-    return order[rates[order] > best]
+    best_rates = np.maximum.accumulate(np.concatenate([[-np.inf], rates[order][:-1]]))
+    return order[rates[order] > best_rates]
 
 
 # Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost.
@@ -154,16 +157,16 @@ class MachineCount:
     high: int | None
 
 
-def count_machines(one: float, demand: CapacityDemand) -> int:
-    """Machines of one kind. one: the greatest rate of one, requests a second, above 0."""
-    needed = demand.rate / (one * (1.0 - demand.headroom))
-    return math.ceil(needed * (1.0 - _ROUNDING)) + demand.spare
+def count_machines(machine_rate: float, demand: CapacityDemand) -> int:
+    """Machines of one kind. machine_rate: the greatest rate of one, requests a second, above 0."""
+    needed_machines = demand.rate / (machine_rate * (1.0 - demand.headroom))
+    return math.ceil(needed_machines * (1.0 - _ROUNDING)) + demand.spare
 
 
-def machines_for(one: Estimate, demand: CapacityDemand) -> MachineCount:
+def machines_for(machine_rate: Estimate, demand: CapacityDemand) -> MachineCount:
     """Machines of one kind, by the greatest rate of one with its interval."""
-    value, low = (count_machines(rate, demand) for rate in (one.value, one.high))
-    return MachineCount(value, low, count_machines(one.low, demand) if one.low > 0.0 else None)
+    value, low = (count_machines(rate, demand) for rate in (machine_rate.value, machine_rate.high))
+    return MachineCount(value, low, count_machines(machine_rate.low, demand) if machine_rate.low > 0.0 else None)
 
 
 def cost_per_million(machines: float, per_hour: float, rate: float) -> float:

@@ -35,16 +35,16 @@ def decision_checks(
     """
     if DECISIONS in limits:
         return []
-    named = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
+    by_class = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
     golden_checks = list[Check]()
     for output, drift in drifts.items():
         drift = as_decided(drift)
         rows = drift.rows
-        if rows is None or not named.get(output, True):
+        if rows is None or not by_class.get(output, True):
             continue
         if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
             golden_checks += _check_classes(output, rows) if len(rows.named) > 1 else ()
-        elif decides(drift) or (named.get(output) and rows.classes > 1):
+        elif decides(drift) or (by_class.get(output) and rows.classes > 1):
             golden_checks += _check_decisions(output, rows, _rms_error(drift), _rows_of_sample(drift))
         elif rows.classes > 1:
             note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
@@ -64,15 +64,15 @@ def decides(drift: Drift) -> bool:
     rows = drift.rows
     if rows is None or drift.mismatches is not None or drift.slices is None:
         return False
-    alone = _rows_of_sample(drift) == 1
-    if rows.classes < 2 or (rows.classes == 2 and not alone):
+    is_single = _rows_of_sample(drift) == 1
+    if rows.classes < 2 or (rows.classes == 2 and not is_single):
         sides = rows.looked_at.items()
         unclear, count = (
             sum(by_class.values()) for by_class in (Counter(rows.looked_at) - Counter(rows.clear), rows.looked_at)
         )
-        apart = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
-        return apart and upper(unclear, count, LEVEL) <= MOST_BETWEEN
-    return rows.names_classes and (alone or 2 * len(rows.named) > rows.classes)
+        is_clear = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
+        return is_clear and upper(unclear, count, LEVEL) <= MOST_BETWEEN
+    return rows.names_classes and (is_single or 2 * len(rows.named) > rows.classes)
 
 
 def as_decided(drift: Drift) -> Drift:
@@ -106,9 +106,9 @@ def _check_decisions(output: str, rows: RowSums, error: float, together: float) 
 
 
 def _check_classes(output: str, rows: RowSums) -> Iterator[Check]:
-    lost, chance = lost_classes(rows.named, rows.changed)
-    note = f"classes that keep less than half of their decisions: {join_first([*map(str, lost)])}; " if lost else ""
+    names, chance = lost_classes(rows.named, rows.changed)
+    note = f"classes that keep less than half of their decisions: {join_first([*map(str, names)])}; " if names else ""
     note += f"of {len(rows.named)} classes, {chance} by chance"
     yield Check(
-        "quantization", LOST_CLASSES, output, "golden", float(len(lost)), float(chance), len(lost) <= chance, note
+        "quantization", LOST_CLASSES, output, "golden", float(len(names)), float(chance), len(names) <= chance, note
     )

@@ -65,17 +65,17 @@ class Selections:
         without a match."""
         cases, self.cases = self.cases, []
         boxes = {n for n in self.kinds if all(_is_box(expected[n]) for _, expected, _ in cases if n in expected)}
-        sized = [
+        sized_pairs = [
             [{n: _as_sizes(rows) if n in boxes else rows for n, rows in side.items()} for side in sides]
             for _, *sides in cases
         ]
-        cases = [(case, e, a) for (case, *_), (e, a) in zip(cases, sized, strict=True)]
+        cases = [(case, e, a) for (case, *_), (e, a) in zip(cases, sized_pairs, strict=True)]
         groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
         for name, kind in self.kinds.items():
             pairs = [(e[name], a[name]) for _, e, a in cases if name in e]
             if pairs and kind == "count":
-                changed, total = (sum(float(of(*pair)) for pair in pairs) for of in (_differ, _sum_greater))
-                self._check(name, changed, total, total)
+                changed_weight, total = (sum(float(of(*pair)) for pair in pairs) for of in (_differ, _sum_greater))
+                self._check(name, changed_weight, total, total)
             elif pairs:  # outputs of as many rows everywhere are columns of one table
                 groups[kind, *(side.shape[: 1 + (kind == "each")] for pair in pairs for side in pair)].append(name)
         for names in groups.values():
@@ -91,47 +91,47 @@ class Selections:
         for (case, *sides), pairs in zip(cases, tables, strict=True):
             places, starts = [np.zeros((2, 0), int)], np.zeros((2, 1), int)
             for e, a in zip(*pairs, strict=True):
-                at = columns.match(e, a)
-                row_parts += columns.weigh(e, a, at)
-                places.append(at + starts)
+                matches = columns.match(e, a)
+                row_parts += columns.weigh(e, a, matches)
+                places.append(matches + starts)
                 starts += np.array([[len(e)], [len(a)]])
-            here, there = np.concatenate(places, axis=1)
-            for name in names if len(here) else ():
+            expected_rows, actual_rows = np.concatenate(places, axis=1)
+            for name in names if len(expected_rows) else ():
                 e, a = (side[name].reshape(-1, *side[name].shape[1 + (kind == "each") :]) for side in sides)
-                yield case, name, (e[here], a[there])
-        rows, weights, changed = (np.concatenate(parts) for parts in zip(*row_parts, strict=True))
+                yield case, name, (e[expected_rows], a[actual_rows])
+        rows, weights, change_mask = (np.concatenate(parts) for parts in zip(*row_parts, strict=True))
         independent = float(weights.sum() ** 2 / max(np.square(weights).sum(), 1e-300))
-        self._check(names[0], float(weights[changed].sum()), float(weights.sum()), independent)
+        self._check(names[0], float(weights[change_mask].sum()), float(weights.sum()), independent)
         for column in np.flatnonzero(columns.exact):
-            self._check_classes(names[0], rows[:, column], weights, changed)
+            self._check_classes(names[0], rows[:, column], weights, change_mask)
 
-    def _check(self, name: str, changed: float, total: float, independent: float) -> None:
-        share = changed / total if total else 0.0
+    def _check(self, name: str, changed_weight: float, total: float, independent: float) -> None:
+        share = changed_weight / total if total else 0.0
         bound = lower(share * independent, independent, LEVEL)
         note = f"{share:.1%} of what is selected are others, by score; of all at least this share, with 99 % confidence"
         self.checks.append(
             Check("quantization", SELECTED, name, "all", bound, MOST_SELECTED, bound <= MOST_SELECTED, note)
         )
 
-    def _check_classes(self, name: str, classes: Array, weights: Array, changed: Array) -> None:
+    def _check_classes(self, name: str, classes: Array, weights: Array, change_mask: Array) -> None:
         rows, lost_rows = dict[int, int](), dict[int, int]()
         distinct = np.unique(classes).tolist()
         for index in distinct if len(distinct) * _ROWS_OF_CLASS <= len(classes) else ():
             class_weights = weights * (classes == index)
             if class_weights.max() >= _CLEAR * weights.mean():
                 rows[int(index)] = count = max(1, round(class_weights.sum() ** 2 / np.square(class_weights).sum()))
-                lost_rows[int(index)] = round(count * class_weights[changed].sum() / class_weights.sum())
+                lost_rows[int(index)] = round(count * class_weights[change_mask].sum() / class_weights.sum())
         if len(rows) > 1:
-            lost, chance = lost_classes(rows, lost_rows)
+            names, chance = lost_classes(rows, lost_rows)
             note = (
-                f"classes that keep less than half of what is selected: {join_first([*map(str, lost)])}; "
-                if lost
+                f"classes that keep less than half of what is selected: {join_first([*map(str, names)])}; "
+                if names
                 else ""
             )
             note += f"of {len(rows)} classes, {chance} by chance"
-            passed = len(lost) <= chance
+            is_within = len(names) <= chance
             self.checks.append(
-                Check("quantization", LOST_CLASSES, name, "all", float(len(lost)), float(chance), passed, note)
+                Check("quantization", LOST_CLASSES, name, "all", float(len(names)), float(chance), is_within, note)
             )
 
 
@@ -159,17 +159,17 @@ class _Columns:
         owners = np.repeat(np.arange(len(names)), widths)
         box = np.repeat([width == _BOX for width in widths], widths)
         integer = np.repeat([is_exact(outputs[name]) for name in names], widths)
-        whole = (rows == np.round(rows)).all(axis=0) & (rows != rows[:1]).any(axis=0)
-        exact = ~box & (integer | whole)
+        whole_mask = (rows == np.round(rows)).all(axis=0) & (rows != rows[:1]).any(axis=0)
+        exact = ~box & (integer | whole_mask)
         falls = (
             ~exact & (kind == "each") & np.all([(np.diff(part, axis=0) <= 0).all(axis=0) for part in tables], axis=0)
         )
         single = np.flatnonzero(falls if falls.any() else ~exact & (np.repeat(widths, widths) == 1))
         scale = np.sqrt(np.square(rows).mean(axis=0)) if len(rows) else np.ones(len(owners))
         score = int(single[0]) if len(single) else None
-        least = None if score is None or falls.any() else float(rows[:, score].min(initial=np.inf))
+        least_score = None if score is None or falls.any() else float(rows[:, score].min(initial=np.inf))
         starts = [sum(widths[:index]) for index, name in enumerate(names) if name in boxes]
-        return cls(owners, exact, np.where(scale > 0, scale, 1.0), score, least, starts)
+        return cls(owners, exact, np.where(scale > 0, scale, 1.0), score, least_score, starts)
 
     def match(self, e: Array, a: Array) -> Array:
         """Places of rows that match, the nearest first: int (2, pairs), in the order of `e`."""
@@ -179,23 +179,23 @@ class _Columns:
         distance = np.max(means, axis=0) if means else np.zeros(off.shape[:2])
         distance = np.where((off[..., self.exact] > 0).any(axis=2), np.inf, distance)
         for start in self.boxes:
-            shared = overlaps(*(to_corners(side[:, start : start + _BOX], "cxcywh") for side in (e, a)))
-            distance = np.where(shared >= OVERLAPS[0], distance, np.inf)
+            shared_areas = overlaps(*(to_corners(side[:, start : start + _BOX], "cxcywh") for side in (e, a)))
+            distance = np.where(shared_areas >= OVERLAPS[0], distance, np.inf)
         pairs: dict[int, int] = {}
-        near = np.flatnonzero(distance <= NEAR**2)
-        for place in near[np.argsort(distance.flat[near], kind="stable")].tolist():
-            here, there = divmod(place, len(a))
-            if here not in pairs and there not in pairs.values():
-                pairs[here] = there
+        candidates = np.flatnonzero(distance <= NEAR**2)
+        for place in candidates[np.argsort(distance.flat[candidates], kind="stable")].tolist():
+            row, column = divmod(place, len(a))
+            if row not in pairs and column not in pairs.values():
+                pairs[row] = column
         return np.array(sorted(pairs.items()), int).reshape(-1, 2).T
 
     def weigh(self, e: Array, a: Array, places: Array) -> list[tuple[Array, Array, Array]]:
         """The rows of both sides, the weight of each, and which have no match."""
-        least = e[:, self.score].min(initial=np.inf) if self.score is not None and self.least is None else self.least
+        floor = e[:, self.score].min(initial=np.inf) if self.score is not None and self.least is None else self.least
         parts = []
-        for rows, matched in zip((e, a), places, strict=True):
-            weights = np.ones(len(rows)) if self.score is None else np.maximum(rows[:, self.score] - (least or 0.0), 0)
-            parts.append((rows, weights, ~np.isin(np.arange(len(rows)), matched)))
+        for rows, pairs in zip((e, a), places, strict=True):
+            weights = np.ones(len(rows)) if self.score is None else np.maximum(rows[:, self.score] - (floor or 0.0), 0)
+            parts.append((rows, weights, ~np.isin(np.arange(len(rows)), pairs)))
         return parts
 
 

@@ -75,9 +75,9 @@ class OutputComparison:
         pair: expected and actual.  samples: entries along axis 0, or 1.  decisions: whether they are compared too.
         Raises ValueError when their shapes or kinds differ.
         """
-        each = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
-        counted = _tokens(case.inputs, pair[0].shape if each else pair[0].shape[:-1])
-        drift = measure(*pair, decisions=decisions, samples=samples, counted=counted, elements=each)
+        by_token = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
+        token_mask = _tokens(case.inputs, pair[0].shape if by_token else pair[0].shape[:-1])
+        drift = measure(*pair, decisions=decisions, samples=samples, counted=token_mask, elements=by_token)
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -111,9 +111,9 @@ class StageComparison:
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
         """Compare the outputs of a case; what cannot be compared is a failure."""
-        selected = self.selections.take(case, expected, actual)
+        selected_names = self.selections.take(case, expected, actual)
         for output, value in expected.items():
-            if output in selected:
+            if output in selected_names:
                 continue
             if output not in actual:
                 self.fail("outputs", output, case.name, "this output is missing")
@@ -146,8 +146,8 @@ class StageComparison:
 
     def _settle(self) -> None:
         for case, output, pair in self.selections.settle():
-            compared = self.outputs.setdefault(output, OutputComparison(pair[0].dtype))
-            compared.add(case, pair, len(pair[0]), decisions=False)
+            output_comparison = self.outputs.setdefault(output, OutputComparison(pair[0].dtype))
+            output_comparison.add(case, pair, len(pair[0]), decisions=False)
 
     def _check_measured(self) -> Iterator[Check]:
         """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
@@ -186,12 +186,12 @@ class StageComparison:
             for value in _measure_drift(self.stage, output.dtype, drift, usual, limit_pair).values():
                 columns.setdefault(value.name, {})[case] = value
         for metric, values in columns.items():
-            worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
-            others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
-            where = values[worst].note if metric in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
-            note = f"also {others}" if others else f"worst of {len(values)} edges"
-            note = f"{where}; {note}" if where else note
-            yield check_of(self.stage, name, worst, replace(values[worst], note=note))
+            worst_case = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
+            other_edges = ", ".join(case for case, value in values.items() if case != worst_case and not _passes(value))
+            slice_note = values[worst_case].note if metric in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
+            note = f"also {other_edges}" if other_edges else f"worst of {len(values)} edges"
+            note = f"{slice_note}; {note}" if slice_note else note
+            yield check_of(self.stage, name, worst_case, replace(values[worst_case], note=note))
 
 
 def _of_tokens(name: str, array: Array) -> bool:
@@ -265,9 +265,9 @@ def _shape_check(stage: str, output: str, case: str, pair: tuple[Array, Array], 
     return Check(stage, "shape", output, case, float(sizes[0][1]), float(sizes[0][0]), False, note)
 
 
-def _is_comparable(expected: np.dtype, actual: np.dtype, declared: str | None) -> bool:
+def _is_comparable(expected: np.dtype, actual: np.dtype, dtype_name: str | None) -> bool:
     """Whether the dtypes are equal, or `actual` is another floating-point type that the candidate declares."""
-    return actual == expected or (actual.kind == expected.kind == "f" and actual.name == declared)
+    return actual == expected or (actual.kind == expected.kind == "f" and actual.name == dtype_name)
 
 
 def _is_empty(drift: Drift) -> bool:
@@ -322,8 +322,8 @@ def drift_checks(
 
     stage: as in `Check`.  limits: of the drift, for all outputs or by output.
     """
-    staged_limits, declared = StagedLimits.of(limits), {spec.name: spec.dtype for spec in candidate.outputs}
-    comparison = StageComparison(stage, spreads, declared, selections=Selections(selected or {}))
+    staged_limits, output_dtypes = StagedLimits.of(limits), {spec.name: spec.dtype for spec in candidate.outputs}
+    comparison = StageComparison(stage, spreads, output_dtypes, selections=Selections(selected or {}))
     for index, case in enumerate(golden.cases):
         expected = case.expected if reference is None else run(reference, case.inputs)
         again = run(reference, case.inputs) if index == 0 and reference is not None else None
@@ -363,9 +363,9 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
     Raises EnginesmithError for whatever the session raises, and for an answer other than plain arrays by name.
     """
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    narrowed = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
+    half_inputs = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
     try:
-        answer: Any = session.run({**inputs, **narrowed})
+        answer: Any = session.run({**inputs, **half_inputs})
     except EnginesmithError:
         raise
     except Exception as error:  # whatever a runtime raises
@@ -374,14 +374,14 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
         isinstance(value, np.ndarray | np.generic) for value in answer.values()
     ):
         kinds = {type(value).__name__ for value in answer.values()} if isinstance(answer, Mapping) else ""
-        what = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
-        raise EnginesmithError(f"the session answered {what}; it should give an array for each output, by name")
+        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
+        raise EnginesmithError(f"the session answered {answer_text}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}
     for name, array in arrays.items():
-        masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
-        if array.dtype.hasobject or masked:
-            what = "a masked array" if masked else "an array of Python objects"
-            raise EnginesmithError(f"the session answered {what} for {name}; it should give plain numbers")
+        is_masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
+        if array.dtype.hasobject or is_masked:
+            answer_text = "a masked array" if is_masked else "an array of Python objects"
+            raise EnginesmithError(f"the session answered {answer_text} for {name}; it should give plain numbers")
     return arrays
 
 

@@ -79,8 +79,8 @@ class _Variation:
         """Take the output of a case."""
         self.samples += samples
         self.constancy.add(value, samples)
-        same = value.size and (value == value.flat[0]).all()
-        self.number = float(value.flat[0]) if same else None
+        is_constant = value.size and (value == value.flat[0]).all()
+        self.number = float(value.flat[0]) if is_constant else None
         drift = measure(value, value, samples=samples)
         self.drift = self.drift.merge(drift) if self.drift else drift
 
@@ -107,22 +107,22 @@ def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
     """Why a metric's right answers show nothing; '' where two of them differ, where there is one, or for a metric of
     likelihoods, which has no answers of its own."""
     score = score_of(metric)
-    labelled = metric.against == "labels" and golden.labels is not None
-    if labelled:
+    has_labels = metric.against == "labels" and golden.labels is not None
+    if has_labels:
         parts: Iterable[Any] = [score.read_labels(np.atleast_1d(np.asarray(golden.labels)))]
     else:
         parts = (score.read_wanted(case.expected) for case in golden.of_kind("golden"))
-    skipped = [value for name in ("ignore", "pad") if (value := getattr(metric, name, None)) is not None]
+    ignored_values = [value for name in ("ignore", "pad") if (value := getattr(metric, name, None)) is not None]
     distinct, count = set[object](), 0
     for part in parts:
-        answers = part[~np.isin(part, skipped)] if isinstance(part, np.ndarray) else part
+        answers = part[~np.isin(part, ignored_values)] if isinstance(part, np.ndarray) else part
         if not isinstance(answers, np.ndarray | list):
             return ""
         count += np.size(answers) if isinstance(answers, np.ndarray) else len(answers)
         distinct |= {*_some_answers(answers)}
         if len(distinct) > 1:
             return ""
-    whose = "labels" if labelled else "answers of the original model"
+    whose = "labels" if has_labels else "answers of the original model"
     return f"all {count} {whose} are equal; give golden data with several" if count > 1 else ""
 
 
@@ -183,13 +183,13 @@ def check_free_running(
     stage: str,
     pair: tuple[RecordedSession, Session],
     sequences: GoldenSequences | None,
-    opens: Opener,
+    opener: Opener,
     limits: Callable[[Session, GoldenSet, Opener], StagedLimits],
     along: Along,
 ) -> tuple[Check, ...]:
     """The checks of the second session against the first on sequences; none of a model without state.
 
-    opens: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
+    opener: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
     are compared with it.  along: as in `free_running_checks`.
     stage: as in `Check`.  pair: reference and candidate.
     """
@@ -198,7 +198,7 @@ def check_free_running(
 
     @contextmanager
     def rolled(path: Path) -> Iterator[Session]:
-        with opens(path) as session:
+        with opener(path) as session:
             yield FreeRunningSession(session, sequences)
 
     expected, actual = pair[0].free_running(sequences), FreeRunningSession(pair[1], sequences)
@@ -224,12 +224,12 @@ def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
 
 
 def find_broken(
-    candidate: Session, cases: Iterable[Case], whole: Mapping[str, Drift], limits: Sequence[OutputLimit]
+    candidate: Session, cases: Iterable[Case], golden_drift: Mapping[str, Drift], limits: Sequence[OutputLimit]
 ) -> Check | None:
     """The failed check of a limit of all golden cases that some of them break; None where they break none.
 
     They are run in turn until one is broken. Its value is what all would have if the others were exact.
-    cases: with the expected outputs.  whole: of all golden cases, the drift without an error (`golden_drifts`).
+    cases: with the expected outputs.  golden_drift: of all golden cases, the drift without an error (`golden_drifts`).
     None also where the candidate cannot be run or compared, which the checks of all cases explain.
     limits: with the metric that each is of.
     """
@@ -240,7 +240,7 @@ def find_broken(
             for name in {output for output, *_ in limits}:
                 drifts[name] = drifts[name].merge(measure(case.expected[name], actual[name]))
             for name, metric, limit in limits:
-                value = _value_at_best(metric, whole[name], drifts[name])
+                value = _value_at_best(metric, golden_drift[name], drifts[name])
                 if not within(metric, value, limit):
                     return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
     except (EnginesmithError, KeyError, ValueError):
@@ -248,9 +248,9 @@ def find_broken(
     return None
 
 
-def _value_at_best(metric: str, whole: Drift, part: Drift) -> float:
-    part = part.scale_to(whole.exponent)
-    value: float = getattr(replace(whole, error_sq=part.error_sq, max_abs=part.max_abs), metric)
+def _value_at_best(metric: str, whole_drift: Drift, part_drift: Drift) -> float:
+    part_drift = part_drift.scale_to(whole_drift.exponent)
+    value: float = getattr(replace(whole_drift, error_sq=part_drift.error_sq, max_abs=part_drift.max_abs), metric)
     return value
 
 
@@ -313,9 +313,9 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     check. Raises DataError without as many labels as answers, or for outputs of a shape that the metric does not take,
     and InputError for an output that the model lacks.
     """
-    labelled = [_read_labels(golden, metric) for metric in metrics]
-    originals = [_measure_original(golden, *pair) for pair in zip(metrics, labelled, strict=True)]
-    golden_sides = [_Measured(*pair) for pair in zip(metrics, labelled, strict=True)]
+    label_sets = [_read_labels(golden, metric) for metric in metrics]
+    originals = [_measure_original(golden, *pair) for pair in zip(metrics, label_sets, strict=True)]
+    golden_sides = [_Measured(*pair) for pair in zip(metrics, label_sets, strict=True)]
     edges = [_Measured(metric) for metric in metrics if metric.decides]
     for kind, sides in (("golden", golden_sides), ("edge", edges)):
         for case in golden.of_kind("golden" if kind == "golden" else "edge") if sides else ():
@@ -373,10 +373,10 @@ def _describe_lost(side: _Measured, original: _Measured | None) -> str:
     than chance makes; '' otherwise, and of another metric than accuracy by labels."""
     if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
         return ""
-    lost, chance = lost_classes(original.score.right, original.score.right - side.score.right)
-    if len(lost) <= chance:
+    names, chance = lost_classes(original.score.right, original.score.right - side.score.right)
+    if len(names) <= chance:
         return ""
-    return f"of the right answers of each class less than half are left: {join_first([*map(str, lost)])}"
+    return f"of the right answers of each class less than half are left: {join_first([*map(str, names)])}"
 
 
 def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[Check]:
@@ -384,13 +384,13 @@ def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[
     for value in side.values():
         limit = side.metric.limits.get(value.name)
         limit = _loosen(value, limit) if limit is not None and case == "edges" else limit
-        passed = limit is None or (value.value is not None and within(value.name, value.value, limit))
-        passed = passed and not (side.failure and not side.metric.limits)
-        lost = "" if limit is None or side.failure else _describe_lost(side, original)
-        passed, base = passed and not lost, base_values.get(value.name)
-        notes = [lost, value.note, "" if base is None else f"the original model has {base:.4f}", _bound(value, limit)]
+        is_within = limit is None or (value.value is not None and within(value.name, value.value, limit))
+        is_within = is_within and not (side.failure and not side.metric.limits)
+        text = "" if limit is None or side.failure else _describe_lost(side, original)
+        is_within, base = is_within and not text, base_values.get(value.name)
+        notes = [text, value.note, "" if base is None else f"the original model has {base:.4f}", _bound(value, limit)]
         note = "; ".join(filter(None, notes))
-        yield Check("task", value.name, side.metric.output, case, value.value, limit, passed, note)
+        yield Check("task", value.name, side.metric.output, case, value.value, limit, is_within, note)
 
 
 def _loosen(value: TaskValue, limit: float) -> float:
@@ -400,19 +400,19 @@ def _loosen(value: TaskValue, limit: float) -> float:
         return 2 * limit
     if value.name.endswith("_db"):
         return limit - HONEST_DB
-    one = (value.total - 1) / value.total if value.total else 1.0
-    return min(1 - 2 * (1 - limit), one)
+    one_error = (value.total - 1) / value.total if value.total else 1.0
+    return min(1 - 2 * (1 - limit), one_error)
 
 
 def _bound(value: TaskValue, limit: float | None) -> str:
     """How low a share may be in truth, and how many samples would show its limit where these do not."""
     if value.count is None or not value.total:
         return ""
-    least = lower(value.count, value.total, LEVEL)
-    sure = f"with {100 * (1 - LEVEL):.0f} % confidence"
-    text = f"{value.count} of {value.total}: the true share is at least {least:.2f}, {sure}"
-    needed = count_needed(1 - limit, LEVEL) if limit is not None and least < limit else None
-    return text if needed is None else f"{text}; {needed} samples without an error would be needed to show {limit:g}"
+    share = lower(value.count, value.total, LEVEL)
+    confidence_text = f"with {100 * (1 - LEVEL):.0f} % confidence"
+    text = f"{value.count} of {value.total}: the true share is at least {share:.2f}, {confidence_text}"
+    count = count_needed(1 - limit, LEVEL) if limit is not None and share < limit else None
+    return text if count is None else f"{text}; {count} samples without an error would be needed to show {limit:g}"
 
 
 def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[Check]:
@@ -441,10 +441,10 @@ def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetri
     """
     if not any(metric.decides for metric in metrics):
         return None
-    worst = {spread.output: spread.sqnr_db[0] for spread in spreads if spread.sqnr_db}
-    limits_db = {output: max(value - HONEST_DB, LEAST_DB) for output, value in worst.items() if not math.isnan(value)}
-    measured = {(output, "edge"): Budget(sqnr_db=value, argmax_agreement=0.0) for output, value in limits_db.items()}
-    return StagedLimits.of(Budgets(Budget(argmax_agreement=0.0), measured))
+    levels = {spread.output: spread.sqnr_db[0] for spread in spreads if spread.sqnr_db}
+    limits_db = {output: max(value - HONEST_DB, LEAST_DB) for output, value in levels.items() if not math.isnan(value)}
+    budgets = {(output, "edge"): Budget(sqnr_db=value, argmax_agreement=0.0) for output, value in limits_db.items()}
+    return StagedLimits.of(Budgets(Budget(argmax_agreement=0.0), budgets))
 
 
 def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:

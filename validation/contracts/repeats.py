@@ -45,8 +45,8 @@ class Forecasts:
     def losses(self, answers: Array) -> Array:
         """The Brier loss of each row. answers: (n,), a class each; one that is no class counts as all classes wrong."""
         valid_mask = (answers >= 0) & (answers < self.probabilities.shape[1])
-        at = np.where(valid_mask, answers, 0).astype(np.int64)[:, None]
-        answer_probabilities = np.take_along_axis(self.probabilities, at, axis=1)[:, 0] * valid_mask
+        label_places = np.where(valid_mask, answers, 0).astype(np.int64)[:, None]
+        answer_probabilities = np.take_along_axis(self.probabilities, label_places, axis=1)[:, 0] * valid_mask
         return np.asarray(np.square(self.probabilities).sum(axis=1) - 2 * answer_probabilities + 1)
 
 
@@ -127,14 +127,14 @@ class Likeness:
         if self.failure is not None:
             yield self.failure
             return
-        labelled = self.labels is not None and self.rows == self.labels.size
-        engine, graph = ({**side.values(), **self._calibration(side, labelled)} for side in self.sides.values())
+        has_labels = self.labels is not None and self.rows == self.labels.size
+        engine, graph = ({**side.values(), **self._calibration(side, has_labels)} for side in self.sides.values())
         for name, (value, place, figure_text) in engine.items():
             limit: float | None = getattr(self.limits, name)
             if limit is None:
                 continue
-            alone = graph[name][0]
-            parts = (figure_text, f"the graph alone has {alone:.3g}", "" if alone <= limit else "so it is the graph's")
+            base = graph[name][0]
+            parts = (figure_text, f"the graph alone has {base:.3g}", "" if base <= limit else "so it is the graph's")
             note = ", ".join(part for part in parts if part)
             yield Check("engine", f"contract {name}", self.output, place, value, limit, value <= limit, note)
 
@@ -152,15 +152,15 @@ class Likeness:
             return f"the last axis of {arrays[0].shape} holds no distribution: it takes two entries or more"
         return ""
 
-    def _calibration(self, side: "_Side", labelled: bool) -> dict[str, tuple[float, str, str]]:
+    def _calibration(self, side: "_Side", against_labels: bool) -> dict[str, tuple[float, str, str]]:
         """By how much ece and brier of a side differ from the original's, or are worse where there are labels."""
-        before, after = self.calibration[labelled], side.calibration[labelled]
-        what = "labels" if labelled else "the original's decisions"
+        before, after = self.calibration[against_labels], side.calibration[against_labels]
+        source = "labels" if against_labels else "the original's decisions"
         calibration = {}
         for name in ("ece", "brier"):
             old, new = getattr(before, name), getattr(after, name)
-            worse = new - old if not labelled or math.isnan(new - old) else max(0.0, new - old)
-            calibration[name] = (abs(worse), "golden", f"{new:.4f} against {old:.4f} by {what}")
+            worse = new - old if not against_labels or math.isnan(new - old) else max(0.0, new - old)
+            calibration[name] = (abs(worse), "golden", f"{new:.4f} against {old:.4f} by {source}")
         return calibration
 
 
@@ -206,11 +206,11 @@ def as_logits(array: Array, values: str) -> Array:
     if values == "probabilities":
         with np.errstate(invalid="ignore"):
             return np.where(rows >= 0, np.log(np.maximum(rows, LEAST)), np.nan)
-    masked = np.isneginf(rows)
-    if not masked.any():
+    mask = np.isneginf(rows)
+    if not mask.any():
         return rows
-    greatest = np.where(masked, -np.inf, rows).max(axis=1, keepdims=True)
-    return np.where(masked & np.isfinite(greatest), greatest - IMPOSSIBLE, rows)
+    greatest = np.where(mask, -np.inf, rows).max(axis=1, keepdims=True)
+    return np.where(mask & np.isfinite(greatest), greatest - IMPOSSIBLE, rows)
 
 
 def _softmax(logits: Array) -> Array:
@@ -267,10 +267,10 @@ def _in_batches(
             note = "the inputs have no dynamic dim in front that they share; leave position and size out"
             yield Check("engine", "contract batch", "", "golden", None, None, False, note)
         return
-    alone = _answers(session, inputs, batch.min, 0, batch)
+    single_answers = _answers(session, inputs, batch.min, 0, batch)
     sizes = sorted({size for size in (batch.opt, batch.max) if size > max(batch.min, 1)})
     first_answers = {f"first of {size}": _answers(session, inputs, size, 0, batch) for size in sizes}
-    for output, expected in alone.items():
+    for output, expected in single_answers.items():
         yield _worst("contract batch size", output, expected, first_answers, bitwise.size, budgets)
     size = sizes[-1]
     last = {f"{place + 1} of {size}": _answers(session, inputs, size, place, batch) for place in (size // 2, size - 1)}
@@ -281,9 +281,9 @@ def _in_batches(
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
     """The outputs of the first sample of `inputs` at `place` in a batch of `size`; those with the batch in front."""
     specs = [spec for spec in session.inputs if spec.name in inputs]
-    named = [TensorSpec(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
-    filled = resize(inputs, named, {batch.name: size})
-    outputs = run(session, {name: np.roll(array, place, axis=0) for name, array in filled.items()})
+    batch_specs = [TensorSpec(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
+    batch_inputs = resize(inputs, batch_specs, {batch.name: size})
+    outputs = run(session, {name: np.roll(array, place, axis=0) for name, array in batch_inputs.items()})
     return {name: array[place] for name, array in outputs.items() if array.ndim and len(array) == size}
 
 
@@ -309,8 +309,8 @@ def _worst(
     place = min(figures, key=lambda place: figures[place])
     same = all(np.array_equal(_bits(expected), _bits(value)) for value in values.values())
     note = f"{metric}; {'the same bits' if same else 'other bits'}"
-    passed = limit is None or within(metric, figures[place], limit)
-    return Check("engine", name, output, place, float(figures[place]), limit, passed, note)
+    is_within = limit is None or within(metric, figures[place], limit)
+    return Check("engine", name, output, place, float(figures[place]), limit, is_within, note)
 
 
 def _bits(array: Array) -> Array:
@@ -360,18 +360,18 @@ class Reproducibility:
         return encode_document(self)
 
 
-def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reproducibility:
+def reproducibility(rebuilds: Sequence[EngineRebuild], budgets: Budgets) -> Reproducibility:
     """Compare the first build with the others, case by case."""
-    engines = [rebuild.engine for rebuild in built]
+    engines = [rebuild.engine for rebuild in rebuilds]
     distinct: dict[str, set[str]] = {}
-    for rebuild in built:
+    for rebuild in rebuilds:
         said: dict[str, list[str]] = {}
         for case in rebuild.answers.cases:
             for output, array in case.expected.items():
                 said.setdefault(output, []).append(digest(array))
         for output, digests in said.items():
             distinct.setdefault(output, set()).add(" ".join(digests))
-    checks = [check for other in built[1:] for check in _against(built[0].answers, other.answers, budgets)]
+    checks = [check for repeat in rebuilds[1:] for check in _against(rebuilds[0].answers, repeat.answers, budgets)]
     failures = [check for check in checks if not check.passed]
     outputs = {
         output: OutputSpread(
@@ -383,12 +383,12 @@ def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reprodu
         for output, output_digests in distinct.items()
     }
     counts = {name: engines.count(name) for name in dict.fromkeys(engines)}
-    return Reproducibility(len(built), len(set(engines)) == 1, counts, outputs, not failures, tuple(failures))
+    return Reproducibility(len(rebuilds), len(set(engines)) == 1, counts, outputs, not failures, tuple(failures))
 
 
-def _against(reference: GoldenSet, other: GoldenSet, budgets: Budgets) -> list[Check]:
+def _against(reference: GoldenSet, candidate: GoldenSet, budgets: Budgets) -> list[Check]:
     checks: list[Check] = []
-    for left, right in zip(reference.cases, other.cases, strict=True):
+    for left, right in zip(reference.cases, candidate.cases, strict=True):
         for output, expected in left.expected.items():
             budget = budgets.of(output, left.kind, expected.size)
             try:

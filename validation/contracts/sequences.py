@@ -22,14 +22,14 @@ def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[t
     pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if fits else []
     if (token := limits.until) is not None:
         pairs = [(up_to(left, token), up_to(right, token)) for left, right in pairs]
-    amounts = []
+    deviations = []
     if (equal_tokens := limits.first) is not None:
-        early = [max(0, min(equal_tokens, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
-        amounts.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
+        lead_tokens = [max(0, min(equal_tokens, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
+        deviations.append(("sequence first", float(max(lead_tokens, default=0)) if fits else np.nan, 0.0))
     if limits.edits is not None:
         shares = [edit_distance(*pair) / max(1, *map(len, pair)) for pair in pairs]
-        amounts.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
-    return amounts
+        deviations.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
+    return deviations
 
 
 def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
@@ -40,16 +40,16 @@ def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, flo
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return [("eos", np.nan, 0.0)]
     ends = [_ends(side, end.token) for side in (expected, actual)]
-    amounts = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
-    both = (ends[0] >= 0) & (ends[1] >= 0)
+    deviations = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
+    shared_mask = (ends[0] >= 0) & (ends[1] >= 0)
     if end.apart is not None:
-        distance = np.abs(ends[0] - ends[1])[both].max(initial=0)
-        amounts.append(("eos apart", float(distance), float(end.apart)))
+        distance = np.abs(ends[0] - ends[1])[shared_mask].max(initial=0)
+        deviations.append(("eos apart", float(distance), float(end.apart)))
     if end.pad is not None:
         rows = rows_of(actual)
         after = (np.arange(rows.shape[1]) > ends[1][:, None]) & (ends[1][:, None] >= 0)
-        amounts.append(("eos pad", float((after & (rows != end.pad)).sum()), 0.0))
-    return amounts
+        deviations.append(("eos pad", float((after & (rows != end.pad)).sum()), 0.0))
+    return deviations
 
 
 def rows_of(array: Array) -> Array:
@@ -84,28 +84,28 @@ def _first_difference(left: Array, right: Array) -> int:
 
 
 def _broken_boxes(
-    limits: Boxes, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]
+    limits: Boxes, expected: Array, actual: Array, output_pair: tuple[Tensors, Tensors]
 ) -> list[tuple[str, float, float]]:
     """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
 
-    beside: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
+    output_pair: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
     number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
     neither side has a box that counts.
     """
-    ours, theirs = (_images(limits, *side) for side in ((actual, beside[1]), (expected, beside[0])))
-    unmatched = apart = np.nan
+    ours, theirs = (_images(limits, *side) for side in ((actual, output_pair[1]), (expected, output_pair[0])))
+    unmatched_share = score_gap = np.nan
     if ours is not None and theirs is not None and len(ours) == len(theirs):
-        total, matches, apart = 0, 0, 0.0
+        total, matches, score_gap = 0, 0, 0.0
         for candidate, reference in zip(ours, theirs, strict=True):
             pairs = list(_matches(candidate, reference, limits.iou))
             total += len(candidate.corners) + len(reference.corners)
             matches += len(pairs)
-            apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
+            score_gap = max([score_gap, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
         if not total:
             return []
-        unmatched = 1 - 2 * matches / total
-    amounts = [("boxes", unmatched, round(1 - limits.matched, 12))]
-    return amounts if limits.score is None else [*amounts, ("boxes score", apart, limits.score)]
+        unmatched_share = 1 - 2 * matches / total
+    deviations = [("boxes", unmatched_share, round(1 - limits.matched, 12))]
+    return deviations if limits.score is None else [*deviations, ("boxes score", score_gap, limits.score)]
 
 
 def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
@@ -119,9 +119,9 @@ def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | No
         return None
     images = math.prod(shape[:-1])
     corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(images, count, 4)
-    rest = [np.asarray(values, np.float64).reshape(images, count) for values in (classes, scores)]
+    box_values = [np.asarray(values, np.float64).reshape(images, count) for values in (classes, scores)]
     image_boxes = []
-    for image in zip(corners, *rest, strict=True):
+    for image in zip(corners, *box_values, strict=True):
         mask = ~(image[2] < limits.least_score)  # NaN is kept, to fail
         if not all(np.isfinite(part[mask]).all() for part in image):
             return None
@@ -138,20 +138,20 @@ class _Image:
     scores: Array
 
 
-def _matches(candidate: _Image, reference: _Image, least: float) -> Iterator[tuple[int, int]]:
+def _matches(candidate: _Image, reference: _Image, least_overlap: float) -> Iterator[tuple[int, int]]:
     """(index in the candidate, index in the reference) of each match."""
-    equal = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
-    overlap_matrix = np.where(equal, 1.0, overlaps(candidate.corners, reference.corners))
+    equal_mask = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
+    overlap_matrix = np.where(equal_mask, 1.0, overlaps(candidate.corners, reference.corners))
     overlap_matrix[candidate.classes[:, None] != reference.classes[None]] = -1
     for index in np.argsort(-candidate.scores, kind="stable"):
         if (
             not overlap_matrix.shape[1]
-            or (best := int(overlap_matrix[index].argmax())) < 0
-            or overlap_matrix[index, best] < least
+            or (match := int(overlap_matrix[index].argmax())) < 0
+            or overlap_matrix[index, match] < least_overlap
         ):
             continue
-        overlap_matrix[:, best] = -1
-        yield int(index), best
+        overlap_matrix[:, match] = -1
+        yield int(index), match
 
 
 def find_broken(
@@ -167,26 +167,26 @@ def find_broken(
     outputs of the graph and of the engine, for `boxes`.
     structure: the predicates.
     """
-    amounts: list[tuple[str, float, float]] = []
+    deviations: list[tuple[str, float, float]] = []
     if structure.finite:
-        amounts.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
+        deviations.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
     if structure.range is not None:
-        amounts.append(("range", _outside(_wide(actual), *structure.range), 0.0))
+        deviations.append(("range", _outside(_wide(actual), *structure.range), 0.0))
     if structure.sums_to_one is not None:
-        amounts.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), structure.sums_to_one))
+        deviations.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), structure.sums_to_one))
     if structure.unit_norm is not None:
-        amounts.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), structure.unit_norm))
+        deviations.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), structure.unit_norm))
     if structure.sorted is not None:
-        amounts.append(("sorted", _count_unsorted(_wide(actual), structure.sorted), 0.0))
+        deviations.append(("sorted", _count_unsorted(_wide(actual), structure.sorted), 0.0))
     if structure.shape is not None:
-        amounts.append(("shape", _count_other_sizes(actual.shape, structure.shape, sizes), 0.0))
+        deviations.append(("shape", _count_other_sizes(actual.shape, structure.shape, sizes), 0.0))
     if structure.equal_until is not None:
-        amounts.append(("equal_until", _share_differing(expected, actual, structure.equal_until), 0.0))
+        deviations.append(("equal_until", _share_differing(expected, actual, structure.equal_until), 0.0))
     if structure.dtype is not None:
-        amounts.append(("dtype", float(actual.dtype.name != structure.dtype), 0.0))
-    amounts += _broken_sequence(structure.sequence, expected, actual) if structure.sequence else []
-    amounts += _broken_end(structure.eos, expected, actual) if structure.eos else []
-    return amounts + (_broken_boxes(structure.boxes, expected, actual, beside) if structure.boxes else [])
+        deviations.append(("dtype", float(actual.dtype.name != structure.dtype), 0.0))
+    deviations += _broken_sequence(structure.sequence, expected, actual) if structure.sequence else []
+    deviations += _broken_end(structure.eos, expected, actual) if structure.eos else []
+    return deviations + (_broken_boxes(structure.boxes, expected, actual, beside) if structure.boxes else [])
 
 
 def _wide(array: Array) -> Array:
@@ -199,9 +199,9 @@ def _outside(values: Array, low: float | None, high: float | None) -> float:
         return 0.0
     if np.isnan(values).any():
         return np.nan
-    below = 0.0 if low is None else low - values.min()
-    above = 0.0 if high is None else values.max() - high
-    return float(max(below, above, 0.0))
+    shortfall = 0.0 if low is None else low - values.min()
+    excess = 0.0 if high is None else values.max() - high
+    return float(max(shortfall, excess, 0.0))
 
 
 def _from_one(values: Array) -> float:
@@ -224,7 +224,7 @@ def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], si
     expected_shape = (
         sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True)
     )
-    return float(sum(one != other for one, other in zip(expected_shape, actual, strict=True)))
+    return float(sum(left != right for left, right in zip(expected_shape, actual, strict=True)))
 
 
 def _share_differing(expected: Array, actual: Array, token: int) -> float:

@@ -98,8 +98,8 @@ class Structure(Declared):
     def __post_init__(self) -> None:
         if all(getattr(self, term.name) is None for term in fields(self)):
             raise ValueError("asks for nothing; name a predicate, such as finite: true")
-        least, greatest = self.range or (None, None)
-        if least is not None and greatest is not None and least > greatest:
+        minimum, greatest = self.range or (None, None)
+        if minimum is not None and greatest is not None and minimum > greatest:
             raise ValueError("range: the least value comes first")
         if self.shape is not None and any(isinstance(size, int) and size < 0 for size in self.shape):
             raise ValueError("shape: sizes are 0 or more; name a dim where any size is right")
@@ -166,10 +166,10 @@ class Contract(Declared):
     def outputs(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """(path of the key below the contract, output) for each output that is named."""
         yield from ((("structured", output), output) for output in self.structured)
-        for at, structure in self.structured.items():
+        for output_name, structure in self.structured.items():
             for key in ("classes", "scores") if structure.boxes else ():
                 if (name := getattr(structure.boxes, key)) is not None:
-                    yield ("structured", at, "boxes", key), name
+                    yield ("structured", output_name, "boxes", key), name
         if self.distributional is not None:
             yield from ((("distributional", "rows", output), output) for output in self.distributional.rows)
             seeds = self.distributional.seeds

@@ -50,7 +50,7 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
     generator = np.random.default_rng(SEED)
     if seeds.vary is not None and seeds.vary not in case.inputs:
         raise InputError(f"seeds.vary: {seeds.vary!r} is no input; known: {', '.join(case.inputs)}")
-    expected = [run(reference, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]
+    references = [run(reference, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]
     try:
         actual = [run(candidate, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]
     except EnginesmithError as error:
@@ -58,14 +58,14 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
         return
     p_values: dict[str, float] = {}
     for output in seeds.outputs:
-        sides = [[outputs.get(output) for outputs in side] for side in (expected, actual)]
+        sides = [[outputs.get(output) for outputs in side] for side in (references, actual)]
         reason = _unfit(*sides)
         if reason:
             yield Check("engine", "contract seeds", output, case.name, None, seeds.alpha, False, reason)
             continue
         permutations = math.ceil(PER_STEP * len(seeds.outputs) / seeds.alpha)
-        rows, others = (np.stack([np.asarray(array).reshape(-1) for array in side]) for side in sides)
-        p_values[output] = p_value(rows, others, permutations)
+        rows, other_rows = (np.stack([np.asarray(array).reshape(-1) for array in side]) for side in sides)
+        p_values[output] = p_value(rows, other_rows, permutations)
     note = f"p-value of {seeds.draws} draws of each side, over {len(seeds.outputs)} outputs"
     for output, p in holm(p_values, len(seeds.outputs)).items():
         yield Check("engine", "contract seeds", output, case.name, p, seeds.alpha, p >= seeds.alpha, note)
@@ -73,21 +73,21 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
 
 def p_value(expected: Array, actual: Array, permutations: int) -> float:
     """The chance that two samples (draws, elements) of one distribution differ as much as these; exact at any size."""
-    pooled = np.concatenate([expected, actual])
+    pooled_rows = np.concatenate([expected, actual])
     generator = np.random.default_rng(SEED)
-    kernel = _kernel(pooled, generator)
+    kernel = _kernel(pooled_rows, generator)
     kernel = kernel - kernel.mean(axis=0) - kernel.mean(axis=1, keepdims=True) + kernel.mean()
     kernel = kernel.astype(np.float32)  # centred, sums of it do not cancel, and the weights of the sides sum to 0
     sides = np.concatenate([np.full(len(expected), 1 / len(expected)), np.full(len(actual), -1 / len(actual))])
     sides = sides.astype(np.float32)
-    observed = float(sides @ kernel @ sides)
+    statistic = float(sides @ kernel @ sides)
     larger, remaining_count = 0, permutations
     while remaining_count:
         count = min(remaining_count, AT_ONCE)
         signs = generator.permuted(np.broadcast_to(sides, (count, len(sides))), axis=1)
         test_statistics = np.einsum("ij,ij->i", signs @ kernel, signs)
         larger += int(
-            (test_statistics >= observed * (1 - 1e-5)).sum()
+            (test_statistics >= statistic * (1 - 1e-5)).sum()
         )  # equal arrangements are summed in another order
         remaining_count -= count
     return (1 + larger) / (1 + permutations)
@@ -95,11 +95,11 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
 
 def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
     """The p-values by name after Holm's step-down correction for `tests` tests, in their given order."""
-    adjusted, least = dict[str, float](), 0.0
+    adjusted_values, least_value = dict[str, float](), 0.0
     for index, name in enumerate(sorted(p_values, key=lambda output: p_values[output])):
-        least = max(least, min(1.0, (tests - index) * p_values[name]))
-        adjusted[name] = least
-    return {name: adjusted[name] for name in p_values}
+        least_value = max(least_value, min(1.0, (tests - index) * p_values[name]))
+        adjusted_values[name] = least_value
+    return {name: adjusted_values[name] for name in p_values}
 
 
 def _draw_inputs(seeds: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
@@ -136,19 +136,19 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
     return "the engine gives the same in every draw, and the graph does not" if still[1] else ""
 
 
-def _kernel(pooled: Array, generator: np.random.Generator) -> Array:
+def _kernel(samples: Array, generator: np.random.Generator) -> Array:
     """exp(-d^2 / 2 w^2) of all pairs of draws (n, n), w^2 the median d^2; of integers, d^2 counts unequal elements."""
-    if pooled.shape[1] > MOST_ELEMENTS:
-        pooled = pooled[:, np.sort(generator.choice(pooled.shape[1], MOST_ELEMENTS, replace=False))]
-    if is_exact(pooled):
-        squares = np.stack([(pooled != row).sum(axis=1) for row in pooled]).astype(np.float64)
+    if samples.shape[1] > MOST_ELEMENTS:
+        samples = samples[:, np.sort(generator.choice(samples.shape[1], MOST_ELEMENTS, replace=False))]
+    if is_exact(samples):
+        squares = np.stack([(samples != row).sum(axis=1) for row in samples]).astype(np.float64)
     else:
-        wide = pooled.astype(np.float64)
-        wide -= wide.mean(axis=0)  # distances of large values would cancel
-        lengths = np.square(wide).sum(axis=1)
-        squares = np.maximum(lengths[:, None] + lengths - 2 * wide @ wide.T, 0)
-    apart = squares[np.triu_indices(len(squares), 1)]
-    middle = float(np.median(apart)) or float(apart.max())
+        rows = samples.astype(np.float64)
+        rows -= rows.mean(axis=0)  # distances of large values would cancel
+        lengths = np.square(rows).sum(axis=1)
+        squares = np.maximum(lengths[:, None] + lengths - 2 * rows @ rows.T, 0)
+    distances = squares[np.triu_indices(len(squares), 1)]
+    middle = float(np.median(distances)) or float(distances.max())
     return np.asarray(np.exp(-squares / (2 * middle)))
 
 

@@ -30,7 +30,7 @@ def enough_samples(
     specs: of the inputs.
     """
     turns = ((start + step) % len(groups) for step in range(len(groups)))
-    start = next((at for at in turns if _is_full(groups[at])), start)
+    start = next((turn for turn in turns if _is_full(groups[turn])), start)
     first_group, batch = groups[start], leading_dim(specs)
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
         return first_group

@@ -37,29 +37,29 @@ class GeneratedSamples:
             if stop is not None and index >= stop:
                 return
             if index >= start:
-                where = f"{self.name}: sample {index}"
+                place = f"{self.name}: sample {index}"
                 for name in sample.keys() - {spec.name for spec in self.inputs}:
-                    raise DataError(f"{where} has an array {name!r} that no input is named")
-                batch = {spec.name: _to_batch(sample.get(spec.name), spec, where) for spec in self.inputs}
+                    raise DataError(f"{place} has an array {name!r} that no input is named")
+                batch = {spec.name: _to_batch(sample.get(spec.name), spec, place) for spec in self.inputs}
                 try:
                     sizes = sizes_of(batch, self.inputs)
                 except DataError as error:
-                    raise DataError(f"{where}: {error}") from error
+                    raise DataError(f"{place}: {error}") from error
                 for dim in self.dims:
                     if (size := sizes.get(dim.name, dim.min)) not in dim.sizes:
-                        raise DataError(f"{where}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
+                        raise DataError(f"{place}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
                 yield index + 1, batch
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")
 
 
-def _to_batch(value: object, spec: TensorSpec, where: str) -> Array:
+def _to_batch(value: object, spec: TensorSpec, place: str) -> Array:
     if value is None:
-        raise DataError(f"{where} lacks the input {spec.name!r}")
+        raise DataError(f"{place} lacks the input {spec.name!r}")
     array = np.asarray(value)
     if array.dtype.name != spec.dtype:
-        raise DataError(f"{where}: {spec.name!r} is {array.dtype.name}; the input is {spec.dtype}: convert it")
+        raise DataError(f"{place}: {spec.name!r} is {array.dtype.name}; the input is {spec.dtype}: convert it")
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
-        raise DataError(f"{where}: {spec.name!r} holds NaN or Inf; remove or repair that sample")
-    alone = array.ndim == len(spec.shape) - 1 and (spec.shape[0] == 1 or isinstance(spec.shape[0], str))
-    return array[None] if alone else array
+        raise DataError(f"{place}: {spec.name!r} holds NaN or Inf; remove or repair that sample")
+    is_single = array.ndim == len(spec.shape) - 1 and (spec.shape[0] == 1 or isinstance(spec.shape[0], str))
+    return array[None] if is_single else array

@@ -64,12 +64,12 @@ class JoinedSteps:
         """See `SampleSource`. Raises DataError as `single_samples` and `Steps.join`."""
         ends = np.append(self.steps.firsts, len(self.steps.begins))
         last = len(ends) - 1 if stop is None else min(stop, len(ends) - 1)
-        runs, group, at = single_samples(self.samples, int(ends[start]), int(ends[last])), list[Tensors](), start
+        runs, group, index = single_samples(self.samples, int(ends[start]), int(ends[last])), list[Tensors](), start
         for end, inputs in runs:
             group.append(inputs)
-            if end == ends[at + 1]:
-                at += 1
-                yield at, self.steps.join(group)
+            if end == ends[index + 1]:
+                index += 1
+                yield index, self.steps.join(group)
                 group.clear()
 
 
@@ -89,9 +89,9 @@ def single_samples(source: SampleSource, start: int = 0, stop: int | None = None
 def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     """One step's inputs: those with the dim joined along it, the others as all samples have them. Raises DataError
     where these differ."""
-    first_sample, *others = samples
+    first_sample, *other_samples = samples
     arrays = dict(first_sample)
-    for spec in inputs if others else ():
+    for spec in inputs if other_samples else ():
         parts = [sample[spec.name] for sample in samples]
         if dim in spec.shape:
             arrays[spec.name] = np.concatenate(parts, spec.shape.index(dim))
@@ -220,12 +220,12 @@ def overlap_check(golden: bytes, calibration: bytes) -> Check:
         f"{'all' if share == 1 else count or 'none'} of the {len(samples)} golden samples are calibration samples too"
     )
     why = ", and scales fit those best: the errors say little about other samples; give golden.data other ones"
-    passed = share <= LARGEST
-    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, passed, text if passed else text + why)
+    is_within = share <= LARGEST
+    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, is_within, text if is_within else text + why)
 
 
 def _split(digests: bytes) -> list[bytes]:
-    return [digests[at : at + _DIGEST_BYTES] for at in range(0, len(digests), _DIGEST_BYTES)]
+    return [digests[start : start + _DIGEST_BYTES] for start in range(0, len(digests), _DIGEST_BYTES)]
 
 
 def _digests(groups: Iterable[Tensors], complete: bool) -> Iterator[bytes]:
@@ -302,11 +302,11 @@ def read_order(samples: Samples, name: str | None) -> Array | None:
     order = samples.column(name)
     if order.ndim != 1:
         raise DataError(f"{samples.name}: array {name!r} has the shape {order.shape}; store one number for each step")
-    begun = np.append(0, np.flatnonzero(order[1:] != order[:-1]) + 1)
-    sequence_numbers, counts = np.unique(order[begun], return_counts=True)
+    begins = np.append(0, np.flatnonzero(order[1:] != order[:-1]) + 1)
+    sequence_numbers, counts = np.unique(order[begins], return_counts=True)
     if (counts > 1).any():
         again = sequence_numbers[counts > 1][0]
-        places = begun[order[begun] == again][:2]
+        places = begins[order[begins] == again][:2]
         raise DataError(
             f"{samples.name}: {name!r} has {again} from step {places[0]} and again from step {places[1]}, behind other "
             "sequences; store the steps of a sequence one behind the other, or number the sequences apart"
@@ -359,22 +359,22 @@ def stack(
     first ones.
     """
     batch, steps = _batch_axes(specs, dims), list(runs)
-    alike = dict[tuple[tuple[int, ...], ...], list[int]]()
-    for at, step in enumerate(steps):
-        alike.setdefault(tuple(step[spec.name].shape for spec in specs), []).append(at)
-    groups = [part for places in alike.values() for part in _parts(places, steps[places[0]], batch)]
-    if len(alike) > 1:
+    places_by_shape = dict[tuple[tuple[int, ...], ...], list[int]]()
+    for index, step in enumerate(steps):
+        places_by_shape.setdefault(tuple(step[spec.name].shape for spec in specs), []).append(index)
+    groups = [part for places in places_by_shape.values() for part in _parts(places, steps[places[0]], batch)]
+    if len(places_by_shape) > 1:
         groups = [group for _, group in sorted(enumerate(groups), key=lambda numbered: f"{numbered[0]:032b}"[::-1])]
-    joined = [_join([steps[at] for at in group], batch) for group in groups]
-    return joined, groups
+    batches = [_join([steps[index] for index in group], batch) for group in groups]
+    return batches, groups
 
 
 def number_steps(count: int, order: Array | None) -> Array:
     """The place [count] of each step in its sequence. order: as in `SequenceSamples`."""
     if order is None:
         return np.arange(count)
-    begun = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
-    return np.arange(count) - np.repeat(begun, np.diff(np.append(begun, count)))
+    begins = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
+    return np.arange(count) - np.repeat(begins, np.diff(np.append(begins, count)))
 
 
 def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:

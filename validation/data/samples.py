@@ -106,16 +106,16 @@ class Samples:
         arrays = {
             name: array for name, array in stored_arrays.items() if name in {*(spec.name for spec in inputs), *extra}
         }
-        there = [spec for spec in inputs if spec.name in arrays]
-        if not there:
+        present_specs = [spec for spec in inputs if spec.name in arrays]
+        if not present_specs:
             return
-        wrong = list(_wrong_layout([arrays[spec.name] for spec in there], there))
+        wrong = list(_wrong_layout([arrays[spec.name] for spec in present_specs], present_specs))
         wrong += _wrong_counts(arrays)
         wrong += [mistake for name in extra if name in arrays and (mistake := _wrong_labels(arrays[name]))]
-        ranked = [spec for spec in there if len(arrays[spec.name].shape) - len(spec.shape) in (0, 1)]
-        alike = {len(arrays[spec.name].shape) - len(spec.shape) for spec in ranked}
-        if len(alike) == 1:
-            samples = cls._of(path, ranked, dims, arrays)
+        fitting_specs = [spec for spec in present_specs if len(arrays[spec.name].shape) - len(spec.shape) in (0, 1)]
+        missing_axes = {len(arrays[spec.name].shape) - len(spec.shape) for spec in fitting_specs}
+        if len(missing_axes) == 1:
+            samples = cls._of(path, fitting_specs, dims, arrays)
             wrong += samples._wrong_arrays()
             if not wrong and not wrong_names:
                 try:
@@ -123,7 +123,7 @@ class Samples:
                 except DataError as error:
                     wrong.append(str(error))
         else:
-            wrong += [mistake for spec in there if (mistake := _wrong_dtype(arrays[spec.name], spec))]
+            wrong += [mistake for spec in present_specs if (mistake := _wrong_dtype(arrays[spec.name], spec))]
         yield from wrong
 
     @cached_property
@@ -186,19 +186,19 @@ class Samples:
             array = self.arrays[spec.name]
             if wrong := _wrong_dtype(array, spec):
                 yield wrong
-            for axis, length, declared in self._axes(spec):
-                here = f"{array} has {declared} = {length} on axis {axis}"
-                if isinstance(declared, int):
-                    if length != declared:
+            for axis, length, size in self._axes(spec):
+                place = f"{array} has {size} = {length} on axis {axis}"
+                if isinstance(size, int):
+                    if length != size:
                         shape = f"{array} has shape {array.shape}"
-                        yield f"{shape}: axis {axis} must be {declared}; reshape or crop it"
+                        yield f"{shape}: axis {axis} must be {size}; reshape or crop it"
                     continue
-                dim = self._dim(declared)
+                dim = self._dim(size)
                 if length not in dim.sizes:
-                    remedy = f"crop or pad it, or widen dims.{declared}"
-                    yield f"{here}, outside {dim.words}; {remedy}"
-                if dim_lengths.setdefault(declared, length) != length:
-                    yield f"{here} and {dim_lengths[declared]} elsewhere; make equal"
+                    remedy = f"crop or pad it, or widen dims.{size}"
+                    yield f"{place}, outside {dim.words}; {remedy}"
+                if dim_lengths.setdefault(size, length) != length:
+                    yield f"{place} and {dim_lengths[size]} elsewhere; make equal"
         yield from self._wrong_sums(dim_lengths)
 
     def _wrong_sums(self, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -211,8 +211,8 @@ class Samples:
 
     def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
         """(axis, length, declared size) of the axes of one sample: all but axis 0, and sums of dims."""
-        declared = spec.shape if self.complete else spec.shape[1:]
-        for axis, (length, dim) in enumerate(zip(self.arrays[spec.name].shape[1:], declared, strict=True), start=1):
+        sizes = spec.shape if self.complete else spec.shape[1:]
+        for axis, (length, dim) in enumerate(zip(self.arrays[spec.name].shape[1:], sizes, strict=True), start=1):
             if isinstance(dim, int) or PLUS not in dim:
                 yield axis, length, dim
 
@@ -229,18 +229,18 @@ class Samples:
             return [1] * count
         low, size, multiple = self._group(group_size)
         self._check_rest(count, low, size, multiple)
-        full, rest = divmod(count, size)
-        return [size] * full + ([rest] if rest else [])
+        full, remainder = divmod(count, size)
+        return [size] * full + ([remainder] if remainder else [])
 
     def _check_rest(self, count: int, low: int, size: int, multiple: int) -> None:
         """Raise DataError where so many samples in groups of `size` leave a group that is too small, or no multiple."""
-        rest = count % size
-        if rest and (rest < low or rest % multiple):
+        remainder = count % size
+        if remainder and (remainder < low or remainder % multiple):
             needs = f"{low} or more" + (f" in steps of {multiple}" if multiple > 1 else "")
-            more = low - rest if rest < low else -rest % multiple
+            more = low - remainder if remainder < low else -remainder % multiple
             raise DataError(
-                f"{self.path}: {count} samples in groups of {size} leave {rest}, but a group needs {needs}; "
-                f"drop {rest % multiple if rest > low else rest} or add {more}"
+                f"{self.path}: {count} samples in groups of {size} leave {remainder}, but a group needs {needs}; "
+                f"drop {remainder % multiple if remainder > low else remainder} or add {more}"
             )
 
     def _group(self, group_size: int | None) -> tuple[int, int, int]:
@@ -254,9 +254,9 @@ class Samples:
         leading = firsts.pop()
         if isinstance(leading, int):
             return leading, leading, 1
-        inner = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
-        if leading in inner:
-            return inner[leading], inner[leading], 1
+        lengths = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
+        if leading in lengths:
+            return lengths[leading], lengths[leading], 1
         dim = self._dim(leading)
         size = max(dim.min, min(group_size or dim.opt, dim.max))
         return dim.min, size // dim.multiple * dim.multiple, dim.multiple
@@ -268,16 +268,16 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
     Dims that `sizes` lacks keep their length. Raises DataError where an axis to be filled is empty.
     """
     new_tensors = {}
-    whole = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
+    all_sizes = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
     for spec in specs:
         tensor, sums = tensors[spec.name], dict(spec.sums)
         for axis, dim in enumerate(spec.shape):
             length = tensor.shape[axis]
-            target_length = size_of(sums[axis], whole) if axis in sums else sizes.get(str(dim), length)
+            target_length = size_of(sums[axis], all_sizes) if axis in sums else sizes.get(str(dim), length)
             if target_length != length:
                 if length == 0:
-                    missing = f"there is nothing to fill {target_length} from"
-                    raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {missing}")
+                    reason = f"there is nothing to fill {target_length} from"
+                    raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {reason}")
                 tensor = np.take(tensor, np.arange(target_length) % length, axis)
         new_tensors[spec.name] = tensor
     return new_tensors
@@ -297,10 +297,10 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
             raise DataError(f"tensor {spec.name!r} has shape {shape}; {spec.shape} has another rank")
         for length, dim in zip(shape, spec.shape, strict=True):
             total = isinstance(dim, str) and PLUS in dim
-            expected = length if total else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
-            if length != expected:
+            wanted_length = length if total else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
+            if length != wanted_length:
                 raise DataError(
-                    f"tensor {spec.name!r} has shape {shape}: {dim} is {length} here and {expected} elsewhere"
+                    f"tensor {spec.name!r} has shape {shape}: {dim} is {length} here and {wanted_length} elsewhere"
                 )
     for spec, axis, name in list_sums(specs):
         if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
@@ -309,13 +309,13 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
 
 
 def _name_arrays(
-    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra_names: Sequence[str], path: Path
 ) -> dict[str, Stored]:
-    """The arrays of the inputs and of `extra` by name, which must be exactly those found."""
-    array_names = [*(spec.name for spec in inputs), *extra]
+    """The arrays of the inputs and of `extra_names` by name, which must be exactly those found."""
+    array_names = [*(spec.name for spec in inputs), *extra_names]
     if list(arrays) == [""] and len(array_names) == 1:
         return {array_names[0]: arrays[""]}
-    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra))
+    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra_names))
     return {name: arrays[name] for name in array_names}
 
 
@@ -326,24 +326,24 @@ def _raise_first(wrong: Iterator[str]) -> None:
 
 
 def find_wrong_names(
-    array_names: Collection[str], inputs: Sequence[str], path: Path, extra: Sequence[str] = ()
+    array_names: Collection[str], inputs: Sequence[str], path: Path, extra_names: Sequence[str] = ()
 ) -> Iterator[str]:
     """What is said of arrays that are missing, and of those that nothing asks for. array_names: of those at `path`.
-    extra: names that are wanted beside those of the inputs."""
-    beside = f", and beside them {', '.join(extra)}" if extra else ""
-    both = f"it holds {', '.join(array_names) or 'none'}; the model wants {', '.join(inputs)}{beside}"
-    expected_names = [*inputs, *extra]
+    extra_names: names that are wanted beside those of the inputs."""
+    extra_text = f", and beside them {', '.join(extra_names)}" if extra_names else ""
+    names_text = f"it holds {', '.join(array_names) or 'none'}; the model wants {', '.join(inputs)}{extra_text}"
+    expected_names = [*inputs, *extra_names]
     if list(array_names) == [""]:
         yield f"{path} holds a single array; {', '.join(expected_names)} are needed: save them with numpy.savez"
         return
     for name in expected_names:
         if name not in array_names:
             remedy = f"{suggest(name, array_names, '')} rename the array, or correct the name in the spec".lstrip()
-            yield f"{path} has no array {name!r}: {both}; {remedy}"
+            yield f"{path} has no array {name!r}: {names_text}; {remedy}"
     for name in array_names:
         if name not in expected_names:
             remedy = f"{suggest(name, expected_names, '')} leave it out, or name it in the spec".lstrip()
-            yield f"{path} has an array {name!r} that nothing asks for: {both}; {remedy}"
+            yield f"{path} has an array {name!r} that nothing asks for: {names_text}; {remedy}"
 
 
 def _wrong_dtype(array: Stored, spec: TensorSpec) -> str:

@@ -72,16 +72,16 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
     """
     if path.is_dir():
         # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
-        if outside := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
-            raise DataError(f"{path}: no file in a folder can be called {outside[0]!r}; store the inputs in one .npz")
-        nested = [name for name in inputs if "/" in name]
+        if strays := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
+            raise DataError(f"{path}: no file in a folder can be called {strays[0]!r}; store the inputs in one .npz")
+        nested_names = [name for name in inputs if "/" in name]
         if all((path / f"{name}.npy").is_file() for name in inputs):
-            whole = [file.stem for file in sorted(path.glob("*.npy"))] + nested
-            return {name: stored_arrays(path / f"{name}.npy")[""] for name in whole}
+            names = [file.stem for file in sorted(path.glob("*.npy"))] + nested_names
+            return {name: stored_arrays(path / f"{name}.npy")[""] for name in names}
         if all((path / name).is_dir() for name in inputs):
-            above = {name.split("/")[0] for name in nested} - set(inputs)
-            whole = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
-            return {name: _series(path / name, most_files) for name in whole + nested}
+            above = {name.split("/")[0] for name in nested_names} - set(inputs)
+            names = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
+            return {name: _series(path / name, most_files) for name in names + nested_names}
         if len(inputs) > 1 or not any(path.glob("*.npy")):
             raise DataError(_describe_missing(path, inputs))
         return {"": _series(path, most_files)}
@@ -98,13 +98,13 @@ def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
         f"{path} must hold {join_first([f'{name}.npy' for name in inputs])}, or a folder of .npy files for each of "
     )
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
-    there = sorted(file.name for file in path.iterdir())
-    arrays = [name for name in there if name.endswith((".npz", ".safetensors"))]
+    file_names = sorted(file.name for file in path.iterdir())
+    arrays = [name for name in file_names if name.endswith((".npz", ".safetensors"))]
     if arrays:
         return f"{remedy}; it holds {join_first(arrays)}: name that file, {path.name}/{arrays[0]}"
-    if any(Path(name).suffix.lower() in REQUESTS for name in there):
-        return f"{remedy}; it holds {join_first(there)}: {FROM_REQUESTS.format(path)}"
-    return f"{remedy}; it holds {join_first(there) or 'nothing'}"
+    if any(Path(name).suffix.lower() in REQUESTS for name in file_names):
+        return f"{remedy}; it holds {join_first(file_names)}: {FROM_REQUESTS.format(path)}"
+    return f"{remedy}; it holds {join_first(file_names) or 'nothing'}"
 
 
 def _series(path: Path, most_files: int | None) -> FileSeries:

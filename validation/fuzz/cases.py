@@ -65,14 +65,14 @@ def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = 
     dims: of the model.  seed: of what is drawn.  values: kinds of values.
     """
     generator = np.random.default_rng(seed)
-    inner = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
-    inner += [FuzzCase(_opt(dims), kind) for kind in values]
+    inner_cases = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
+    inner_cases += [FuzzCase(_opt(dims), kind) for kind in values]
     for index in range(count):
         sizes = tuple((dim.name, dim.sizes[int(generator.integers(len(dim.sizes)))]) for dim in dims)
         kind = values[index % len(values)]
-        inner.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
-    outer = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
-    return list(dict.fromkeys([*inner, *outer]))
+        inner_cases.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
+    outer_cases = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
+    return list(dict.fromkeys([*inner_cases, *outer_cases]))
 
 
 def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
@@ -80,8 +80,8 @@ def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
     yield from islice(sizes_product(dims, {dim.name: sorted({dim.min, dim.max}) for dim in dims}), MOST_CORNERS)
     middle = dict(_opt(dims))
     for dim in dims:
-        near = {size + step for size in dim.test_sizes() for step in (-dim.multiple, 0, dim.multiple)}
-        for size in sorted(near):
+        near_sizes = {size + step for size in dim.test_sizes() for step in (-dim.multiple, 0, dim.multiple)}
+        for size in sorted(near_sizes):
             if size in dim.sizes:
                 yield middle | {dim.name: size}
 
@@ -100,19 +100,19 @@ def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     """The case that a report writes as 'batch=5 values=ones'. Raises InputError for text that is none of this model."""
     case_fields = dict(_ONLY.findall(text))
-    rest = _ONLY.sub("", text).replace(",", " ").strip()
+    remainder = _ONLY.sub("", text).replace(",", " ").strip()
     values, nth = case_fields.pop("values", "realistic"), case_fields.pop("draw", "0")
-    if rest or values not in VALUES or set(case_fields) != {dim.name for dim in dims}:
+    if remainder or values not in VALUES or set(case_fields) != {dim.name for dim in dims}:
         usage = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
         raise InputError(f"case {text!r} is not one of this model; write it as '{usage}'")
-    least = {dim.name: min(dim.min, 1) for dim in dims}
+    lows = {dim.name: min(dim.min, 1) for dim in dims}
     if not (
-        nth.isdecimal() and all(size.isdecimal() and int(size) >= least[name] for name, size in case_fields.items())
+        nth.isdecimal() and all(size.isdecimal() and int(size) >= lows[name] for name, size in case_fields.items())
     ):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
     sizes = tuple((dim.name, int(case_fields[dim.name])) for dim in dims)
-    outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
-    return FuzzCase(sizes, values, outside, int(nth))
+    is_outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
+    return FuzzCase(sizes, values, is_outside, int(nth))
 
 
 def _opt(dims: Sequence[Dim]) -> tuple[tuple[str, int], ...]:
@@ -168,8 +168,8 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
         flat = real.reshape(len(real), -1)
         return np.ascontiguousarray(flat[:, generator.permutation(flat.shape[1])].reshape(real.shape))
     with np.errstate(over="ignore"):
-        moved = -np.abs(real) if values == "negative" else real * np.asarray(FACTORS[values], real.dtype)
-    return np.asarray(moved, real.dtype)
+        moved_values = -np.abs(real) if values == "negative" else real * np.asarray(FACTORS[values], real.dtype)
+    return np.asarray(moved_values, real.dtype)
 
 
 def list_masks(inputs: Tensors) -> list[str]:
@@ -185,9 +185,9 @@ def clear_half(real: Array) -> Array:
         return real
     if not real.flat[0] or (real != real.flat[0]).any():
         return real
-    cleared = real.copy()
-    cleared[..., real.shape[-1] // 2 :] = 0
-    return cleared
+    half = real.copy()
+    half[..., real.shape[-1] // 2 :] = 0
+    return half
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:
@@ -242,11 +242,11 @@ class Groups(Sequence[Tensors]):
     def __getitem__(self, index: slice) -> list[Tensors]: ...
     def __getitem__(self, index: int | slice) -> Tensors | list[Tensors]:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        at = self._at[index]
-        if at in self._kept:
-            return self._kept[at]
-        tensors = self._cases[at].inputs
+            return [self[case_index] for case_index in range(*index.indices(len(self)))]
+        case_index = self._at[index]
+        if case_index in self._kept:
+            return self._kept[case_index]
+        tensors = self._cases[case_index].inputs
         if sum(array.nbytes for array in tensors.values()) <= MOST_KEPT:
-            self._kept[at] = tensors
+            self._kept[case_index] = tensors
         return tensors

@@ -158,11 +158,11 @@ def _checks(
             checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), limit_pair)
         elif case.values in MOVED:
             if not is_exact(value) and (budget := _loosen(limits, output, sides)):
-                judged = _mask_unjudged(value, actual[output], sides)
-                checks += case_checks("engine", str(case), output, *judged, budget)
+                judged_pair = _mask_unjudged(value, actual[output], sides)
+                checks += case_checks("engine", str(case), output, *judged_pair, budget)
         elif not is_exact(value):  # a decision over made-up values is one between ties
-            judged = _mask_unjudged(value, actual[output], sides)
-            checks += case_checks("engine", str(case), output, *judged, sides.documented)
+            judged_pair = _mask_unjudged(value, actual[output], sides)
+            checks += case_checks("engine", str(case), output, *judged_pair, sides.documented)
     return tuple(checks)
 
 
@@ -170,10 +170,10 @@ def _loosen(limits: OutputLimits, output: str, sides: FuzzSides) -> Budget | Non
     """The limit of real values that were moved: the lesser of the documented one and that of the golden cases, less
     `MOVED_DB`; None where the spec lifted it. Nothing was measured there, and wrong magnitudes give large errors.
     """
-    golden, documented = limits.budgets.of(output, "golden").sqnr_db, sides.documented.sqnr_db
-    if golden is None or documented is None:
+    golden_db, documented_db = limits.budgets.of(output, "golden").sqnr_db, sides.documented.sqnr_db
+    if golden_db is None or documented_db is None:
         return None
-    return Budget(sqnr_db=max(min(golden, documented) - _moved_db(sides.precision), LEAST_DB))
+    return Budget(sqnr_db=max(min(golden_db, documented_db) - _moved_db(sides.precision), LEAST_DB))
 
 
 def _moved_db(precision: Precision) -> float:
@@ -186,17 +186,17 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
     if check.name != "sqnr_db" or check.value is None:
         return False
     unit = float(np.finfo(np.float32).eps) * 10 ** (ROUNDING_DB.get(sides.precision, ROUNDING_DB["bf16"]) / 20)
-    drawn = np.random.default_rng(0)
-    moved = {
-        name: np.asarray(array * (1 + unit * drawn.choice([-1.0, 1.0], array.shape)), array.dtype)
+    rng = np.random.default_rng(0)
+    moved_inputs = {
+        name: np.asarray(array * (1 + unit * rng.choice([-1.0, 1.0], array.shape)), array.dtype)
         if array.dtype.kind == "f" and name not in list_masks(inputs)
         else array
         for name, array in inputs.items()
     }
     try:
-        again = run(sides.reference, moved)
-        judged = _mask_unjudged(expected[check.output], again[check.output], sides)
-        return measure(*judged).sqnr_db - _moved_db(sides.precision) <= check.value
+        again = run(sides.reference, moved_inputs)
+        judged_pair = _mask_unjudged(expected[check.output], again[check.output], sides)
+        return measure(*judged_pair).sqnr_db - _moved_db(sides.precision) <= check.value
     except (EnginesmithError, ValueError):
         return True
 
@@ -213,11 +213,11 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: F
     if sides.exact is None:
         return ""
     try:
-        wide: Mapping[str, Array] = sides.exact(inputs)
+        exact: Mapping[str, Array] = sides.exact(inputs)
     except ValueError:
         return ""
-    narrow = {name: expected[name] for name in wide if name in expected}
-    broken = [check for check in _checks(case, inputs, wide, narrow, sides, sides.limits.current) if not check.passed]
+    single = {name: expected[name] for name in exact if name in expected}
+    broken = [check for check in _checks(case, inputs, exact, single, sides, sides.limits.current) if not check.passed]
     return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""
 
 
@@ -310,9 +310,9 @@ def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -
     """Cases with one dim smaller, from its least size up (of many sizes, ever closer ones), then with real values."""
     sizes = dict(case.sizes)
     for dim in dims:
-        least = max(dim.min, 2) if case.values == "nan" and dim.name == leading_dim(specs) else dim.min
-        least = -(-least // dim.multiple) * dim.multiple
-        gap = (sizes[dim.name] - least) // dim.multiple
+        least_size = max(dim.min, 2) if case.values == "nan" and dim.name == leading_dim(specs) else dim.min
+        least_size = -(-least_size // dim.multiple) * dim.multiple
+        gap = (sizes[dim.name] - least_size) // dim.multiple
         gaps = range(gap, 0, -1) if gap <= 16 else [gap >> shift for shift in range(gap.bit_length())]
         for size in (sizes[dim.name] - step * dim.multiple for step in gaps):
             yield replace(case, sizes=tuple((sizes | {dim.name: size}).items()))

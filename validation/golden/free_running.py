@@ -48,12 +48,12 @@ class Roller:
 
         Raises DataError for inputs without a step, and what the model raises.
         """
-        same = {name: array for name, array in inputs.items() if name not in self.steps}
+        constant_inputs = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
         step_outputs: dict[str, list[Array]] = {}
         steps, grown = list(self._steps(inputs)), GrownInputs(streams.inputs)
         for step in steps:
-            answer = streams.run({**same, **grown.take(step)})
+            answer = streams.run({**constant_inputs, **grown.take(step)})
             state_outputs = {state.output for state in self.states} if len(answer) > len(self.states) else set()
             for name, array in answer.items():
                 output_steps = step_outputs.setdefault(name, [])
@@ -73,7 +73,7 @@ class Roller:
         input_specs = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
         for begin, end in pairwise([*firsts.tolist(), count]):
             yield join(
-                [{name: inputs[name][at, ...] for name in names} for at in range(begin, end)], self.dim, input_specs
+                [{name: inputs[name][step, ...] for name in names} for step in range(begin, end)], self.dim, input_specs
             )
 
     def _size(self, step: Tensors) -> int:
@@ -103,8 +103,8 @@ class FreeRunningSession(Session):
 
     def _step(self, inputs: Tensors) -> Tensors:
         """One step; a graph that emulates float16 gives such states in float32, and takes them in float16."""
-        narrowed = {name: inputs[name].astype(np.float16, copy=False) for name in self._halves & inputs.keys()}
-        return self._session.run({**inputs, **narrowed})
+        half_inputs = {name: inputs[name].astype(np.float16, copy=False) for name in self._halves & inputs.keys()}
+        return self._session.run({**inputs, **half_inputs})
 
 
 def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
@@ -117,7 +117,7 @@ def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
     along = [axis for axis in axes if all(each.shape[axis] == size for each, size in zip(arrays, sizes, strict=True))]
     if not along:
         return arrays
-    return [np.take(array, [at], along[0]) for array, size in zip(arrays, sizes, strict=True) for at in range(size)]
+    return [np.take(array, [i], along[0]) for array, size in zip(arrays, sizes, strict=True) for i in range(size)]
 
 
 def stack_steps(answers: Sequence[Array]) -> Array:
@@ -174,13 +174,13 @@ class RecordedSession(Session):
         session = FreeRunningSession(self._session, sequences)
         return RecordedSession(session, len(sequences.golden.cases), self._known)
 
-    def save(self, path: Path, rolled: "RecordedSession | None" = None) -> Path | None:
+    def save(self, path: Path, roll_session: "RecordedSession | None" = None) -> Path | None:
         """Write the session's own answers, by the digest of their inputs; None, and no file, where they take more than
-        MOST_BYTES. rolled: what `free_running` gave, whose answers are written too."""
-        if self._bytes + (rolled._bytes if rolled else 0) > MOST_BYTES:
+        MOST_BYTES. roll_session: what `free_running` gave, whose answers are written too."""
+        if self._bytes + (roll_session._bytes if roll_session else 0) > MOST_BYTES:
             return None
-        fresh = {**self._fresh, **(rolled._fresh if rolled else {})}
-        GoldenSet(tuple(Case(name, "golden", {}, answer) for name, answer in fresh.items())).save(path)
+        answers = {**self._fresh, **(roll_session._fresh if roll_session else {})}
+        GoldenSet(tuple(Case(name, "golden", {}, answer) for name, answer in answers.items())).save(path)
         return path
 
 

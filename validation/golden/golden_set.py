@@ -138,8 +138,8 @@ class GoldenSet:
                 header = parsing.load_json((file.metadata() or {}).get("golden", "{}"))
                 names = tuple(file.keys())
                 labels = file.get_tensor("labels") if "labels" in names else None
-            if isinstance(header, dict) and (stated := header.get("format", _FORMAT)) != _FORMAT:
-                raise ValueError(f"format {str(stated)[:40]}; this version reads {_FORMAT}")
+            if isinstance(header, dict) and (format_name := header.get("format", _FORMAT)) != _FORMAT:
+                raise ValueError(f"format {str(format_name)[:40]}; this version reads {_FORMAT}")
             golden_header = decode(header, _GoldenHeader)
         except (SafetensorError, *_NO_GOLDEN) as error:
             raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
@@ -220,12 +220,12 @@ def _headings(golden: GoldenSet) -> "Sequence[Case] | Sequence[_CaseName]":
 
 def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
     """Distinct combinations of the dims' test sizes: those of min and max first; at most MAX_EDGE_CASES."""
-    used = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]
-    if not used:
+    used_dims = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]
+    if not used_dims:
         return []
-    corners = sizes_product(used, {dim.name: sorted({dim.min, dim.max}) for dim in used})
+    corners = sizes_product(used_dims, {dim.name: sorted({dim.min, dim.max}) for dim in used_dims})
     distinct_sizes: dict[tuple[int, ...], dict[str, int]] = {}
-    for sizes in chain(corners, sizes_product(used, {dim.name: dim.test_sizes() for dim in used})):
+    for sizes in chain(corners, sizes_product(used_dims, {dim.name: dim.test_sizes() for dim in used_dims})):
         distinct_sizes.setdefault(tuple(sizes.values()), sizes)
         if len(distinct_sizes) == MAX_EDGE_CASES:
             break
@@ -234,15 +234,15 @@ def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[st
 
 def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], Tensors]) -> Case:
     try:
-        expected = {output: np.asarray(value) for output, value in run(inputs).items()}
+        outputs = {output: np.asarray(value) for output, value in run(inputs).items()}
     except ModelError as error:
         ran = f"; it was run at {name}, which the spec's dims allow, on golden data cut or repeated to these sizes"
         more = "" if kind == "golden" else f"{ran}: narrow the dims to sizes at which such values mean something"
         raise ModelError(f"{error}{more}") from error
-    for output, value in {**inputs, **expected}.items():
+    for output, value in {**inputs, **outputs}.items():
         if value.dtype.kind not in _KINDS:
             raise DataError(f"case {name!r}: tensor {output!r} is {value.dtype}; golden data holds numpy's own numbers")
-    return Case(name, kind, dict(inputs), expected)
+    return Case(name, kind, dict(inputs), outputs)
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ class _StoredCases(Sequence[Case]):
     def __getitem__(self, index: slice) -> tuple[Case, ...]: ...
     def __getitem__(self, index: int | slice) -> Case | tuple[Case, ...]:
         if isinstance(index, slice):
-            return tuple(self[at] for at in range(*index.indices(len(self))))
-        at = range(len(self))[index]
-        return Case(self.named[at].name, self.named[at].kind, *self._tensors(at))
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        return Case(self.named[place].name, self.named[place].kind, *self._tensors(place))
 
-    def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
+    def _tensors(self, index: int) -> Iterator[dict[str, Array]]:
         """The inputs, then the expected outputs, of the case at an index."""
-        for prefix in (self.root + golden_prefix(at, "in"), self.root + golden_prefix(at, "out")):
+        for prefix in (self.root + golden_prefix(index, "in"), self.root + golden_prefix(index, "out")):
             names = self._by_prefix.get(prefix, ())
             yield {name.removeprefix(prefix): self._file.get_tensor(name) for name in names}
 
@@ -285,8 +285,8 @@ class _StoredCases(Sequence[Case]):
     def _by_prefix(self) -> dict[str, list[str]]:
         names_by_prefix: dict[str, list[str]] = {}
         for name in (name for name in self.names if name.startswith(self.root)):
-            index, _, rest = name.removeprefix(self.root).partition("/")
-            names_by_prefix.setdefault(f"{self.root}{index}/{rest.partition('/')[0]}/", []).append(name)
+            index, _, tail = name.removeprefix(self.root).partition("/")
+            names_by_prefix.setdefault(f"{self.root}{index}/{tail.partition('/')[0]}/", []).append(name)
         return names_by_prefix
 
 
@@ -298,8 +298,8 @@ def _encode(golden: GoldenSet) -> bytes:
     sequences = None
     if inner := golden.sequences:
         tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
-        named = _names(inner.golden), inner.golden.noise, inner.places, inner.dim
-        sequences = _SequencesHeader(inner.states, inner.ends, *named)
+        fields = _names(inner.golden), inner.golden.noise, inner.places, inner.dim
+        sequences = _SequencesHeader(inner.states, inner.ends, *fields)
     header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 
@@ -356,7 +356,7 @@ class GoldenChange:
             (self.expected, f"{of} has other expected outputs", f"{of} have other expected outputs"),
         ]
         parts = [
-            *[pluralize(len(names), one, several) for names, one, several in counts if names],
+            *[pluralize(len(names), singular, plural) for names, singular, plural in counts if names],
             *[_describe(name, value, case) for name, (value, case) in self.largest.items()],
             *(["other labels"] if self.labels else []),
             *(["another noise floor"] if self.noise else []),
@@ -372,22 +372,22 @@ class GoldenChange:
         }
         lists = {name: list(getattr(self, name)) for name in ("added", "removed", "inputs", "expected")}
         ends = {"before": self.before, "after": self.after, "same": self.same, "cases": self.cases}
-        others = {name: getattr(self, name) for name in ("labels", "noise", "sequences")}
-        return {**ends, **lists, "largest": largest, **others, "summary": str(self)}
+        extras = {name: getattr(self, name) for name in ("labels", "noise", "sequences")}
+        return {**ends, **lists, "largest": largest, **extras, "summary": str(self)}
 
 
 def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
     """The change from one golden set to another, compared case by case, by name."""
     old = {case: index for index, case in enumerate(case_names(before))}
     new = {case: index for index, case in enumerate(case_names(after))}
-    inputs, expected = list[str](), list[str]()
+    inputs, changed_outputs = list[str](), list[str]()
     largest: dict[str, tuple[float, str]] = {}
     for name in new.keys() & old.keys() if before.digest != after.digest else ():
         left, right = before.cases[old[name]], after.cases[new[name]]
         if not _equal(left.inputs, right.inputs):
             inputs.append(name)
         if not _equal(left.expected, right.expected):
-            expected.append(name)
+            changed_outputs.append(name)
             for output in left.expected.keys() | right.expected.keys():
                 value = _difference(left.expected.get(output), right.expected.get(output))
                 if value > largest.get(output, (0.0, ""))[0]:
@@ -399,7 +399,7 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
         tuple(name for name in new if name not in old),
         tuple(name for name in old if name not in new),
         tuple(name for name in new if name in inputs),
-        tuple(name for name in new if name in expected),
+        tuple(name for name in new if name in changed_outputs),
         dict(sorted(largest.items())),
         not _same(before.labels, after.labels),
         before.noise != after.noise,

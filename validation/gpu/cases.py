@@ -109,7 +109,7 @@ def _headings(cases: Sequence[Case]) -> tuple[_Heading, ...]:
 def _arrays(cases: Sequence[Case]) -> Iterator[tuple[str, Array]]:
     for index, case in enumerate(cases):
         for side, tensors in (("in", case.inputs), ("out", case.expected)):
-            yield from ((f"{index:05d}/{side}/{name}", np.array(each, order="C")) for name, each in tensors.items())
+            yield from ((f"{index:05d}/{side}/{name}", np.array(array, order="C")) for name, array in tensors.items())
 
 
 def load_cases(folder: Path) -> tuple[GoldenSet, str]:
@@ -121,11 +121,11 @@ def load_cases(folder: Path) -> tuple[GoldenSet, str]:
         path = folder / "cases.npz"
         if digest_of_file(path) != header.arrays:
             raise ValueError("cases.npz was changed on the way")
-        arrays = {name: stored.whole() for name, stored in stored_arrays(path).items()}
+        arrays = {name: stored_array.whole() for name, stored_array in stored_arrays(path).items()}
         cases, sequences = _cases(header.cases, arrays), None
         if sequence_header := header.sequences:
-            inner = GoldenSet(_cases(sequence_header.cases, arrays, _SEQUENCES))
-            sequences = GoldenSequences(sequence_header.states, sequence_header.ends, inner, dim=sequence_header.dim)
+            steps = GoldenSet(_cases(sequence_header.cases, arrays, _SEQUENCES))
+            sequences = GoldenSequences(sequence_header.states, sequence_header.ends, steps, dim=sequence_header.dim)
     except _BROKEN as error:
         raise IntegrityError(f"{folder} holds no golden cases ({str(error)[:200]}); carry it anew") from error
     return GoldenSet(cases, sequences=sequences), header.digest
@@ -192,10 +192,10 @@ class TryEngine:
         enter_phase("compiling")
         folder = context.workdir / "build"
         folder.mkdir()
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         try:
             engine = _attempt("build failed", lambda: backend.build(self.request, self.model, folder))
-            build_s = time.perf_counter() - begun
+            build_s = time.perf_counter() - started_s
             trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
             local_engine = replace(engine, request=replace(self.request, target=self.here))
             return _measure(lambda: backend.open(local_engine), self.request, self.model, self.cases, self.terms, trial)
@@ -220,8 +220,8 @@ class TryPeer:
         """The outcome with its times."""
         terms = replace(self.terms, peers=())
         try:
-            opens = lambda: nullcontext(_open_peer(self.peer, self.model, self.request, terms))  # noqa: E731
-            return _measure(opens, self.request, self.model, self.cases, terms, TrialOutcome())
+            opener = lambda: nullcontext(_open_peer(self.peer, self.model, self.request, terms))  # noqa: E731
+            return _measure(opener, self.request, self.model, self.cases, terms, TrialOutcome())
         except _Failed as failed:
             return TrialOutcome(outcome=failed.outcome, reason=str(failed))
 
@@ -236,14 +236,14 @@ class ProveBundled:
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
-        request, opens = self.engine.request, partial(discovery.open_engine, _carried(self.engine))
+        request, opener = self.engine.request, partial(discovery.open_engine, _carried(self.engine))
         backend = discovery.configure(request.backend, dict(request.options))
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
         try:
-            trial = _record(opens, lambda session: record_answers(session, golden, answers), trial)
-            return _time(opens, golden, self.terms, trial)
+            trial = _record(opener, lambda session: record_answers(session, golden, answers), trial)
+            return _time(opener, golden, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
 
@@ -286,8 +286,8 @@ class ProveBundledEnsemble:
         with ExitStack() as stack:
             for node in self.ensemble.nodes:
                 engine = self.engines[node.name]
-                request, whole = engine.request, stack.enter_context(discovery.open_engine(_carried(engine)))
-                session = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
+                request, engine_run = engine.request, stack.enter_context(discovery.open_engine(_carried(engine)))
+                session = engine_run if answers is None else RecordingSession(engine_run, answers, scope=node.name)
                 rows = call_rows(request.inputs, request.outputs, request.profiles)
                 nodes[node.name] = EnsembleGraph(session.run, session.inputs, node.sources, session.outputs, rows)
             yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)
@@ -309,14 +309,14 @@ class MeasurePeaks:
 
 
 def _measure(
-    opens: Opens, request: BuildRequest, model: Path, cases: Path, terms: TrialTerms, trial: TrialOutcome
+    opener: Opens, request: BuildRequest, model: Path, cases: Path, terms: TrialTerms, trial: TrialOutcome
 ) -> TrialOutcome:
     golden, _ = load_cases(cases)
     enter_phase("proving")
     limits = default_budget("engine", request.precision)
-    begun = time.perf_counter()
-    with _open(opens) as session:
-        load_s = time.perf_counter() - begun
+    started_s = time.perf_counter()
+    with _open(opener) as session:
+        load_s = time.perf_counter() - started_s
         checks = _attempt("run failed", lambda: expected_checks("engine", session, golden, limits))
     failures = [check for check in checks if not check.passed]
     broke = [check for check in failures if check.name == "runs"]
@@ -326,27 +326,27 @@ def _measure(
     if trial.outcome != "passed":
         return trial
     enter_phase("timing")
-    trial = _time(opens, golden, terms, trial)
+    trial = _time(opener, golden, terms, trial)
     enter_phase("racing")
-    return replace(trial, races=tuple(_compare(opens, peer, request, model, golden, terms) for peer in terms.peers))
+    return replace(trial, races=tuple(_compare(opener, peer, request, model, golden, terms) for peer in terms.peers))
 
 
-def _record(opens: Opens, ask: Callable[[Session], None], trial: TrialOutcome) -> TrialOutcome:
+def _record(opener: Opens, ask: Callable[[Session], None], trial: TrialOutcome) -> TrialOutcome:
     """Open a published engine for the first time and make the calls of its proof. `CheckEngine` judges the answers
     where the registry is."""
-    begun = time.perf_counter()
-    with _open(opens) as session:
-        load_s = time.perf_counter() - begun
+    started_s = time.perf_counter()
+    with _open(opener) as session:
+        load_s = time.perf_counter() - started_s
         _attempt("run failed", lambda: ask(session))
     reason = "`enginesmith validate --import` judges the answers"
     return replace(trial, load_s=load_s, outcome="recorded", reason=reason)
 
 
-def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
+def _time(opener: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
     """Latency at each size of the cases, copies included, and the device's own time where the session gives it."""
-    begun = time.perf_counter()
-    with _open(opens) as session:
-        again_s = time.perf_counter() - begun
+    started_s = time.perf_counter()
+    with _open(opener) as session:
+        again_s = time.perf_counter() - started_s
         # Inputs of each distinct size of the cases, smallest first.
         sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
         for case in golden.cases:
@@ -366,9 +366,9 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
     run(session, inputs)
     monitor = SystemLoadMonitor()
     series = latencies(lambda: session.run(inputs), terms.seconds)
-    busy = monitor.stop().busy
-    discarded, steady = warm_up(series)
-    steady_series, device = series[discarded:], None
+    busy_shares = monitor.stop().busy
+    warm_count, steady = warm_up(series)
+    steady_series, device = series[warm_count:], None
     if device_times := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
         low, median, high = (float(np.quantile(device_times, share)) for share in (0.1, 0.5, 0.9))
         device = DeviceLatency(len(device_times), median, low, high)
@@ -379,7 +379,7 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
         steady=steady,
         median_s=float(np.median(steady_series)),
         quantiles=quantiles(steady_series),
-        busy=tuple(busy),
+        busy=tuple(busy_shares),
         device=device,
     )
 
@@ -389,7 +389,7 @@ def _batch(inputs: Tensors) -> int:
 
 
 def _compare(
-    opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
+    opener: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
 ) -> PeerComparison:
     """A paired benchmark of an engine and PyTorch, at the size that the engine is tuned for.
 
@@ -401,7 +401,7 @@ def _compare(
         session.run(inputs)
         # One session for all openings, so that it compiles once.
         pairs = run_interleaved(
-            (opens, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
+            (opener, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
         )
         time_comparison = compare_times(pairs)
     except Exception as error:
@@ -419,9 +419,9 @@ def _compare(
 
 
 @contextmanager
-def _open(opens: Opens) -> Iterator[Session]:
+def _open(opener: Opens) -> Iterator[Session]:
     """An opened session. Raises _Failed with 'load failed' for errors of opening alone."""
-    manager = _attempt("load failed", opens)
+    manager = _attempt("load failed", opener)
     session = _attempt("load failed", manager.__enter__)
     try:
         yield session

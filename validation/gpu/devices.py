@@ -300,13 +300,13 @@ def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[
     """Fill `answers` with those that `replay_session` gives at a proof: to the golden cases, and to the sequences of a
     model with state on its own states. Raises what the session raises.
     """
-    fresh = RecordingSession(session, answers)
+    recorder = RecordingSession(session, answers)
     for case in golden.cases:
-        run(fresh, case.inputs)
+        run(recorder, case.inputs)
     if golden.sequences is not None:
-        rolled = FreeRunningSession(RecordingSession(session, answers, follow=True), golden.sequences)
+        roll_session = FreeRunningSession(RecordingSession(session, answers, follow=True), golden.sequences)
         for case in golden.sequences.golden.cases:
-            run(rolled, case.inputs)
+            run(roll_session, case.inputs)
 
 
 def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
@@ -326,9 +326,9 @@ def question(inputs: Tensors, scope: str = "") -> str:
 
 def pack(array: Array) -> PackedArray:
     """An array as text."""
-    whole = np.ascontiguousarray(array)
-    data = base64.b64encode(zlib.compress(whole.tobytes(), 1)).decode()
-    return PackedArray(whole.dtype.str, array.shape, data)
+    values = np.ascontiguousarray(array)
+    data = base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
+    return PackedArray(values.dtype.str, array.shape, data)
 
 
 def unpack(value: PackedArray) -> Array:
@@ -340,8 +340,8 @@ def unpack(value: PackedArray) -> Array:
         array_bytes = math.prod(shape) * dtype.itemsize
         if array_bytes > MAX_BYTES:
             raise ValueError(f"an array of {array_bytes} bytes")
-        packed = base64.b64decode(value.data, validate=True)
-        data = zlib.decompressobj().decompress(packed, array_bytes + 1)
+        packed_bytes = base64.b64decode(value.data, validate=True)
+        data = zlib.decompressobj().decompress(packed_bytes, array_bytes + 1)
         if len(data) != array_bytes:
             raise ValueError(f"{len(data)} bytes where {array_bytes} belong")
     except (TypeError, ValueError, OverflowError, zlib.error) as error:

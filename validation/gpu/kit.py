@@ -121,9 +121,9 @@ class _Bench:
 
     def try_(self, name: str, request: Request[TrialOutcome]) -> TrialOutcome:
         """The outcome of a try, with its name and time."""
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         trial_outcome = self.run(name, request)
-        return replace(trial_outcome, name=name, took_s=round(time.perf_counter() - begun, 3))
+        return replace(trial_outcome, name=name, took_s=round(time.perf_counter() - started_s, 3))
 
     def add(self, rows: list[T], row: T) -> None:
         """Add a row, and hand the results so far to `keep`."""
@@ -157,33 +157,33 @@ def _describe_end(error: EnginesmithError) -> TrialOutcome:
     Time, memory and missing packages are matters of this machine: 'not finished'.
     """
     log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
-    crashed = isinstance(error, StepError) and error.kind == "crash"
-    outcome: Outcome = "crashed" if crashed else "not finished"
+    is_crash = isinstance(error, StepError) and error.kind == "crash"
+    outcome: Outcome = "crashed" if is_crash else "not finished"
     return TrialOutcome(outcome=outcome, reason=" | ".join([str(error), *log])[:1000])
 
 
-def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
+def run_kit(terms: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
     """Run the kit. say: receives a line on each try.
 
     keep: receives the results so far, first and after each try, so that nothing is lost when the process ends.
     Raises UnavailableError without the device, UnknownNameError for a backend that is not registered, IntegrityError
     for a damaged folder; all of them before the first try.
     """
-    device = devices.find_device(asked.device)
-    for name in asked.backends:
+    device = devices.find_device(terms.device)
+    for name in terms.backends:
         backends.configure(name, {})
-    carried = [OfflineBundle.load(folder) for folder in asked.carry]
+    bundles = [OfflineBundle.load(folder) for folder in terms.carry]
     say(f"on {device.name} ({device.target.name}), driver {device.driver or 'none'}")
     with tempfile.TemporaryDirectory(prefix="enginesmith-gpu-") as folder:
-        bench = _Bench(asked, device, Path(folder), say, keep)
+        bench = _Bench(terms, device, Path(folder), say, keep)
         keep(bench.results())
-        _try_all(bench, carried)
+        _try_all(bench, bundles)
         return bench.results()
 
 
-def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
+def _try_all(bench: _Bench, bundles: Sequence[OfflineBundle]) -> None:
     """Make all tries, the most important first."""
-    for bundle in carried:
+    for bundle in bundles:
         for proven in _prove_folder(bench, bundle):
             bench.add(bench.carried, proven)
     if bench.asked.peaks:
@@ -234,9 +234,9 @@ def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
         output_bytes = {
             name: size for node in costs.nodes for name, size in node.makes.items() if name in costs.outputs
         }
-        moved = sum(input_bytes.values()) + sum(output_bytes.values())
-        least = roofs.least_s(operations, moved, _KINDS[model.precision]) if roofs else None
-        rows.append(BatchCosts(batch, operations, moved, least))
+        moved_bytes = sum(input_bytes.values()) + sum(output_bytes.values())
+        least_s = roofs.least_s(operations, moved_bytes, _KINDS[model.precision]) if roofs else None
+        rows.append(BatchCosts(batch, operations, moved_bytes, least_s))
     return ModelCosts(model_key(model), tuple(rows))
 
 
@@ -263,9 +263,9 @@ def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
 
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     peers, request, key = _peers_for(bench), task.request, model_key(task.model)
-    compared: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
+    compared_peers: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
     place = (task.model.path, bench.cases[key])
-    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared))
+    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared_peers))
     trial_outcome = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
     precision, backend, options = request.precision, request.backend, dict(task.options)
     return KitTrial(
@@ -279,22 +279,22 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     )
 
 
-def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTrial]:
+def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial]:
     """Try a folder's engines, those of an ensemble's graphs first; those that cannot run here are skipped with the
     reason."""
-    for graph in carried.graphs.values():
+    for graph in bundle.graphs.values():
         yield from _prove_folder(bench, graph)
-    _, golden = load_cases(carried.folder)
-    cases, here = carried.folder.resolve(), bench.device.target
-    for engine in carried.engines:
+    _, golden = load_cases(bundle.folder)
+    cases, own_target = bundle.folder.resolve(), bench.device.target
+    for engine in bundle.engines:
         proof = ProveBundled(_resolve(engine), cases, bench.terms())
         key, unit = engine.request.key, engine.request.unit
-        yield _prove_one(bench, carried, golden, (engine.digest, key, unit), _cannot(engine, here), proof)
-    for ensemble in carried.ensembles:
-        engines = {node.name: _resolve(carried.engine(node)) for node in ensemble.nodes}
-        reasons = [f"graph {name!r}: {why}" for name, engine in engines.items() if (why := _cannot(engine, here))]
-        whole = ProveBundledEnsemble(ensemble, engines, cases, bench.terms())
-        yield _prove_one(bench, carried, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), whole)
+        yield _prove_one(bench, bundle, golden, (engine.digest, key, unit), _cannot(engine, own_target), proof)
+    for ensemble in bundle.ensembles:
+        engines = {node.name: _resolve(bundle.engine(node)) for node in ensemble.nodes}
+        reasons = [f"graph {name!r}: {why}" for name, engine in engines.items() if (why := _cannot(engine, own_target))]
+        trial = ProveBundledEnsemble(ensemble, engines, cases, bench.terms())
+        yield _prove_one(bench, bundle, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), trial)
 
 
 def _resolve(engine: BundledEngine) -> BundledEngine:
@@ -303,14 +303,14 @@ def _resolve(engine: BundledEngine) -> BundledEngine:
 
 def _prove_one(
     bench: _Bench,
-    carried: OfflineBundle,
+    bundle: OfflineBundle,
     golden: str,
     engine: tuple[str, str, str],
     reason: str,
     proof: Request[TrialOutcome],
 ) -> OfflineTrial:
     """The try of one engine, given by its digest, build key and unit. reason: why it is skipped; '' where it is not."""
-    name, begun = f"{carried.model}@{carried.version} {engine[2]}", now()
+    name, started_at = f"{bundle.model}@{bundle.version} {engine[2]}", now()
     if reason:
         bench.say(f"{name}: skipped, {reason}")
         trial_outcome = TrialOutcome(outcome="skipped", reason=reason)
@@ -318,23 +318,23 @@ def _prove_one(
         trial_outcome = bench.try_(name, proof)
     return OfflineTrial(
         **vars(trial_outcome),
-        model=carried.model,
-        version=carried.version,
-        manifest=carried.manifest,
+        model=bundle.model,
+        version=bundle.version,
+        manifest=bundle.manifest,
         golden=golden,
         engine=engine[0],
         build_key=engine[1],
         unit=engine[2],
-        created_at=begun,
+        created_at=started_at,
     )
 
 
-def _cannot(engine: BundledEngine, here: Target) -> str:
+def _cannot(engine: BundledEngine, own_target: Target) -> str:
     """Why an engine cannot run on this device; '' where it can."""
     try:
         backend = backends.configure(engine.request.backend, engine.options)
     except EnginesmithError as error:
         return str(error)
-    if engine.request.target.is_cpu != here.is_cpu:
-        return f"it is for {engine.request.target.name}, and this run is of {here.name}"
+    if engine.request.target.is_cpu != own_target.is_cpu:
+        return f"it is for {engine.request.target.name}, and this run is of {own_target.name}"
     return find_incompatibility(backend, engine.request) or ""

@@ -55,8 +55,8 @@ class KitModel:
     @property
     def profile(self) -> ShapeProfile:
         """The shapes of all batches, tuned for `batch.opt`."""
-        low, best, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
-        return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(best), spec.at(high)) for spec in self.inputs))
+        low, middle, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
+        return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(middle), spec.at(high)) for spec in self.inputs))
 
     def sample(self, batch: int) -> dict[str, Array]:
         """Inputs of so many samples, float32 for every precision, with values that fp16 holds."""
@@ -153,14 +153,14 @@ def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     for stage, outs in enumerate(widths):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            inner = _convolve(net, _convolve(net, h, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
-            short = h if (ins, stride) == (outs, 1) else _convolve(net, h, ins, outs, 1, stride, rectified=False)
+            branch = _convolve(net, _convolve(net, h, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
+            shortcut = h if (ins, stride) == (outs, 1) else _convolve(net, h, ins, outs, 1, stride, rectified=False)
             # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
-            h, ins = net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.constant(0.5))), outs
-    pooled = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
+            h, ins = net.op("Relu", net.op("Mul", net.op("Add", branch, shortcut), net.constant(0.5))), outs
+    pools = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
     classes = 1000 if size == "real" else 10
     weight = net.weight(widths[-1], classes, fan_in=widths[-1])
-    net.op("Gemm", pooled, weight, net.bias(classes), last=True)
+    net.op("Gemm", pools, weight, net.bias(classes), last=True)
     net.out = (classes,)
     return (3, side, side), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
 
@@ -179,20 +179,20 @@ def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     x = net.op("Add", "x", h)
     h = net.dense(_normalize(net, x, width), width, 4 * width)
     # GELU as PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2.
-    inner = net.op("Erf", net.op("Mul", h, net.constant(np.sqrt(0.5))))
-    h = net.op("Mul", net.op("Mul", h, net.op("Add", inner, net.constant(1.0))), net.constant(0.5))
+    erf = net.op("Erf", net.op("Mul", h, net.constant(np.sqrt(0.5))))
+    h = net.op("Mul", net.op("Mul", h, net.op("Add", erf, net.constant(1.0))), net.constant(0.5))
     net.op("Add", x, net.dense(h, 4 * width, width), last=True)
     net.out = (length, width)
     return (length, width), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
 
 
 def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
-    each = width // heads
-    split = net.sizes(0, length, heads, each)
+    head_width = width // heads
+    split = net.sizes(0, length, heads, head_width)
     query, key, value = (net.op("Reshape", net.dense(x, width, width), split) for _ in range(3))
     query, value = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
     scores = net.op("MatMul", query, net.op("Transpose", key, perm=[0, 2, 3, 1]))
-    weights = net.op("Softmax", net.op("Mul", scores, net.constant(1.0 / np.sqrt(each))), axis=-1)
+    weights = net.op("Softmax", net.op("Mul", scores, net.constant(1.0 / np.sqrt(head_width))), axis=-1)
     context = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
     return net.dense(net.op("Reshape", context, net.sizes(0, length, width)), width, width)
 

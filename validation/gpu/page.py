@@ -46,13 +46,13 @@ def _section(results: Results) -> Iterator[str]:
         if peaks.missing:
             yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
     yield from _table("Engines and PyTorch at the `opt` batch", _SPEED, list(_speeds(results)))
-    others = [trial for trial in results.tries if trial.kind not in ("engine", "peer")]
-    rows = [(trial.backend, trial.built_for, trial.outcome, trial.reason or "") for trial in others]
+    other_trials = [trial for trial in results.tries if trial.kind not in ("engine", "peer")]
+    rows = [(trial.backend, trial.built_for, trial.outcome, trial.reason or "") for trial in other_trials]
     yield from _table("Engines for other GPU generations", _OTHERS, rows)
-    carried = [(f"{row.model}@{row.version} {row.unit}", row.outcome, row.reason or "") for row in results.carried]
-    yield from _table("Published engines", ("engine", "outcome", ""), carried)
-    skipped = [(task.name, "refused" if task.refused else "not here", task.reason) for task in results.skipped]
-    yield from _table("Not tried", ("", "", "why"), skipped)
+    carried_rows = [(f"{row.model}@{row.version} {row.unit}", row.outcome, row.reason or "") for row in results.carried]
+    yield from _table("Published engines", ("engine", "outcome", ""), carried_rows)
+    skipped_rows = [(task.name, "refused" if task.refused else "not here", task.reason) for task in results.skipped]
+    yield from _table("Not tried", ("", "", "why"), skipped_rows)
 
 
 _TIMES = ("ms with copies", "p99", "ms on the device", "of the roof")
@@ -61,10 +61,10 @@ _OTHERS = ("backend", "built for", "outcome", "why")
 
 
 def _speeds(results: Results) -> Iterator[tuple[str, ...]]:
-    least = {(model.model, row.batch): row.least_s for model in results.models for row in model.sizes}
-    tuned = {model.model: model.sizes[len(model.sizes) // 2].batch for model in results.models}
-    for trial in sorted((one for one in results.tries if one.kind in ("engine", "peer")), key=lambda one: one.model):
-        batch = tuned.get(trial.model, 0)
+    least_times = {(model.model, row.batch): row.least_s for model in results.models for row in model.sizes}
+    tuned_batches = {model.model: model.sizes[len(model.sizes) // 2].batch for model in results.models}
+    for trial in sorted((run for run in results.tries if run.kind in ("engine", "peer")), key=lambda run: run.model):
+        batch = tuned_batches.get(trial.model, 0)
         row = next((row for row in trial.latency or () if row.batch == batch), None)
         name = " ".join([trial.backend, *(f"{option}={value}" for option, value in trial.options.items())])
         head = (trial.model, PEERS.get(trial.backend, name), trial.outcome, _s(trial.build_s), _s(trial.load_s))
@@ -72,7 +72,7 @@ def _speeds(results: Results) -> Iterator[tuple[str, ...]]:
             yield (*head, "", "", "", "", trial.reason or "")
         else:
             tail = next((quantile.value for quantile in row.quantiles if quantile.p == 0.99), None)
-            device, least_s = row.device.median_s if row.device else None, least.get((trial.model, batch))
+            device, least_s = row.device.median_s if row.device else None, least_times.get((trial.model, batch))
             share = f"{least_s / device:.0%}" if least_s and device else ""
             times = (_ms(row.median_s), _ms(tail), _ms(device), share)
             yield (*head, *times, "; ".join(map(_compare, trial.races or ())))

@@ -52,9 +52,9 @@ class TorchSession(Session):
         """Seconds of each of `runs` runs, copies left out."""
         import torch
 
-        placed = self._place(inputs)
+        tensors = self._place(inputs)
         with torch.no_grad():
-            return seconds_of(lambda: self._module(*placed), self._device, runs)
+            return seconds_of(lambda: self._module(*tensors), self._device, runs)
 
     def _place(self, inputs: Tensors) -> "list[torch.Tensor]":
         import torch

@@ -33,13 +33,13 @@ def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]
         return [time_call(run) for _ in range(runs)]
     pairs = []
     for _ in range(runs):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
-        begun.record()
+        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
+        start_event.record()
         run()
-        ended.record()
-        pairs.append((begun, ended))
+        end_event.record()
+        pairs.append((start_event, end_event))
     torch.cuda.synchronize()
-    return [begun.elapsed_time(ended) / 1e3 for begun, ended in pairs]
+    return [start_event.elapsed_time(end_event) / 1e3 for start_event, end_event in pairs]
 
 
 # Elements of a copied array and sides of multiplied matrices, by device; the CPU's are only to run the same code.
@@ -72,15 +72,15 @@ def measure_peaks(device: str) -> Peaks:
     import torch
 
     bandwidth = _bandwidth(device)
-    one = torch.ones(1, device=device)
-    launch = _best(lambda: one.add_(1.0), device)
-    rates, missing = {}, {}
+    unit = torch.ones(1, device=device)
+    launch = _best(lambda: unit.add_(1.0), device)
+    rates, failures = {}, {}
     for kind, call in _products(device).items():
         try:
             rates[kind] = 2.0 * _SIDE[device] ** 3 / _with_tf32(kind == "tf32", lambda call=call: _best(call(), device))  # type: ignore[misc]  # bound at once
         except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-            missing[kind] = " ".join(str(error).split())[:160]
-    return Peaks(bandwidth, rates, launch, missing)
+            failures[kind] = " ".join(str(error).split())[:160]
+    return Peaks(bandwidth, rates, launch, failures)
 
 
 def _bandwidth(device: str) -> float:
@@ -118,17 +118,17 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
         "float16": plain(torch.float16),
         "bfloat16": plain(torch.bfloat16),
     }
-    extra = {"tf32": plain(torch.float32), "fp8": eighth} if device == "cuda" else {}
-    return {**plain_products, **extra, "int8": whole}
+    gpu_products = {"tf32": plain(torch.float32), "fp8": eighth} if device == "cuda" else {}
+    return {**plain_products, **gpu_products, "int8": whole}
 
 
-def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
+def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:
     """`measure` with TF32, which rounds float32 inputs, allowed or not; the setting is restored."""
     import torch
 
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
-    settings.fp32_precision = "tf32" if allowed else "ieee"
+    settings.fp32_precision = "tf32" if is_allowed else "ieee"
     try:
         return measure()
     finally:
@@ -137,8 +137,8 @@ def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
 
 def _best(run: Callable[[], object], device: str) -> float:
     """The least time of as many calls as take about `_SECONDS`, from 3 to 2000."""
-    each = min(seconds_of(run, device, 3))
-    return min(seconds_of(run, device, max(3, min(2000, int(_SECONDS[device] / max(each, 1e-9))))))
+    run_s = min(seconds_of(run, device, 3))
+    return min(seconds_of(run, device, max(3, min(2000, int(_SECONDS[device] / max(run_s, 1e-9))))))
 
 
 # The JSON of the kit's results: the device, the tries, and their outcomes.

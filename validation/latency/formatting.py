@@ -79,9 +79,9 @@ def find_changes(values: Sequence[float]) -> list[LevelChange]:
         return []
     logs = np.log(np.asarray(values, dtype=float))
     noise = noise_of(logs)
-    clipped = clip(logs, noise) / noise
+    signal = clip(logs, noise) / noise
     detector = KernelCPD(kernel="linear", min_size=LEAST_LEVEL)
-    ends = detector.fit(clipped.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
+    ends = detector.fit(signal.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
     edges = [0, *ends]
     return [
         _change(logs, noise, edges[index - 1], edges[index], edges[index + 1]) for index in range(1, len(edges) - 1)
@@ -102,8 +102,8 @@ def clip(logs: Array, noise: float) -> Array:
     half = _NEIGHBOURS // 2
     middles = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
     middles = np.concatenate([middles[:1].repeat(half), middles, middles[-1:].repeat(half)])
-    clipped: Array = np.clip(logs, middles - _CLIP * noise, middles + _CLIP * noise)
-    return clipped
+    clipped_logs: Array = np.clip(logs, middles - _CLIP * noise, middles + _CLIP * noise)
+    return clipped_logs
 
 
 def _change(logs: Array, noise: float, start: int, index: int, end: int) -> LevelChange:
@@ -174,14 +174,14 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
 
     columns: of the table; there are no remarks on quantiles without a column.
     """
-    missing = [
+    scarce_names = [
         f"{name_quantile(quantile.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {quantile.needed})"
         for bucket in report.buckets
         for quantile in bucket.quantiles
         if quantile.value is None and name_quantile(quantile.p) in columns
     ]
-    if missing:
-        yield f"too few runs for {', '.join(missing)}"
+    if scarce_names:
+        yield f"too few runs for {', '.join(scarce_names)}"
     delayed_buckets = [bucket for bucket in report.buckets if bucket.mean_s >= HELD_UP * bucket.median_s]
     if delayed_buckets:
         means = (
@@ -200,16 +200,16 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     first_runs = ", ".join(f"{seconds_text(bucket.first_s)} at {bucket.name}" for bucket in report.buckets)
     runtime_note = (
         "runtime: the runtime's own call, its median; p50 and on: "
-        if any(one.runtime for one in report.buckets)
+        if any(row.runtime for row in report.buckets)
         else ""
     )
     several = f"predict one more process; measured over {report.processes} processes"
     intervals = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
     yield f"{runtime_note}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
     yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{import_note}; first run {first_runs}"
-    busy = [(bucket.device_s, bucket) for bucket in report.buckets if bucket.device_s is not None]
-    if busy:
-        parts = (f"{seconds_text(part)} of {seconds_text(bucket.median_s)} at {bucket.name}" for part, bucket in busy)
+    times = [(bucket.device_s, bucket) for bucket in report.buckets if bucket.device_s is not None]
+    if times:
+        parts = (f"{seconds_text(part)} of {seconds_text(bucket.median_s)} at {bucket.name}" for part, bucket in times)
         yield f"the device itself is busy, without copies: {', '.join(parts)}"
     yield from list_remarks(report)
     if not report.busy:
@@ -222,12 +222,12 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
         f"({format_count(graph.operations)} operations, {format_plain(graph.intensity)} for each byte), "
         f"working set {format_count(graph.working_bytes, 'B')}"
     )
-    moved = breakdown.traffic
-    whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
-    end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
+    moves = breakdown.traffic
+    whose = "the runtime's" if moves.source == "runtime" else "a greedy model's"
+    end = "saved" if moves.saved >= 0 else "more, for conversions that the runtime added"
     yield (
-        f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups "
-        f"it moves {format_count(moved.fused_bytes, 'B')} ({format_share(abs(moved.saved))} {end})"
+        f"unfused it would move {format_count(moves.unfused_bytes, 'B')}; in {whose} {moves.groups} groups "
+        f"it moves {format_count(moves.fused_bytes, 'B')} ({format_share(abs(moves.saved))} {end})"
     )
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
@@ -294,11 +294,11 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     return rows
 
 
-def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
+def describe_pair(benchmark: PairedBenchmark) -> Iterator[str]:
     """Lines on a paired benchmark, the verdict first."""
-    first, second = map(seconds_text, paired.medians_s)
-    yield f"{paired.verdict}: {first} against {second} at {paired.bucket}"
-    for quantile in paired.ratios:
+    first, second = map(seconds_text, benchmark.medians_s)
+    yield f"{benchmark.verdict}: {first} against {second} at {benchmark.bucket}"
+    for quantile in benchmark.ratios:
         name = name_quantile(quantile.p)
         if quantile.ratio is None or quantile.low is None or quantile.high is None or quantile.detectable is None:
             yield f"  {name}: {quantile.note}"
@@ -307,7 +307,7 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
                 f"  {name}: {quantile.ratio:.4f} times the other's (95 %: {quantile.low:.4f} to {quantile.high:.4f}); "
                 f"a difference of {format_plain(100 * quantile.detectable)} % would have been shown"
             )
-    yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
+    yield f"  {benchmark.runs} runs of each in {benchmark.openings} openings, interleaved by seed {benchmark.seed}"
 
 
 # Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG).
@@ -331,7 +331,7 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for index, bucket in enumerate(first_buckets):
-            shares = [at / (len(bucket.curve) - 1) for at in range(len(bucket.curve))]
+            shares = [step / (len(bucket.curve) - 1) for step in range(len(bucket.curve))]
             label, gid = shorten(bucket.name), tag("curve", bucket.name)
             axes.step(bucket.curve, shares, where="post", label=label, gid=gid, **series(index))
         label = "latency of a run, logarithmic"
@@ -386,26 +386,26 @@ def _rate(value: float) -> str:
     return f"{number_text(value / 1e9)} G" if value >= 1e8 else f"{number_text(value / 1e6)} M"
 
 
-def _points(nodes: Sequence[TimedNode], whole: float) -> Iterator[_Point]:
+def _points(nodes: Sequence[TimedNode], whole_s: float) -> Iterator[_Point]:
     for node in nodes[:MOST_POINTS]:
         cost, bound = node.cost, node.diagnosis and node.diagnosis.bound
         if cost and cost.operations and cost.intensity and node.seconds:
             rate = cost.operations / node.seconds
             name = f"{node.name} ({node.op_type}): {format_count(rate)} operations/s, {seconds_text(node.seconds)}"
-            share = node.seconds / whole if whole else 0.0
+            share = node.seconds / whole_s if whole_s else 0.0
             yield _Point(name, cost.intensity, rate, share, COLOURS[_TONES[bound] if bound else "muted"])
 
 
 def _draw_roofs(axes: "Axes", roofs: Roofs, x: tuple[float, float]) -> None:
     """The slanted roofs of memory and cache, each up to the highest flat one; a flat one for each type."""
     peak = max(roofs.operations_per_s.values())
-    for bandwidth, colour, dash, what in (
+    for bandwidth, colour, dash, kind in (
         (roofs.memory_bytes_per_s, "ink", "-", "memory"),
         (roofs.cache_bytes_per_s, "muted", "--", "cache"),
     ):
-        ends, gid = [x[0], min(peak / bandwidth, x[1])], tag("roof", f"{what}: {format_count(bandwidth, 'B/s')}")
+        ends, gid = [x[0], min(peak / bandwidth, x[1])], tag("roof", f"{kind}: {format_count(bandwidth, 'B/s')}")
         rates = [end * bandwidth for end in ends]
-        axes.plot(ends, rates, dash, color=COLOURS[colour], linewidth=1.5, label=what, gid=gid)
+        axes.plot(ends, rates, dash, color=COLOURS[colour], linewidth=1.5, label=kind, gid=gid)
     for dtype, rate in roofs.operations_per_s.items():
         ends, gid = [max(rate / roofs.cache_bytes_per_s, x[0]), x[1]], tag("roof", f"{dtype}: {format_count(rate)}/s")
         axes.plot(ends, [rate, rate], color=COLOURS["ink"], linewidth=1.5, gid=gid)
@@ -439,12 +439,12 @@ class LatencyView:
 
 def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[LatencyView]:
     """One section per report. latencies: by the engine's digest, as `evidence.latencies` gives them."""
-    views = [_view(report, pictures) for each in latencies.values() for report in each]
+    views = [_view(report, pictures) for reports in latencies.values() for report in reports]
     return sorted(views, key=lambda view: view.name)
 
 
 def _view(report: LatencyReport, pictures: bool) -> LatencyView:
-    machine_line, *rest = describe_report(report)
+    machine_line, *remark_lines = describe_report(report)
     remarks, breakdown = tuple(list_remarks(report)), report.anatomy
     profile = breakdown.profile
     return LatencyView(
@@ -455,7 +455,7 @@ def _view(report: LatencyReport, pictures: bool) -> LatencyView:
         remarks=remarks,
         headline=name_bound(breakdown),
         evidence=list_evidence(breakdown),
-        lines=tuple(line for line in rest if line not in (*remarks, describe_diagnosis(breakdown))),
+        lines=tuple(line for line in remark_lines if line not in (*remarks, describe_diagnosis(breakdown))),
         rows=tuple(format_bucket(bucket) for bucket in report.buckets),
         nodes=tuple(format_nodes(breakdown)),
         more=max(0, len(profile.nodes) + profile.omitted - SHOWN_NODES) if profile else 0,

@@ -31,22 +31,22 @@ class SystemLoadMonitor:
 
     def stop(self) -> SystemLoad:
         """The load since the creation."""
-        start, ticks, own_cpu_s, switches, throttled = self._begun
+        start, ticks, own_cpu_s, switches, throttle_start = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
         seconds, cores = max(end - start, 1e-9), os.cpu_count() or 1
-        others = steal = None
+        other_share = steal = None
         spent = {name: ticks_end[name] - ticks[name] for name in ticks_end if name in ticks}
         if spent and (total := sum(spent.values())) > 0:
             stolen = spent.get("steal", 0.0)
-            busy = total - spent.get("idle", 0.0) - spent.get("iowait", 0.0) - stolen
-            others = min(max(busy - (own_end - own_cpu_s), 0.0) / total, 1.0)
+            busy_ticks = total - spent.get("idle", 0.0) - spent.get("iowait", 0.0) - stolen
+            other_share = min(max(busy_ticks - (own_end - own_cpu_s), 0.0) / total, 1.0)
             steal = stolen / total
-        periods = None if throttled is None or throttled_end is None else throttled_end - throttled
+        periods = None if throttle_start is None or throttled_end is None else throttled_end - throttle_start
         rate = (switches_end - switches) / seconds
         load: float | None = None
         with suppress(OSError):
             load = os.getloadavg()[0]
-        return SystemLoad(seconds, load, others, steal, rate, periods, cores)
+        return SystemLoad(seconds, load, other_share, steal, rate, periods, cores)
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
@@ -58,8 +58,8 @@ def _read() -> tuple[float, dict[str, float], float, int, int | None]:
     lines = list[str]()
     with suppress(OSError):
         lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
-    throttled = next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
-    return time.perf_counter(), _ticks(), own_cpu_s, sum(usage.ru_nivcsw for usage in usages), throttled
+    throttle_count = next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
+    return time.perf_counter(), _ticks(), own_cpu_s, sum(usage.ru_nivcsw for usage in usages), throttle_count
 
 
 def _ticks() -> dict[str, float]:

@@ -97,13 +97,13 @@ class Budgets:
         variation move with it. Raises InputError as `Budget.override` does.
         """
         decisions = {} if DECISIONS in limits else self.decisions
-        default, measured = self.default, self.measured
+        default, overrides = self.default, self.measured
         if "sqnr_db" in limits:
-            default, measured = default.with_sqnr(limits["sqnr_db"]), {}
-        valid_keys = {(output, "golden") for output in decisions} | measured.keys()
+            default, overrides = default.with_sqnr(limits["sqnr_db"]), {}
+        valid_keys = {(output, "golden") for output in decisions} | overrides.keys()
         return Budgets(
             default.override(limits),
-            {key: budget.override(limits) for key, budget in measured.items()},
+            {key: budget.override(limits) for key, budget in overrides.items()},
             {key: note for key, note in self.notes.items() if key in valid_keys},
             decisions,
         )
@@ -119,25 +119,25 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
     default = default_budget(stage, precision)
     if stage == "task":
         return Budgets(default)
-    rounded: Precision = "fp32" if stage == "export" else precision
-    measured: dict[tuple[str, str], Budget] = {}
+    rounding: Precision = "fp32" if stage == "export" else precision
+    output_budgets: dict[tuple[str, str], Budget] = {}
     notes: dict[tuple[str, str], str] = {}
-    for output, kinds in (noise.floors if noise and rounded in ROUNDING_DB else {}).items():
+    for output, kinds in (noise.floors if noise and rounding in ROUNDING_DB else {}).items():
         for kind, floor in kinds.items():
-            measured[output, kind], notes[output, kind] = _above_floor(default, rounded, floor)
+            output_budgets[output, kind], notes[output, kind] = _above_floor(default, rounding, floor)
     for key, drift in (honest.drifts if honest else {}).items():
-        if rounded == "fp32":
-            measured[key] = _with_slices(measured.get(key, default), drift)
+        if rounding == "fp32":
+            output_budgets[key] = _with_slices(output_budgets.get(key, default), drift)
         else:
-            measured[key], notes[key] = _above_honest(stage, default, rounded, drift)
-    if rounded == "fp32" or honest is None:
-        return Budgets(default, measured, notes)
+            output_budgets[key], notes[key] = _above_honest(stage, default, rounding, drift)
+    if rounding == "fp32" or honest is None:
+        return Budgets(default, output_budgets, notes)
     if stage == "engine":
         for output, sqnr_db in honest.most_samples.items():
             key = output, "golden"
-            measured[key] = _with_quartile(measured.get(key, default), sqnr_db)
+            output_budgets[key] = _with_quartile(output_budgets.get(key, default), sqnr_db)
     notes |= {(output, "golden"): str(decisions) for output, decisions in honest.decisions.items()}
-    return Budgets(default, measured, notes, honest.decisions)
+    return Budgets(default, output_budgets, notes, honest.decisions)
 
 
 def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mapping[tuple[str, str], Drift]) -> Budgets:
@@ -147,42 +147,42 @@ def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mappi
     step, and how many there are is chance: one element in `NEAR_TIES` may be a step off, wherever it is, so that slices
     have no limit of their own. A wrong row, head or channel is far more than that.
     """
-    measured, notes = dict(budgets.measured), dict(budgets.notes)
+    tie_budgets, notes = dict(budgets.measured), dict(budgets.notes)
     for (output, kind), drift in drifts.items():
         if output in scales and drift.expected_sq:
-            before, step = measured.get((output, kind), budgets.default), scales[output]
+            before, step = tie_budgets.get((output, kind), budgets.default), scales[output]
             bound = 10 * math.log10(NEAR_TIES * drift.expected_sq / (drift.count * step**2))
             sqnr_db = round(max(min(bound, before.sqnr_db or bound), LEAST_DB), 1)
             max_rel = max(before.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
             free = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
-            measured[output, kind] = replace(before, sqnr_db=sqnr_db, max_rel=max_rel, **free)
+            tie_budgets[output, kind] = replace(before, sqnr_db=sqnr_db, max_rel=max_rel, **free)
             notes[output, kind] = f"int8: one element in {NEAR_TIES} may be a step of {step:.3g} off"
-    return replace(budgets, measured=measured, notes=notes)
+    return replace(budgets, measured=tie_budgets, notes=notes)
 
 
 def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
     """The limits where honest rounding adds nothing; `budgets` never gives stricter ones."""
-    base_budgets, rounded = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
-    if rounded != "fp32":
-        honest_budget = _above_honest(stage, base_budgets.default, rounded, EXACT)[0]
+    base_budgets, rounding = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
+    if rounding != "fp32":
+        honest_budget = _above_honest(stage, base_budgets.default, rounding, EXACT)[0]
         return Budgets(_with_quartile(honest_budget, math.inf) if stage == "engine" else honest_budget)
-    measured = {key: _with_slices(budget, EXACT) for key, budget in base_budgets.measured.items()}
-    return Budgets(_with_slices(base_budgets.default, EXACT), measured, base_budgets.notes)
+    slice_budgets = {key: _with_slices(budget, EXACT) for key, budget in base_budgets.measured.items()}
+    return Budgets(_with_slices(base_budgets.default, EXACT), slice_budgets, base_budgets.notes)
 
 
-def _above_floor(default: Budget, rounded: str, floor: OutputFloor) -> tuple[Budget, str]:
+def _above_floor(default: Budget, rounding: str, floor: OutputFloor) -> tuple[Budget, str]:
     """The budget that a noise floor gives in a precision, and a note that says so."""
-    below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
-    sqnr_db = min(floor.sqnr_db, MOST_DB) - below
-    if rounded == "fp32" and default.sqnr_db is not None:
+    margin_db = ROUNDING_DB[rounding] + MARGIN_DB[rounding]
+    sqnr_db = min(floor.sqnr_db, MOST_DB) - margin_db
+    if rounding == "fp32" and default.sqnr_db is not None:
         sqnr_db = max(sqnr_db, min(default.sqnr_db, floor.sqnr_db - LOOSE_DB))
     sqnr_db = round(max(sqnr_db, LEAST_DB), 1)
-    max_rel = max(default.max_rel or 0.0, min(floor.max_rel * 10 ** (below / 20), 1.0))
+    max_rel = max(default.max_rel or 0.0, min(floor.max_rel * 10 ** (margin_db / 20), 1.0))
     note = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
     return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _describe_loosening(default, sqnr_db)
 
 
-def _above_honest(stage: Stage, default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
+def _above_honest(stage: Stage, default: Budget, rounding: str, drift: Drift) -> tuple[Budget, str]:
     """The budget that the drift of honest rounding gives, and a note that says so."""
     margin = HONEST_DB if stage == "engine" else CAST_DB
     sqnr_db = _limit_from_honest(drift.sqnr_db, margin)
@@ -193,9 +193,9 @@ def _above_honest(stage: Stage, default: Budget, rounded: str, drift: Drift) -> 
         greatest = max(greatest, 10 ** (-sqnr_db / 20))
     max_rel = min(greatest * EXTREME, 1.0)
     times = "twice" if margin == HONEST_DB else "four times"
-    note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
+    note = f"honest {rounding} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
     if drift.sqnr_db < LEAST_DB:
-        note = f"honest {rounded} rounding drowns this output"
+        note = f"honest {rounding} rounding drowns this output"
     budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
     return _with_slices(budget, drift, margin), note + _describe_loosening(default, sqnr_db)
 

@@ -92,10 +92,10 @@ class MeasuredDrift:
         errors = self.usual.samples if self.usual and not self.rounded else None
         if limit is None or errors is None or not energy:
             return limit
-        worst = errors.log2_at(errors.samples) - 2 * self.drift.exponent
-        if not math.isfinite(worst):
+        worst_log = errors.log2_at(errors.samples) - 2 * self.drift.exponent
+        if not math.isfinite(worst_log):
             return limit
-        sqnr_db = 10 * math.log10(energy / self.drift.count) - 10 * math.log10(2) * worst
+        sqnr_db = 10 * math.log10(energy / self.drift.count) - 10 * math.log10(2) * worst_log
         return min(limit, max(math.floor(10 * sqnr_db) / 10, LEAST_DB))
 
     def values(self) -> Iterator[Value]:
@@ -106,22 +106,22 @@ class MeasuredDrift:
         if drift.mismatches is not None:
             yield Value("agreement", budget.agreement, drift.agreement)
             return
-        for name, least in budget.items():
+        for name, floor in budget.items():
             if name == "centered_sqnr_db":
-                yield from self._measure_centered(least)
+                yield from self._measure_centered(floor)
             elif name == "slice_sqnr_db":
-                if (worst := self._worst_slice(least)) is not None:
-                    yield Value(name, worst.limit_db, worst.sqnr_db, str(worst))
+                if (worst_part := self._worst_slice(floor)) is not None:
+                    yield Value(name, worst_part.limit_db, worst_part.sqnr_db, str(worst_part))
             elif name == "quartile_sqnr_db":
                 if drift.samples is not None and drift.count and self.varies:  # never at an edge: few samples, tiled
-                    yield Value(name, None if self._few else least, drift.quartile_sqnr_db, _FEW if self._few else "")
+                    yield Value(name, None if self._few else floor, drift.quartile_sqnr_db, _FEW if self._few else "")
             elif name == "sqnr_db":
-                worst_limit = self._of_worst(least, self._sized.expected_sq)
-                yield Value(name, worst_limit, self._sized.sqnr_db, "" if worst_limit == least else _WORST)
+                worst_limit = self._of_worst(floor, self._sized.expected_sq)
+                yield Value(name, worst_limit, self._sized.sqnr_db, "" if worst_limit == floor else _WORST)
             elif name == "max_rel":
-                yield Value(name, least, self._sized.max_rel)
+                yield Value(name, floor, self._sized.max_rel)
             else:
-                yield Value(name, least, getattr(drift, name), _where(drift) if name == "max_abs" else "")
+                yield Value(name, floor, getattr(drift, name), _where(drift) if name == "max_abs" else "")
 
     def _measure_centered(self, limit: float | None) -> Iterator[Value]:
         drift = self.drift

@@ -48,20 +48,20 @@ class DoubleSession:
     def __init__(self, model: Path) -> None:
         from onnx.reference import ReferenceEvaluator
 
-        whole = load_outline(model, lists=True)
-        if operator_name := random_operator(whole):
+        outline = load_outline(model, lists=True)
+        if operator_name := random_operator(outline):
             raise ValueError(f"{operator_name} draws its result")
-        if lacks_lists(whole):  # minutes and gigabytes: the evaluator makes a Python object of each number
+        if lacks_lists(outline):  # minutes and gigabytes: the evaluator makes a Python object of each number
             raise ValueError("a tree ensemble of this size is not run in float64")
         try:
-            wide = without_weights(whole)
-            weight_names = {initializer.name for initializer in wide.graph.initializer}
+            light_model = without_weights(outline)
+            weight_names = {initializer.name for initializer in light_model.graph.initializer}
             # Beside the model, since protobuf would hold and copy them in float64.
             self._weights = {
-                i.name: _as_double(to_array(i)) for i in whole.graph.initializer if i.name not in weight_names
+                i.name: _as_double(to_array(i)) for i in outline.graph.initializer if i.name not in weight_names
             }
-            _widen(wide)
-            self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
+            _widen(light_model)
+            self._evaluator = ReferenceEvaluator(light_model, new_ops=_operators())
         except Exception as error:  # RuntimeError for an operator of this opset, NotImplementedError for another domain
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -100,11 +100,9 @@ def _widen(model: "ModelProto") -> None:
                 tensor.CopyFrom(widen(tensor))
 
 
-def _widen_attribute(
-    op_type: str, attribute: "AttributeProto", widened: "Callable[[TensorProto], TensorProto]"
-) -> None:
+def _widen_attribute(op_type: str, attribute: "AttributeProto", widen: "Callable[[TensorProto], TensorProto]") -> None:
     if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
-        attribute.t.CopyFrom(widened(attribute.t))
+        attribute.t.CopyFrom(widen(attribute.t))
     elif op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
         attribute.i = TensorProto.DOUBLE
     elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
@@ -179,9 +177,9 @@ def windows(
 
     strides, dilations, pads: as of `convolve`.
     """
-    padded = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
+    padded_array = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
     spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
-    view = sliding_window_view(padded, spans, tuple(range(2, x.ndim)))
+    view = sliding_window_view(padded_array, spans, tuple(range(2, x.ndim)))
     return np.asarray(view[:, :, *(slice(None, None, step) for step in (*strides, *dilations))])
 
 
@@ -198,9 +196,9 @@ def _window(
         return strides, dilations, [(pads[axis], pads[axis + rank]) for axis in range(rank)]
     pad_pairs = []
     for size, length, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        whole = max(0, (-(-size // stride) - 1) * stride + (length - 1) * dilation + 1 - size)
-        small, large = whole // 2, whole - whole // 2
-        pad_pairs.append((small, large) if auto == "SAME_UPPER" else (large, small))
+        total = max(0, (-(-size // stride) - 1) * stride + (length - 1) * dilation + 1 - size)
+        smaller, larger = total // 2, total - total // 2
+        pad_pairs.append((smaller, larger) if auto == "SAME_UPPER" else (larger, smaller))
     return strides, dilations, pad_pairs
 
 
@@ -236,10 +234,10 @@ def noise_floor(
         drift_lists: dict[str, list[Drift]] = {}
         try:
             for tensors in islice(inputs, MOST_CASES):
-                wide, narrow = exact(tensors), single(tensors)
-                for name, array in wide.items():
-                    if not is_exact(array) and array.shape == narrow[name].shape:
-                        drift = measure(array, narrow[name])
+                exact_outputs, single_outputs = exact(tensors), single(tensors)
+                for name, array in exact_outputs.items():
+                    if not is_exact(array) and array.shape == single_outputs[name].shape:
+                        drift = measure(array, single_outputs[name])
                         if drift.nonfinite == 0 and drift.count:
                             drift_lists.setdefault(name, []).append(drift)
         except ValueError as error:

@@ -40,8 +40,8 @@ class NearTies:
     def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
         """The share of equal elements that a case of so many must have."""
         counts = range(1, elements + 1)
-        allowed = bisect_right(counts, MOST_CHANGED, key=lambda count: lower(count, elements, LEVEL))
-        return math.floor(1e4 * (1 - allowed / elements)) / 1e4 if elements else 1.0
+        allowance = bisect_right(counts, MOST_CHANGED, key=lambda count: lower(count, elements, LEVEL))
+        return math.floor(1e4 * (1 - allowance / elements)) / 1e4 if elements else 1.0
 
     def __str__(self) -> str:
         return (
@@ -73,18 +73,18 @@ class Decisions:
         Otherwise as many elements may change as do in 99 of 100 edges (binomial distribution with the golden cases'
         share), for each repetition of a case in a larger edge.
         """
-        allowed = 0.0
+        allowance = 0.0
         if kind == "golden":
-            allowed = self.share
+            allowance = self.share
         elif elements and (self.changed or self.unmeasured):
             distinct = min(elements, self.case or self.elements)
             ties = math.ceil(distinct / self.together)
             seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-            allowed = (
+            allowance = (
                 min(distinct, self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties))
                 / distinct
             )
-        return math.floor(1e4 * (MOST - allowed)) / 1e4
+        return math.floor(1e4 * (MOST - allowance)) / 1e4
 
     @property
     def share(self) -> float:
@@ -98,8 +98,8 @@ class Decisions:
         if not self.elements:
             return 1.0
         changed_bound = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
-        others = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
-        return min(1.0, (changed_bound + others) / (self.elements + self.unmeasured))
+        unmeasured_share = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
+        return min(1.0, (changed_bound + unmeasured_share) / (self.elements + self.unmeasured))
 
     def __str__(self) -> str:
         summary = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
@@ -131,14 +131,14 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
 
     usual: the drift of the golden set, whose variation over the samples counts, since an edge may hold one sample.
     """
-    worst = min(drifts, key=lambda drift: drift.sqnr_db)
-    drifts = [drift.scale_to(worst.exponent) for drift in drifts]
-    max_error_sq = max(drift.error_sq / drift.count for drift in drifts) * worst.count
-    variation = usual.scale_to(worst.exponent).centered_sq / usual.count * worst.count
+    worst_change = min(drifts, key=lambda drift: drift.sqnr_db)
+    drifts = [drift.scale_to(worst_change.exponent) for drift in drifts]
+    max_error_sq = max(drift.error_sq / drift.count for drift in drifts) * worst_change.count
+    variation = usual.scale_to(worst_change.exponent).centered_sq / usual.count * worst_change.count
     return replace(
-        worst,
-        max_abs=worst.peak * max(drift.max_rel for drift in drifts),
-        centered_sq=variation * worst.error_sq / max_error_sq if max_error_sq else 0.0,
+        worst_change,
+        max_abs=worst_change.peak * max(drift.max_rel for drift in drifts),
+        centered_sq=variation * worst_change.error_sq / max_error_sq if max_error_sq else 0.0,
         slices=_greatest_slices([drift.slices for drift in drifts if drift.slices]),
     )
 
@@ -211,19 +211,19 @@ def _greatest_slices(slice_sets: Sequence[Slices]) -> Slices | None:
     return Slices(axes, 0.0, 0, None, 0.0)
 
 
-def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[list[int], int]:
+def lost_classes(class_counts: Mapping[int, int], change_counts: Mapping[int, int]) -> tuple[list[int], int]:
     """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
     a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
-    number). named, changed: rows by class."""
-    lost = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
-    mean = sum(_most_change(count) for count in named.values())
+    number). class_counts, change_counts: rows by class."""
+    lost_names = [index for index, count in sorted(class_counts.items()) if 2 * change_counts.get(index, 0) > count]
+    mean = sum(_most_change(count) for count in class_counts.values())
     allowance, term = 0, math.exp(-mean)
-    below = term
-    while 1 - below >= LEVEL and allowance < len(named):
+    low_classes = term
+    while 1 - low_classes >= LEVEL and allowance < len(class_counts):
         allowance += 1
         term *= mean / allowance
-        below += term
-    return lost, allowance
+        low_classes += term
+    return lost_names, allowance
 
 
 @lru_cache(maxsize=4096)

@@ -80,11 +80,11 @@ class RowSums:
     @property
     def clear(self) -> dict[int, int]:
         """How many of these are clear, by class."""
-        least = 1.0
+        least_lead = 1.0
         if self.classes < 3:
-            leads = [lead for each in self.leads.values() for lead in each]
-            least = max(math.sqrt(sum(lead * lead for lead in leads) / max(len(leads), 1)) / 4, _TINY)
-        return {name: sum(lead >= least for lead in leads) for name, leads in self.leads.items()}
+            leads = [lead for class_leads in self.leads.values() for lead in class_leads]
+            least_lead = max(math.sqrt(sum(lead * lead for lead in leads) / max(len(leads), 1)) / 4, _TINY)
+        return {name: sum(lead >= least_lead for lead in leads) for name, leads in self.leads.items()}
 
     @property
     def names_classes(self) -> bool:
@@ -171,13 +171,13 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
     e, a = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
     kl, js = _divergences(e[finite], a[finite])
-    at = None
+    worst_index = None
     if len(js):
         row = start + int(np.flatnonzero(finite)[np.argmax(js)])
-        at = tuple(int(index) for index in np.unravel_index(row, shape)) if shape else ()
+        worst_index = tuple(int(index) for index in np.unravel_index(row, shape)) if shape else ()
     return RowSums(
         len(e), int(_agree(e, a).sum()), _sum_top_k_share(e, a, k), int(finite.sum()), float(kl.sum()), float(js.sum()),
-        float(kl.max(initial=0)), float(js.max(initial=0)), at, k,
+        float(kl.max(initial=0)), float(js.max(initial=0)), worst_index, k,
     )  # fmt: skip
 
 
@@ -186,15 +186,15 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
     agreeing, classes, middle = _agree(e, a), e.shape[1], 0.0
     if classes == 1:
         middle = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
-        named, same = (e[:, 0] > middle).astype(int), agreeing & ((e > middle) == (a > middle))[:, 0]
+        decisions, agreement = (e[:, 0] > middle).astype(int), agreeing & ((e > middle) == (a > middle))[:, 0]
     else:
-        named, same = np.argmax(e, axis=1), agreeing
+        decisions, agreement = np.argmax(e, axis=1), agreeing
     with np.errstate(invalid="ignore", over="ignore"):
-        lead, ahead = _lead(e[:max_rows], middle), np.sort(_lead(e[~same], middle))[::-1][:MOST_AHEAD]
+        lead, ahead = _lead(e[:max_rows], middle), np.sort(_lead(e[~agreement], middle))[::-1][:MOST_AHEAD]
         lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
-    labels = named[:max_rows]
+    labels = decisions[:max_rows]
     return RowSums(
-        len(e), int(agreeing.sum()), math.nan, k=k, named=_count(named), changed=_count(named[~same]),
+        len(e), int(agreeing.sum()), math.nan, k=k, named=_count(decisions), changed=_count(decisions[~agreement]),
         ahead=tuple(ahead.tolist()), leads={name: tuple(lead[labels == name].tolist()) for name in _count(labels)},
         classes=classes,
     )  # fmt: skip
@@ -211,11 +211,11 @@ def _lead(rows: Array, middle: float) -> Array:
 
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
     """The decisions of integers, each of which is the class that it names; None of more than `MOST_CLASSES`."""
-    e, same = expected.reshape(-1), (expected == actual).reshape(-1)
-    named = _count(e)
-    if len(named) > MOST_CLASSES:
+    e, agreement = expected.reshape(-1), (expected == actual).reshape(-1)
+    id_counts = _count(e)
+    if len(id_counts) > MOST_CLASSES:
         return None
-    return RowSums(e.size, int(same.sum()), math.nan, named=named, changed=_count(e[~same]))
+    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=_count(e[~agreement]))
 
 
 def _count(classes: Array) -> dict[int, int]:
@@ -225,19 +225,19 @@ def _count(classes: Array) -> dict[int, int]:
 
 def _agree(e: Array, a: Array) -> Array:
     """Whether the decision of each row is a maximum of what is expected, bool (rows,)."""
-    chosen = np.argmax(a, axis=1)[:, None]
-    same = np.take_along_axis(e, chosen, axis=1)[:, 0] == e.max(axis=1)
-    return np.asarray(same & ~np.isnan(np.take_along_axis(a, chosen, axis=1)[:, 0]))
+    choices = np.argmax(a, axis=1)[:, None]
+    agreement = np.take_along_axis(e, choices, axis=1)[:, 0] == e.max(axis=1)
+    return np.asarray(agreement & ~np.isnan(np.take_along_axis(a, choices, axis=1)[:, 0]))
 
 
 def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
     """Sum over the rows of the share of the k likeliest in `a` that are as likely as the k-th in `e`."""
     if k == e.shape[1]:
         return float((~np.isnan(a).any(axis=1)).sum())
-    least = np.partition(e, -k, axis=1)[:, -k]
+    least_values = np.partition(e, -k, axis=1)[:, -k]
     top = np.argpartition(a, -k, axis=1)[:, -k:]
-    inside = np.take_along_axis(e, top, axis=1) >= least[:, None]
-    return float((inside & ~np.isnan(np.take_along_axis(a, top, axis=1))).sum() / k)
+    members = np.take_along_axis(e, top, axis=1) >= least_values[:, None]
+    return float((members & ~np.isnan(np.take_along_axis(a, top, axis=1))).sum() / k)
 
 
 def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
@@ -250,8 +250,8 @@ def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
 
 
 def _log_softmax(values: Array) -> Array:
-    shifted = values - values.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+    logits = values - values.max(axis=1, keepdims=True)
+    return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 
 
 # How far an output moved: metrics over pairs of arrays, in one pass; parts merge into the drift of the whole.
@@ -301,11 +301,11 @@ class SampleErrors:
         """The histogram of the mean squared errors `energies` (samples,), given in units of 2^(2 exponent)."""
         positive_energies = energies[(energies > 0) & np.isfinite(energies)]
         keys = np.floor(STEPS * (np.log2(positive_energies) + 2 * exponent)).astype(np.int64)
-        least = int(keys.min(initial=0))
-        counts = np.bincount(keys - least)
+        least_key = int(keys.min(initial=0))
+        counts = np.bincount(keys - least_key)
         bin_indices = np.flatnonzero(counts)
         exact = len(energies) - int(np.count_nonzero(energies))
-        return cls(dict(zip((bin_indices + least).tolist(), counts[bin_indices].tolist(), strict=True)), exact)
+        return cls(dict(zip((bin_indices + least_key).tolist(), counts[bin_indices].tolist(), strict=True)), exact)
 
     @property
     def samples(self) -> int:
@@ -379,8 +379,8 @@ class Drift:
     @property
     def slice_sqnr_db(self) -> float:
         """SQNR of the worst slice, as `worst_slice` judges it without a limit; +inf without any."""
-        worst = worst_slice(self.slices, None) if self.slices else None
-        return math.inf if worst is None else worst.sqnr_db
+        worst_part = worst_slice(self.slices, None) if self.slices else None
+        return math.inf if worst_part is None else worst_part.sqnr_db
 
     @property
     def quartile_sqnr_db(self) -> float:
@@ -431,13 +431,13 @@ class Drift:
             common = max((part.exponent for part in (self, other) if part.peak or part.max_abs), default=0)
             return self.scale_to(common).merge(other.scale_to(common))
         slices = _merge(self.slices, other.slices)
-        worst = max(self, other, key=lambda part: (part.nonfinite > 0, part.max_abs, part.worst_index is not None))
+        worst_side = max(self, other, key=lambda part: (part.nonfinite > 0, part.max_abs, part.worst_index is not None))
         mismatches = (self.mismatches or 0) + (other.mismatches or 0)
         return Drift(
             **{name: getattr(self, name) + getattr(other, name) for name in _ERROR_SUMS},
             max_abs=max(self.max_abs, other.max_abs),
             peak=max(self.peak, other.peak),
-            worst_index=worst.worst_index,
+            worst_index=worst_side.worst_index,
             mismatches=None if self.mismatches is None and other.mismatches is None else mismatches,
             rows=_merge(self.rows, other.rows),
             elements=_merge(self.elements, other.elements),

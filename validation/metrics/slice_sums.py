@@ -31,27 +31,27 @@ class FeatureSums:
         self._sums = np.zeros((4, len(self._shift)))
         self._reach = np.stack([-self._shift, self._shift])
 
-    def add(self, wide: Array, error: Array, values: Array) -> tuple[float, float]:
+    def add(self, values_64: Array, error: Array, values: Array) -> tuple[float, float]:
         """Take whole rows, flat and in float64, which are overwritten. Returns the least and the greatest of them.
 
-        values: those of `wide`, flat, of any type.
+        values: those of `values_64`, flat, of any type.
         """
-        whole = len(wide) // len(self._shift) * len(self._shift)
-        parts = [slice(0, whole), slice(whole, len(wide))]
-        ends = [self._add(wide[part], error[part], values[part]) for part in parts if part.start < part.stop]
+        row_end = len(values_64) // len(self._shift) * len(self._shift)
+        parts = [slice(0, row_end), slice(row_end, len(values_64))]
+        ends = [self._add(values_64[part], error[part], values[part]) for part in parts if part.start < part.stop]
         return min(low for low, _ in ends), max(high for _, high in ends)
 
-    def _add(self, wide: Array, error: Array, values: Array) -> tuple[float, float]:
-        length = min(len(wide), len(self._shift))
-        d, off, rows = (flat.reshape(-1, length) for flat in (wide, error, values))
-        total, (below, above) = self._sums[:, :length], self._reach[:, :length]
+    def _add(self, values_64: Array, error: Array, values: Array) -> tuple[float, float]:
+        length = min(len(values_64), len(self._shift))
+        d, off, rows = (flat.reshape(-1, length) for flat in (values_64, error, values))
+        total, (lowest, greatest) = self._sums[:, :length], self._reach[:, :length]
         total[2] += np.einsum("ij,ij->j", off, off)
         np.absolute(d, out=off)
         total[3] += np.add.reduce(off, axis=0)
         low, high = np.minimum.reduce(rows, axis=0), np.maximum.reduce(rows, axis=0)
         if self._rows > 1:
-            np.maximum(below, -low, out=below)
-            np.maximum(above, high, out=above)
+            np.maximum(lowest, -low, out=lowest)
+            np.maximum(greatest, high, out=greatest)
             np.subtract(d, self._shift[:length], out=d)
             total[0] += np.add.reduce(d, axis=0)
             total[1] += np.einsum("ij,ij->j", d, d)
@@ -117,8 +117,8 @@ class SliceSums:
         """The slices of all blocks."""
         axes = {}
         for axis, size in enumerate(self.shape):
-            others = self.samples * self._mean.size // max(size, 1)
-            count = np.full(size, float(others))
+            other_count = self.samples * self._mean.size // max(size, 1)
+            count = np.full(size, float(other_count))
             expected_sq, centered_sq, error_sq, magnitude = self._energies.over(axis, size)
             axes[axis + self.batched] = AxisSums(expected_sq, centered_sq, error_sq, magnitude, count)
         mean, reach = (self._mean[None], self._reach[:, None]) if self.batched else (self._mean, self._reach)
@@ -155,12 +155,12 @@ class ChunkSums:
 
     def take_span(self, e: Array, a: Array, chunk: int) -> None:
         """Add two flat, contiguous arrays: what `take` adds of each `chunk` elements, in a quarter less time."""
-        whole = len(e) // chunk * chunk
-        parts = list(zip(e[:whole].reshape(-1, chunk), a[:whole].reshape(-1, chunk), strict=True))
+        chunk_end = len(e) // chunk * chunk
+        parts = list(zip(e[:chunk_end].reshape(-1, chunk), a[:chunk_end].reshape(-1, chunk), strict=True))
         if not parts or e.dtype.kind in "biu" or self._exponent or not self._add_chunks(parts, chunk):
-            whole = 0
-        for at in range(whole, len(e), chunk):
-            self.take(e[at : at + chunk], a[at : at + chunk])
+            chunk_end = 0
+        for start in range(chunk_end, len(e), chunk):
+            self.take(e[start : start + chunk], a[start : start + chunk])
 
     def _add_chunks(self, parts: list[tuple[Array, Array]], chunk: int) -> bool:
         """Add chunks of one size; False, and nothing is added, when one has to be looked at by itself.
@@ -172,11 +172,11 @@ class ChunkSums:
         squares, products = np.empty((len(parts), 2, chunk // piece)), np.empty((len(parts), chunk // piece))
         low, high = np.empty((2, len(parts), 2))
         pair = self._buffer(chunk)
-        (wide, error), pieces = pair, pair.reshape(2, -1, piece)
+        (expected_64, error), pieces = pair, pair.reshape(2, -1, piece)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            for at, (one, two) in enumerate(parts):
-                wide[...], error[...] = one, two
-                np.subtract(error, wide, out=error)
+            for at, (reference, candidate) in enumerate(parts):
+                expected_64[...], error[...] = reference, candidate
+                np.subtract(error, expected_64, out=error)
                 np.vecdot(pieces, pieces, out=squares[at])
                 np.vecdot(pieces[0], pieces[1], out=products[at])
                 np.minimum.reduce(pair, axis=1, out=low[at])
@@ -186,7 +186,7 @@ class ChunkSums:
             if not (np.isfinite(actual_sq + error_sq) & (actual_sq > CANCELLED * expected_sq)).all():
                 return False
         sums = (error_sq, expected_sq, actual_sq, expected_sq + cross)
-        self._add_sums(chunk * len(parts), *(float(one.sum()) for one in sums))
+        self._add_sums(chunk * len(parts), *(float(reference.sum()) for reference in sums))
         peaks, greatest = np.maximum(high, -low).T
         self.peak = max(self.peak, float(peaks.max()))
         at = int(np.argmax(greatest))
@@ -206,36 +206,36 @@ class ChunkSums:
     def _add(self, e: Array, a: Array) -> bool:
         """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
         pair = self._widen(e, a)
-        wide, error = pair
-        np.subtract(error, wide, out=error)
+        rows, error = pair
+        np.subtract(error, rows, out=error)
         if self._features is None:
-            (expected_sq, error_sq), cross = _dots(pair, pair).tolist(), float(_dots(wide, error))
+            (expected_sq, error_sq), cross = _dots(pair, pair).tolist(), float(_dots(rows, error))
         else:
             energies = _row_energies(error, self._width)
-            expected_sq, error_sq, cross = float(_dots(wide, wide)), float(energies.sum()), float(_dots(wide, error))
+            expected_sq, error_sq, cross = float(_dots(rows, rows)), float(energies.sum()), float(_dots(rows, error))
         actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
         if not actual_sq > CANCELLED * expected_sq:
-            narrow = np.ldexp(a.astype(np.float64).reshape(-1), -self._exponent)
-            actual_sq, dot = float(_dots(narrow, narrow)), float(_dots(wide, narrow))
+            answers = np.ldexp(a.astype(np.float64).reshape(-1), -self._exponent)
+            actual_sq, dot = float(_dots(answers, answers)), float(_dots(rows, answers))
         if not math.isfinite(error_sq + expected_sq + actual_sq):
             return False
         self._add_sums(e.size, error_sq, expected_sq, actual_sq, dot)
         greatest = max(float(np.maximum.reduce(error)), -float(np.minimum.reduce(error)))
         self._note_greatest(greatest, 0, lambda: error)
-        values = e.reshape(-1) if e.dtype == np.float32 else wide  # half the bytes to read again
+        values = e.reshape(-1) if e.dtype == np.float32 else rows  # half the bytes to read again
         if self._features is None:
             low, high = np.minimum.reduce(values), np.maximum.reduce(values)
         else:
             self.energies.append(energies)
-            low, high = self._features.add(wide, error, values)
+            low, high = self._features.add(rows, error, values)
         self.peak = max(self.peak, -float(low), float(high))
         return True
 
     def _widen(self, e: Array, a: Array) -> Array:
         """Both in float64, flat and in units of 2^exponent, as an array of (2, elements) that the next call reuses."""
         pair = self._buffer(e.size)
-        for wide, values in zip(pair, (e, a), strict=True):
-            wide.reshape(e.shape)[...] = values
+        for row, values in zip(pair, (e, a), strict=True):
+            row.reshape(e.shape)[...] = values
         return np.ldexp(pair, -self._exponent, out=pair) if self._exponent else pair
 
     def _buffer(self, elements: int) -> Array:
@@ -264,12 +264,12 @@ class ChunkSums:
         if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
             self.sums = [math.inf] * 4  # finite, but their squares are not
             self.energies.append(np.full(len(e) // self._width, math.inf))
-        masked = len(e) - int(finite.sum())
-        self.count -= masked
+        masked_count = len(e) - int(finite.sum())
+        self.count -= masked_count
         if len(wrong) and not self.nonfinite:
             self.worst = self.taken + int(wrong[0])
         self.nonfinite += len(wrong)
-        self.infinite += masked - len(wrong)
+        self.infinite += masked_count - len(wrong)
 
     def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
         """The sums. place: gives the index in the output of the element that was taken after so many others."""
@@ -277,18 +277,18 @@ class ChunkSums:
         with np.errstate(over="ignore"):
             max_abs, peak = np.ldexp([max(self.max_abs, 0.0), self.peak], self._exponent).tolist()
         counts = {name: getattr(self, name) for name in ("count", "nonfinite", "infinite", "mismatches")}
-        at = None if self.worst is None else place(self.worst)
+        index = None if self.worst is None else place(self.worst)
         sums = dict(zip(names, self.sums, strict=True))
-        return {**counts, **sums, "max_abs": max_abs, "peak": peak, "exponent": self._exponent, "worst_index": at}
+        return {**counts, **sums, "max_abs": max_abs, "peak": peak, "exponent": self._exponent, "worst_index": index}
 
 
 def _dots(left: Array, right: Array) -> Array:
     """The sums of products along the last axis, by pieces."""
-    whole = left.shape[-1] // PIECE * PIECE
+    piece_end = left.shape[-1] // PIECE * PIECE
     shape = (*left.shape[:-1], -1, PIECE)
-    dot_products = np.vecdot(left[..., :whole].reshape(shape), right[..., :whole].reshape(shape)).sum(axis=-1)
-    if whole < left.shape[-1]:
-        dot_products = dot_products + np.vecdot(left[..., whole:], right[..., whole:])
+    dot_products = np.vecdot(left[..., :piece_end].reshape(shape), right[..., :piece_end].reshape(shape)).sum(axis=-1)
+    if piece_end < left.shape[-1]:
+        dot_products = dot_products + np.vecdot(left[..., piece_end:], right[..., piece_end:])
     return np.asarray(dot_products)
 
 
@@ -321,8 +321,8 @@ R = TypeVar("R")
 
 def exponent_of(*arrays: Array) -> int:
     """The power of two in whose units arrays are squared: 0, but for float64 whose squares overflow or underflow."""
-    wide = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
-    peak = max((_peak(array[block]) for array in wide for block in blocks_of(array.shape, CHUNK)), default=0.0)
+    wide_arrays = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
+    peak = max((_peak(array[block]) for array in wide_arrays for block in blocks_of(array.shape, CHUNK)), default=0.0)
     exponent = math.frexp(peak)[1]
     return exponent if abs(exponent) > _SQUARABLE else 0
 
@@ -341,13 +341,13 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
 
     expected, actual: of one shape.  exponent: sums are in units of 2^exponent.  threads: number of them.
     """
-    shape, at = expected.shape, 0
+    shape, offset = expected.shape, 0
     if not (expected.flags.c_contiguous and actual.flags.c_contiguous):  # a flat view would copy them whole
         for e, a in pairs_of(expected, actual, CHUNK):
             tally = ChunkSums(exponent)
             tally.take(e, a)
-            yield tally.part(lambda place, start=at: _unravel(start + place, shape))  # type: ignore[misc]
-            at += len(e)
+            yield tally.part(lambda place, start=offset: _unravel(start + place, shape))  # type: ignore[misc]
+            offset += len(e)
         return
     e, a = expected.reshape(-1), actual.reshape(-1)
 
@@ -375,45 +375,45 @@ def sampled_parts(
 
     def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums, Array]:
         block, start = task
-        wide = np.asarray(e[0][block]).astype(np.float64)
-        if not math.isfinite(float(wide.sum())):
-            wide = np.where(np.isfinite(wide), wide, 0.0)
-        shift = np.ldexp(wide, -exponent) if exponent else wide
+        sample_64 = np.asarray(e[0][block]).astype(np.float64)
+        if not math.isfinite(float(sample_64.sum())):
+            sample_64 = np.where(np.isfinite(sample_64), sample_64, 0.0)
+        shift = np.ldexp(sample_64, -exponent) if exponent else sample_64
         features = FeatureSums(shift.reshape(-1), len(e))
         tally = ChunkSums(exponent, features, shift.size)
         step = max(
             1, 2 * CHUNK // max(shift.size, 1)
         )  # more calls a chunk than without features, which larger ones pay
-        for at in range(start, min(start + rows, len(e)), step):
-            index = (slice(at, min(at + step, start + rows)), *block)
+        for first in range(start, min(start + rows, len(e)), step):
+            index = (slice(first, min(first + step, start + rows)), *block)
             tally.take(e[index], a[index])
         part = tally.part(lambda place: _place(place, start, block, shift.shape, into.batched))
         return block, part, features, np.concatenate(tally.energies)
 
-    whole: FeatureSums | None = None
+    feature_sums: FeatureSums | None = None
     for (_, start), (block, part, features, errors) in zip(
         tasks, _in_threads(measure, tasks, threads, e.size), strict=True
     ):
         energies[start : start + rows] += errors
-        if whole is None:
-            whole = features
+        if feature_sums is None:
+            feature_sums = features
         else:
-            whole.merge(features)
+            feature_sums.merge(features)
         if start + rows >= len(e):
-            into.add(block, whole)
-            whole = None
+            into.add(block, feature_sums)
+            feature_sums = None
         yield part
 
 
-def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: bool) -> tuple[int, ...]:
+def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batched: bool) -> tuple[int, ...]:
     """The index of an element in the output, from its place among the rows of a block."""
-    row, inside = divmod(place, math.prod(shape))
-    index = list(_unravel(inside, tuple(shape)))
+    row, offset = divmod(place, math.prod(shape))
+    index = list(_unravel(offset, tuple(shape)))
     if block:
-        *fixed, last = block
+        *lead_axes, last = block
         index[0] += last.start if isinstance(last, slice) else 0
-        index = [*(int(at) for at in fixed if isinstance(at, int)), *index]
-    return (start + row, *index) if batched else tuple(index)
+        index = [*(int(position) for position in lead_axes if isinstance(position, int)), *index]
+    return (start + row, *index) if is_batched else tuple(index)
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
@@ -427,4 +427,4 @@ def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elemen
 
 
 def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(at) for at in np.unravel_index(position, shape))
+    return tuple(int(index) for index in np.unravel_index(position, shape))

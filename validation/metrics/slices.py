@@ -27,11 +27,11 @@ def blocks_of(shape: Sequence[int], size: int) -> list[Block]:
     """Indices that cut an array into pieces of at most `size` elements that lie together in C order."""
     if not shape:
         return [()]
-    inner = math.prod(shape[1:])
-    if inner <= size:
-        step = max(1, size // max(inner, 1))
+    row_size = math.prod(shape[1:])
+    if row_size <= size:
+        step = max(1, size // max(row_size, 1))
         return [(slice(start, min(start + step, shape[0])),) for start in range(0, shape[0], step)]
-    return [(index, *rest) for index in range(shape[0]) for rest in blocks_of(shape[1:], size)]
+    return [(index, *tail) for index in range(shape[0]) for tail in blocks_of(shape[1:], size)]
 
 
 # How far each slice of an output moved, and how much the output varies over the samples: sums that merge.
@@ -110,23 +110,23 @@ class Slices:
     def _pool_differing(self, other: "Slices") -> tuple["Slices", "Slices"]:
         """Both sides, with means taken over the axes whose sizes differ."""
         shapes = zip(np.asarray(self.mean).shape, np.asarray(other.mean).shape, strict=True)
-        differing = [axis for axis, (one, two) in enumerate(shapes) if one != two]
+        differing = [axis for axis, (size, other_size) in enumerate(shapes) if size != other_size]
         return self.pool(differing), other.pool(differing)
 
     def _join(self, other: "Slices") -> "Slices":
         """The slices of both sides together; their means have one shape."""
-        one, two = np.asarray(self.mean), np.asarray(other.mean)
+        own_mean, other_mean = np.asarray(self.mean), np.asarray(other.mean)
         weight = self.weight + other.weight
-        mean, extra = np.empty(one.shape), Marginals(one.shape, 1)
-        for block in blocks_of(one.shape, CHUNK):
-            apart = two[block] - one[block]
-            mean[block] = one[block] + apart * (other.weight / weight if weight else 0.0)
-            extra.add(block, np.square(apart)[None] * (self.weight * other.weight / weight if weight else 0.0))
+        mean, marginals = np.empty(own_mean.shape), Marginals(own_mean.shape, 1)
+        for block in blocks_of(own_mean.shape, CHUNK):
+            shift = other_mean[block] - own_mean[block]
+            mean[block] = own_mean[block] + shift * (other.weight / weight if weight else 0.0)
+            marginals.add(block, np.square(shift)[None] * (self.weight * other.weight / weight if weight else 0.0))
         axes = {}
         for axis in self.axes.keys() & other.axes.keys():
-            both = self.axes[axis].merge(other.axes[axis])
-            axes[axis] = replace(both, centered_sq=both.centered_sq + extra.over(axis, len(both.count))[0])
-        total = self.centered_sq + other.centered_sq + float(extra.total[0])
+            sums = self.axes[axis].merge(other.axes[axis])
+            axes[axis] = replace(sums, centered_sq=sums.centered_sq + marginals.over(axis, len(sums.count))[0])
+        total = self.centered_sq + other.centered_sq + float(marginals.total[0])
         reach = None if self.reach is None or other.reach is None else np.maximum(self.reach, other.reach)
         return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
 
@@ -139,33 +139,33 @@ class Slices:
         weight = self.weight * math.prod(means.shape[axis] for axis in over)
         after = tuple(axis + 1 for axis in over)
         reach = None if self.reach is None else self.reach.max(axis=after, keepdims=True, initial=-np.inf)
-        varied = self._add_variation(np.square(means - mean) * self.weight)
-        return replace(varied, mean=mean, weight=weight, reach=reach)
+        varied_slices = self._add_variation(np.square(means - mean) * self.weight)
+        return replace(varied_slices, mean=mean, weight=weight, reach=reach)
 
     def _add_variation(self, energy: Array) -> "Slices":
         """The slices with more variation: `energy` for each feature."""
-        extra = Marginals(energy.shape, 1)
-        extra.add((slice(None),) if energy.ndim else (), energy[None])
+        marginals = Marginals(energy.shape, 1)
+        marginals.add((slice(None),) if energy.ndim else (), energy[None])
         axes = {
-            axis: replace(sums, centered_sq=sums.centered_sq + extra.over(axis, len(sums.count))[0])
+            axis: replace(sums, centered_sq=sums.centered_sq + marginals.over(axis, len(sums.count))[0])
             for axis, sums in self.axes.items()
         }
-        return replace(self, axes=axes, centered_sq=self.centered_sq + float(extra.total[0]))
+        return replace(self, axes=axes, centered_sq=self.centered_sq + float(marginals.total[0]))
 
     def within(self) -> "Slices":
         """The slices with a mean for each index of the last axis; with one for all where each has a single feature."""
         if self.mean is None:
             return self
-        rest = tuple(range(self.mean.ndim - 1))
-        alone = math.prod(self.mean.shape[axis] for axis in rest) <= 1
-        return replace(self.pool(tuple(range(self.mean.ndim)) if alone else rest), reach=self.reach)
+        lead_axes = tuple(range(self.mean.ndim - 1))
+        is_single = math.prod(self.mean.shape[axis] for axis in lead_axes) <= 1
+        return replace(self.pool(tuple(range(self.mean.ndim)) if is_single else lead_axes), reach=self.reach)
 
     def about(self, usual: "Slices") -> "Slices":
         """The slices of a case of few samples, with the variation about the means of `usual`, the golden set's."""
         if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
             return self.within()
-        here, there = self._pool_differing(usual)
-        return here._add_variation(np.square(np.asarray(here.mean) - np.asarray(there.mean)) * here.weight)
+        ours, theirs = self._pool_differing(usual)
+        return ours._add_variation(np.square(np.asarray(ours.mean) - np.asarray(theirs.mean)) * ours.weight)
 
     def without_means(self) -> "Slices":
         """The slices without their means: a few numbers for each index, however many features there are."""
@@ -182,8 +182,8 @@ class Slices:
         away = np.square(np.maximum(np.maximum(self.reach[0] + self.mean, self.reach[1] - self.mean), 0.0))
         peaks = {}
         for axis, sums in self.axes.items():
-            rest = tuple(at for at in range(away.ndim) if at != axis)
-            peaks[axis] = np.broadcast_to(away.max(axis=rest, initial=0.0), len(sums.count))
+            other_axes = tuple(index for index in range(away.ndim) if index != axis)
+            peaks[axis] = np.broadcast_to(away.max(axis=other_axes, initial=0.0), len(sums.count))
         return peaks
 
     def scale(self, factor: float) -> "Slices":
@@ -206,15 +206,15 @@ class Marginals:
         """Add the arrays' values in a block: (arrays, ...), as indexing with the block gives them."""
         if not values.size:
             return
-        arrays, fixed = len(self.total), len(block) - 1
-        for axis in range(len(self._shape) - 1, max(fixed, 0), -1):
+        arrays, lead_axes = len(self.total), len(block) - 1
+        for axis in range(len(self._shape) - 1, max(lead_axes, 0), -1):
             self._sums[axis] += values.reshape(arrays, -1, self._shape[axis]).sum(axis=1)
             values = values.sum(axis=-1)
         total = values.reshape(arrays, -1).sum(axis=1)
         self.total += total
         if block:
-            self._sums[fixed][:, block[fixed]] += values
-        for axis in range(fixed):
+            self._sums[lead_axes][:, block[lead_axes]] += values
+        for axis in range(lead_axes):
             self._sums[axis][:, block[axis]] += total
 
     def over(self, axis: int, size: int) -> Array:
@@ -225,8 +225,8 @@ class Marginals:
 
 def fit_length(values: Array, size: int, filling: float) -> Array:
     """The first `size` values (n,), followed by as many of `filling` as are missing. `numpy.pad` takes 40 us."""
-    missing = size - len(values)
-    return values[:size] if missing <= 0 else np.concatenate([values, np.full(missing, filling, values.dtype)])
+    gap = size - len(values)
+    return values[:size] if gap <= 0 else np.concatenate([values, np.full(gap, filling, values.dtype)])
 
 
 # Which slice of an output is off most, measured against the error that it is allowed.
@@ -328,19 +328,19 @@ def worst_slice(
     """
     worst_slices = []
     for axis, sums in slices.axes.items():
-        judged = np.flatnonzero(sums.count >= FEWEST)
-        if not len(judged):
+        indices = np.flatnonzero(sums.count >= FEWEST)
+        if not len(indices):
             continue
-        shared = _is_spread(slices if usual is None else usual, axis, len(sums.count))
+        spread = _is_spread(slices if usual is None else usual, axis, len(sums.count))
         usual_sums, honest_sums = (part.axes.get(axis) if part else None for part in (usual, honest))
-        sqnr_db, limits, lost = _values(
-            sums, limit, usual_sums, honest_sums, (still, still * peak * peak), rounded, shared
+        sqnr_db, limits, losses = _values(
+            sums, limit, usual_sums, honest_sums, (still, still * peak * peak), rounded, spread
         )
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
-        worst = int(judged[np.argmin(margins[judged])])
-        slice_limit = None if limit is None else float(limits[worst])
-        worst_slices.append(WorstSlice(axis, worst, float(sqnr_db[worst]), slice_limit, bool(lost[worst])))
+        index = int(indices[np.argmin(margins[indices])])
+        slice_limit = None if limit is None else float(limits[index])
+        worst_slices.append(WorstSlice(axis, index, float(sqnr_db[index]), slice_limit, bool(losses[index])))
     return min(worst_slices, key=lambda candidate: candidate.margin_db, default=None)
 
 
@@ -350,39 +350,39 @@ def _values(
     usual: AxisSums | None,
     honest: AxisSums | None,
     still: tuple[float, float],
-    rounded: bool,
-    shared: tuple[Array, Array],
+    is_rounded: bool,
+    spread: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
     """For each slice (size,): its SQNR and its limit in decibels, and whether its variation sets the limit and is lost.
 
-    still: the share of its energy, and the energy per element, up to which a slice's variation is rounding.  shared: as
+    still: the share of its energy, and the energy per element, up to which a slice's variation is rounding.  spread: as
     `_is_spread` gives it.
     """
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
     dead = energy <= DEAD * mean * sums.count
-    signal = np.where(dead | ~shared[0], np.maximum(energy, mean * sums.count), energy)
+    signal = np.where(dead | ~spread[0], np.maximum(energy, mean * sums.count), energy)
     sqnr_db = _decibels(signal, sums.error_sq)
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
     error_energies = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
     honest_errors = fit_length(error_energies, len(signal), float(error_energies.max(initial=0.0))) * sums.count
-    rounding = honest_errors * (HONEST_MARGIN if rounded else CAST_MARGIN)
-    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding)
-    if len(allowed) >= MANY:
-        chance = np.argsort(sums.error_sq / np.maximum(allowed, np.finfo(float).tiny))[-(len(allowed) // ONE_OF) :]
-        allowed[chance] = np.maximum(allowed, CHANCE_MARGIN * honest_errors)[chance]
-    allowed *= 1.0 if usual is None else EDGE_MARGIN
+    rounding = honest_errors * (HONEST_MARGIN if is_rounded else CAST_MARGIN)
+    allowance = np.maximum(signal * 10 ** (-limit / 10), rounding)
+    if len(allowance) >= MANY:
+        chance = np.argsort(sums.error_sq / np.maximum(allowance, np.finfo(float).tiny))[-(len(allowance) // ONE_OF) :]
+        allowance[chance] = np.maximum(allowance, CHANCE_MARGIN * honest_errors)[chance]
+    allowance *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
     rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
     usual_variation = float(variation.sum() / sums.count.sum()) * sums.count
     visible_mask = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
-    varies = ~dead & shared[1] & ~rounds & visible_mask
+    varies = ~dead & spread[1] & ~rounds & visible_mask
     faint = variation <= FAINT * usual_variation
-    lossy = rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
+    lossy = is_rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
-    lost = (half < allowed) & (half < sums.error_sq)
-    return sqnr_db, _decibels(signal, np.minimum(allowed, half)), lost
+    losses = (half < allowance) & (half < sums.error_sq)
+    return sqnr_db, _decibels(signal, np.minimum(allowance, half)), losses
 
 
 def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:

@@ -64,14 +64,19 @@ class OutputTally:
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
         rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
-        e, a = expected.reshape(rows, -1), actual.reshape(rows, -1)
-        quality = np.concatenate([self._take(e[part], a[part], golden) for part in _parts(*e.shape)])
+        expected_rows, actual_rows = expected.reshape(rows, -1), actual.reshape(rows, -1)
+        quality = np.concatenate(
+            [self._take(expected_rows[part], actual_rows[part], golden) for part in _parts(*expected_rows.shape)]
+        )
         if golden:
             self.samples += rows
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
-        worst_rows = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape) for row in order]
-        self.worst = _most([*self.worst, *(worst for worst in worst_rows if not worst.fine)])
+        worst_rows = [
+            _at(case, int(row), expected_rows[row], actual_rows[row], float(quality[row]), expected.shape)
+            for row in order
+        ]
+        self.worst = _most([*self.worst, *(worst_row for worst_row in worst_rows if not worst_row.fine)])
 
     def spread(self, stage: str, output: str) -> Spread:
         """The spread of what was added."""
@@ -94,13 +99,13 @@ class OutputTally:
                 self.equal += e.size - int(unequal.sum())
             return np.asarray(-unequal, np.float64)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            wide = e.astype(np.float64)
-            error = np.abs(np.subtract(a, wide, dtype=np.float64))
+            values = e.astype(np.float64)
+            error = np.abs(np.subtract(a, values, dtype=np.float64))
             if not np.isfinite(error).all():
                 error[e == a] = 0.0  # equal infinities are no error
-                wide = np.where(np.isfinite(wide), wide, 0.0)
+                values = np.where(np.isfinite(values), values, 0.0)
             unit = -exponent_of(e, a)
-            signal, noise = (np.einsum("ij,ij->i", *[np.ldexp(x, unit) if unit else x] * 2) for x in (wide, error))
+            signal, noise = (np.einsum("ij,ij->i", *[np.ldexp(x, unit) if unit else x] * 2) for x in (values, error))
             if golden:
                 self._count(error)
             quality = np.where(noise == 0, np.inf, 10 * np.log10(signal / noise))
@@ -116,8 +121,8 @@ class OutputTally:
             greatest = float(error.max(initial=0.0))
         self.equal += error.size - int(np.count_nonzero(error))
         self.greatest = max(self.greatest, greatest)
-        narrow = np.minimum(error, np.finfo(np.float32).max) if greatest > np.finfo(np.float32).max else error
-        bits = narrow.astype(np.float32).reshape(-1).view(np.uint32) >> _SHIFT
+        errors = np.minimum(error, np.finfo(np.float32).max) if greatest > np.finfo(np.float32).max else error
+        bits = errors.astype(np.float32).reshape(-1).view(np.uint32) >> _SHIFT
         self.buckets += np.bincount(bits, minlength=_BUCKETS)
 
     def _quantiles(self) -> tuple[float, ...]:
@@ -155,7 +160,7 @@ def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[in
         error = (e != a) * 1.0 if exact else np.abs(a.astype(np.float64) - e.astype(np.float64))
         error = np.where(e == a, 0.0, np.where(np.isnan(error), np.inf, error))
     place = int(np.argmax(error)) if error.size else 0
-    index = tuple(int(at) for at in np.unravel_index(row * len(e) + place, shape)) if error.size and shape else ()
+    index = tuple(int(part) for part in np.unravel_index(row * len(e) + place, shape)) if error.size and shape else ()
     values = (float(e[place]), float(a[place])) if error.size else (0.0, 0.0)
     of = {"unequal": int(-quality)} if exact else {"sqnr_db": quality}
     return Worst(case, row, index, *values, **of)
@@ -182,7 +187,7 @@ class _Energies:
         more = int(steps.max(initial=-1)) + 1 - len(self.signal)
         if more > 0:
             self.signal, self.error, self.rows = (
-                np.pad(each, (0, more)) for each in (self.signal, self.error, self.rows)
+                np.pad(sums, (0, more)) for sums in (self.signal, self.error, self.rows)
             )
         np.add.at(self.rows, steps, 1)
         np.add.at(self.signal, steps, (e * e).sum(1))
@@ -190,17 +195,17 @@ class _Energies:
 
     def levels(self, width: int, count: int) -> tuple[float, ...]:
         """The SQNR in dB of each of `count` parts of `width` steps; NaN of those without any."""
-        parts = [slice(at * width, (at + 1) * width) for at in range(count)]
+        parts = [slice(index * width, (index + 1) * width) for index in range(count)]
         return tuple(
             _level(self.signal[part], self.error[part]) if self.rows[part].any() else math.nan for part in parts
         )
 
 
 def _level(signal: Array, error: Array) -> float:
-    whole, off = float(signal.sum()), float(error.sum())
+    signal_sum, off = float(signal.sum()), float(error.sum())
     if math.isnan(off):
         return math.nan
-    return math.inf if off == 0 else 10 * math.log10(whole / off) if whole > 0 else -math.inf
+    return math.inf if off == 0 else 10 * math.log10(signal_sum / off) if signal_sum > 0 else -math.inf
 
 
 @dataclass
@@ -229,16 +234,16 @@ class Along:
         course = self._outputs.setdefault(output, _Output())
         course.decides &= is_exact(expected) or (expected.ndim > 2 and expected.shape[-1] > 1)
         steps, energies = np.arange(len(expected)), _Energies()
-        for each in (energies, course.free):
-            each.add(steps, expected, actual)
+        for course_sums in (energies, course.free):
+            course_sums.add(steps, expected, actual)
         level = _level(energies.signal, energies.error)
         course.sequences.append(SequenceDrift(case, len(steps), level, _first_other(expected, actual, course.decides)))
 
     def add_steps(self, output: str, steps: Sequence[int], pair: tuple[Array, Array]) -> None:
         """Add rows of single steps, given their places in their sequences; nothing where rows are no steps."""
         expected, actual = pair
-        rows, rest = divmod(len(expected) if expected.ndim else 0, max(len(steps), 1))
-        if rows and not rest:
+        rows, remainder = divmod(len(expected) if expected.ndim else 0, max(len(steps), 1))
+        if rows and not remainder:
             self._outputs.setdefault(output, _Output()).single.add(np.repeat(steps, rows), expected, actual)
 
     def at(self, stage: str) -> tuple[FreeRunning, ...]:
@@ -277,5 +282,5 @@ def _first_other(expected: Array, actual: Array, decides: bool) -> int | None:
     if not decides:
         return None
     sides = (expected, actual) if is_exact(expected) else (expected.argmax(-1), actual.argmax(-1))
-    other = (sides[0] != sides[1]).reshape(len(expected), -1).any(1)
-    return int(other.argmax()) if other.any() else None
+    differs = (sides[0] != sides[1]).reshape(len(expected), -1).any(1)
+    return int(differs.argmax()) if differs.any() else None

@@ -82,12 +82,12 @@ def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
         else:
             light.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
     try:
-        inferred = shape_inference.infer_shapes(light)
+        typed_model = shape_inference.infer_shapes(light)
     except shape_inference.InferenceError as error:
         raise ValueError(f"its types cannot be inferred: {str(error).splitlines()[0]}") from error
     types: dict[str, int] = {}
     ranks: dict[str, int] = {}
-    _collect(inferred.graph, types, ranks)
+    _collect(typed_model.graph, types, ranks)
     return types, ranks
 
 
@@ -99,8 +99,8 @@ def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) 
             if value.type.tensor_type.HasField("shape"):
                 ranks[value.name] = len(value.type.tensor_type.shape.dim)
     for node in graph.node:
-        for inner in list_bodies(node):
-            _collect(inner, types, ranks)
+        for body in list_bodies(node):
+            _collect(body, types, ranks)
         for name in node.output:
             if name and name not in types and node.op_type != "Constant":
                 raise ValueError(f"the type of {name!r}, which {node.op_type} makes, is not known")
@@ -157,11 +157,11 @@ class Nodes:
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constants[node.output[0]] = node.attribute[0].t
-        outer, self._nodes = self._nodes, []
+        outer_nodes, self._nodes = self._nodes, []
         yield
         del graph.node[:]
         graph.node.extend(self._nodes)
-        self._nodes = outer
+        self._nodes = outer_nodes
 
     def append(self, node: "NodeProto") -> None:
         """Append a node of the graph itself."""
@@ -252,8 +252,8 @@ class _Rounding(Nodes):
         makers = {name: node for node in graph.node for name in node.output}
         with self.collect(graph):
             for graph_input in graph.input if self._half else ():
-                computed = graph_input.name != FLIPS and self.constant(graph_input.name) is None
-                if computed and graph_input.type.tensor_type.elem_type == _FLOAT:
+                is_computed = graph_input.name != FLIPS and self.constant(graph_input.name) is None
+                if is_computed and graph_input.type.tensor_type.elem_type == _FLOAT:
                     self._inputs[graph_input.name] = self._narrow(self._clip(graph_input.name, _GREATEST[self._half]))
             for node in graph.node:
                 self._take(node, makers)
@@ -263,17 +263,17 @@ class _Rounding(Nodes):
             raise ValueError(f"{node.op_type} draws its result")
         for index, name in enumerate(node.input):
             node.input[index] = self._inputs.get(name, name)
-        for inner in list_bodies(node):
-            self.rewrite(inner)
-        narrow = makers.get(node.input[0]) if node.op_type == "Cast" else None
-        if narrow is not None and _casts_to(node, _FLOAT) and _casts_to(narrow, *_HALVES.values()):
-            self._skippable(node, narrow.input[0])
+        for body in list_bodies(node):
+            self.rewrite(body)
+        narrow_cast = makers.get(node.input[0]) if node.op_type == "Cast" else None
+        if narrow_cast is not None and _casts_to(node, _FLOAT) and _casts_to(narrow_cast, *_HALVES.values()):
+            self._skippable(node, narrow_cast.input[0])
         elif node.op_type == _QUANTIZE[1]:
-            quantized, scale, zero = node.output
-            node.output[0] = f"{quantized}/unmoved"
+            output, scale, zero = node.output
+            node.output[0] = f"{output}/unmoved"
             self.append(node)
             self.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
-            self.rename(quantized)
+            self.rename(output)
         else:
             self._read(node, makers)
             self.append(node)
@@ -288,10 +288,10 @@ class _Rounding(Nodes):
             node.input[0] = self._move(node.input[0], self._step(node))
         if node.op_type in ("Conv", "Gemm") and len(node.input) > 2:
             self._bias(node, 2, node, makers)
-        for place, other in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
-            product = makers.get(node.input[other])
+        for place, operand in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
+            product = makers.get(node.input[operand])
             # Kernels compute the two as one Gemm.
-            if product is not None and product.op_type == "MatMul" and self._ranks.get(node.input[other]) == 2:
+            if product is not None and product.op_type == "MatMul" and self._ranks.get(node.input[operand]) == 2:
                 self._bias(node, place, product, makers)
         if self._activation_blocks and node.op_type in ("Gemm", "MatMul"):
             self._blocks(node, makers)
@@ -311,9 +311,9 @@ class _Rounding(Nodes):
             sixteenths = self.add("Mul", size, self.number(16.0))
             fraction = self.add("Sub", sixteenths, self.add("Round", sixteenths))
             size = self.add("Mul", size, self.add("Abs", self.add("Sign", fraction)))
-        moved = self.add("Add", exact, self.add("Mul", size, self._draw(exact, name, units * UNIT)))
+        sum_name = self.add("Add", exact, self.add("Mul", size, self._draw(exact, name, units * UNIT)))
         if self._half:
-            self._narrow(moved)
+            self._narrow(sum_name)
         self.rename(name)
 
     def _clip(self, name: str, bound: float) -> str:
@@ -324,9 +324,9 @@ class _Rounding(Nodes):
 
     def _skippable(self, widen: "NodeProto", exact: str) -> None:
         name = widen.output[0]
-        widen.output[0] = rounded = f"{name}/rounding"
+        widen.output[0] = rounded_name = f"{name}/rounding"
         self.append(widen)
-        self.add("Where", SKIP, exact, rounded)
+        self.add("Where", SKIP, exact, rounded_name)
         self.rename(name)
 
     def _move(self, name: str, step: str) -> str:
@@ -371,8 +371,8 @@ class _Rounding(Nodes):
         if left is None or right is None or bias is None or not {left.size, right.size} <= {1, bias.size}:
             return
         step = left.reshape(-1) * right.reshape(-1)
-        moved = self.add("Mul", self.draw(node.input[place], 0.5), self.number(step))
-        node.input[place] = self.add("Add", node.input[place], moved)
+        draw_name = self.add("Mul", self.draw(node.input[place], 0.5), self.number(step))
+        node.input[place] = self.add("Add", node.input[place], draw_name)
 
     def _blocks(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         """Round the activations of a product with weights in blocks to 8 bits, symmetrically, in the same blocks."""
@@ -383,8 +383,8 @@ class _Rounding(Nodes):
         parts = self.add("Reshape", node.input[0], self.number([-1, size]))
         greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
         step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
-        rounded = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
-        node.input[0] = self.add("Reshape", rounded, self.add("Shape", node.input[0]))
+        rounded_name = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
+        node.input[0] = self.add("Reshape", rounded_name, self.add("Shape", node.input[0]))
 
 
 def _maker(makers: Mapping[str, "NodeProto"], name: str) -> "NodeProto | None":
@@ -400,8 +400,8 @@ def _casts_to(node: "NodeProto", *kinds: int) -> bool:
 def _nodes_of(graph: "GraphProto") -> Iterator["NodeProto"]:
     for node in graph.node:
         yield node
-        for inner in list_bodies(node):
-            yield from _nodes_of(inner)
+        for body in list_bodies(node):
+            yield from _nodes_of(body)
 
 
 # Sessions of graphs that round as other kernels would, as `SKIP` and `FLIPS` say at each call.
@@ -419,31 +419,31 @@ class Perturbed:
 
 @contextmanager
 def perturb_graph(
-    graph: Path, opens: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
+    graph: Path, opener: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
 ) -> Iterator[Perturbed]:
-    """A graph, opened so. opens: opens an ONNX file without rewriting it.  workdir: for such a file.
+    """A graph, opened so. opener: opens an ONNX file without rewriting it.  workdir: for such a file.
     half, activation_blocks: as in `with_rounding`, which says what is raised."""
     from builders.onnx_graphs.outline import write_graph
     from builders.onnx_graphs.weights import load_graph
 
     path = workdir / "rounding.onnx"
-    changed = with_rounding(load_graph(graph), half, activation_blocks)
-    write_graph(changed, path)
-    with opens(path) as session:
-        yield Perturbed(session, *traits(changed))
+    model = with_rounding(load_graph(graph), half, activation_blocks)
+    write_graph(model, path)
+    with opener(path) as session:
+        yield Perturbed(session, *traits(model))
 
 
 @contextmanager
 def perturb_chain(
-    opens: Callable[[Mapping[str, Session]], AbstractContextManager[Session]], graphs: Mapping[str, Perturbed]
+    opener: Callable[[Mapping[str, Session]], AbstractContextManager[Session]], graphs: Mapping[str, Perturbed]
 ) -> Iterator[Perturbed]:
-    """A chain of such graphs as one. opens: the chain with these sessions in the place of graphs, by name."""
+    """A chain of such graphs as one. opener: the chain with these sessions in the place of graphs, by name."""
     controls = dict[str, Array]()
-    with opens({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
+    with opener({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
         perturbations = graphs.values()
-        whole = _Controls(chain, controls)
+        session = _Controls(chain, controls)
         yield Perturbed(
-            whole, any(graph.halves for graph in perturbations), any(graph.grids for graph in perturbations)
+            session, any(graph.halves for graph in perturbations), any(graph.grids for graph in perturbations)
         )
 
 

@@ -85,13 +85,13 @@ class _Sums:
         if self.drift.slices and not is_exact(expected):
             off = np.abs(np.nan_to_num(actual.astype(np.float64) - expected, posinf=0.0, neginf=0.0))
             for axis in self.drift.slices.axes:
-                axis_magnitudes = off.sum(axis=tuple(other for other in range(off.ndim) if other != axis))
+                axis_magnitudes = off.sum(axis=tuple(index for index in range(off.ndim) if index != axis))
                 before = self.magnitudes.get(axis, axis_magnitudes[:0])
                 size = max(len(axis_magnitudes), len(before))
                 self.magnitudes[axis] = fit_length(before, size, 0.0) + fit_length(axis_magnitudes, size, 0.0)
         if is_exact(expected):
-            moved = np.count_nonzero((expected != actual).reshape(samples, -1), axis=1)
-            self.together = max(self.together, int(moved.max(initial=0)))
+            moved_counts = np.count_nonzero((expected != actual).reshape(samples, -1), axis=1)
+            self.together = max(self.together, int(moved_counts.max(initial=0)))
             self.case = max(self.case, expected.size)
 
 
@@ -123,8 +123,8 @@ def honest_rounding(
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.  thorough, whole: as in `measure_rounding`.
     """
-    perturbed = perturb_graph(graph, opens, workdir, half, activation_blocks)
-    return measure_rounding([graph], perturbed, golden, reference, thorough=thorough, whole=whole)
+    perturbed_graph = perturb_graph(graph, opens, workdir, half, activation_blocks)
+    return measure_rounding([graph], perturbed_graph, golden, reference, thorough=thorough, whole=whole)
 
 
 def measure_rounding(
@@ -148,10 +148,10 @@ def measure_rounding(
     run so, the last result has what is known and says why it is no more.
     """
     known_so_far, bounds = Honest(), _Bounds.of(graphs)
-    small = sum(map(graph_bytes, graphs)) < SMALL_BYTES
+    is_small = sum(map(graph_bytes, graphs)) < SMALL_BYTES
     try:
         with perturbed as perturbed_graph:
-            groups = _groups(golden, small, reference, SAMPLES, whole)
+            groups = _groups(golden, is_small, reference, SAMPLES, whole)
             ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
             way_slices = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
             passes = [[group_ways[part] for group_ways in ways] for part in way_slices]
@@ -159,7 +159,7 @@ def measure_rounding(
                 yield known_so_far
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
             if thorough and few and (perturbed_graph.halves or perturbed_graph.grids):
-                groups = _groups(golden, small, reference, THOROUGH_SAMPLES, whole)
+                groups = _groups(golden, is_small, reference, THOROUGH_SAMPLES, whole)
                 ways = [
                     [way for way in _ways(perturbed_graph.halves, perturbed_graph.grids, group) if not way.draw]
                     for group in groups
@@ -240,9 +240,9 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
             sums = max(
                 (sums for way, sums in by_way.items() if way.natural), key=lambda sums: sums.drift.mismatches or 0
             )
-            unmeasured = round(unmeasured_ratio * sums.drift.count)
+            unmeasured_count = round(unmeasured_ratio * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
-            decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured, sums.case)
+            decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured_count, sums.case)
     return Honest(drifts, {output: _most_samples(runs) for output, runs in floats.items()}, decisions)
 
 
@@ -279,38 +279,38 @@ def _run(
     of bounds."""
     way_sums: dict[tuple[str, _Way], _Sums] = {}
     for case in group.cases:
-        expected = run(reference, case.inputs)
+        outputs = run(reference, case.inputs)
         for way in ways:
             bounds.check()
             controls = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
             actual = run(rounding, {**case.inputs, **controls})
-            for name, array in expected.items():
+            for name, array in outputs.items():
                 if array.size and array.shape == actual[name].shape:
                     samples = samples_of(case.inputs.values(), array)
                     way_sums.setdefault((name, way), _Sums()).add(array, actual[name], samples)
     return {key: sums for key, sums in way_sums.items() if sums.drift.count}
 
 
-def _groups(golden: GoldenSet, small: bool, reference: Session, samples: int, uncut: bool) -> list[_Group]:
-    """The golden cases to measure on, as one group, and edge cases, each as one of its own. small: whether the graphs
-    are.  samples: in all; of a small model cases, MOST_CASES at least.  uncut: `whole` of `measure_rounding`."""
+def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int, uncut: bool) -> list[_Group]:
+    """The golden cases to measure on, as one group, and edge cases, each as one of its own. is_small: whether the
+    graphs are.  samples: in all; of a small model cases, MOST_CASES at least.  uncut: `whole` of `measure_rounding`."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
-    small = small and max(sizes.values(), default=0) < SMALL_INPUTS
-    max_cases = None if uncut else max(MOST_CASES, samples) if small else samples
-    whole = list(islice(golden.of_kind("golden"), max_cases))
-    cases = whole if small or uncut else [_first_samples(case, reference) for case in whole]
-    if not (small or uncut):
+    is_small = is_small and max(sizes.values(), default=0) < SMALL_INPUTS
+    max_cases = None if uncut else max(MOST_CASES, samples) if is_small else samples
+    whole_cases = list(islice(golden.of_kind("golden"), max_cases))
+    cases = whole_cases if is_small or uncut else [_first_samples(case, reference) for case in whole_cases]
+    if not (is_small or uncut):
         counts = itertools.accumulate(_count_samples(case) for case in cases)
         enough = next((index for index, count in enumerate(counts, 1) if count >= samples), len(cases))
-        whole, cases = whole[:enough], cases[:enough]
+        whole_cases, cases = whole_cases[:enough], cases[:enough]
     max_size = max(map(_size, cases), default=0)
-    ordered = sorted(sizes, key=lambda index: sizes[index])
-    within = [index for index in ordered if sizes[index] <= max_size]
-    edges = [*ordered[: MOST_EDGES - 1], *ordered[-1:]] if small else [*ordered[:1], *within[-1:]]
-    parts = kinds.count("golden") * sum(map(_size, whole)) / max(sum(map(_size, cases)), 1)
-    single = [_Group("edge", [golden.cases[index]], 1, small) for index in dict.fromkeys(edges)]
-    return [_Group("golden", cases, parts, small), *single] if cases else single
+    order = sorted(sizes, key=lambda index: sizes[index])
+    within = [index for index in order if sizes[index] <= max_size]
+    edges = [*order[: MOST_EDGES - 1], *order[-1:]] if is_small else [*order[:1], *within[-1:]]
+    parts = kinds.count("golden") * sum(map(_size, whole_cases)) / max(sum(map(_size, cases)), 1)
+    single = [_Group("edge", [golden.cases[index]], 1, is_small) for index in dict.fromkeys(edges)]
+    return [_Group("golden", cases, parts, is_small), *single] if cases else single
 
 
 def _first_samples(case: Case, reference: Session) -> Case:

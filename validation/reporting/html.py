@@ -164,7 +164,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
-    untouched = [
+    plain_precisions = [
         entry.precision
         for entry in version.engines
         if original and entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused"
@@ -187,7 +187,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
         courses=courses(reports),
-        quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
+        quantizations=quantizations(version.quantization, dict.fromkeys(plain_precisions)) if pictures else [],
         attributions=[view_attribution(attribution) for attribution in version.attributions],
         latencies=view_latencies(version.latencies, pictures),
         canaries=version.canaries or (),
@@ -202,8 +202,8 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
     proven, unproven, failures = (counts[status] for status in ("proven", "unproven", "failed"))
     usable = pluralize(proven + counts[ON_RANDOM] + unproven, "engine")
     if failures:
-        rest = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
-        return Headline("failed", f"{pluralize(failures, 'engine')} failed; {rest or 'there is none to pull'}")
+        usable_text = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
+        return Headline("failed", f"{pluralize(failures, 'engine')} failed; {usable_text or 'there is none to pull'}")
     if unproven:
         pending_count = unproven - blind
         said = [f"{blind} not measured in full"] * bool(blind) + [
@@ -218,9 +218,9 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
 
 
 def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
-    limited = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
+    limited_checks = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
     failures, ran = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
-    return EngineRow(index, entry, checks, failures, min(limited, key=headroom_db, default=None), ran)
+    return EngineRow(index, entry, checks, failures, min(limited_checks, key=headroom_db, default=None), ran)
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
@@ -229,8 +229,8 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
         entry = row.entry
         if entry.status == "failed" and entry.digest:
             run = f"enginesmith validate {reference} --target {entry.target}"
-            drifted = f"enginesmith debug attribute {reference} --target {entry.target} --precision {entry.precision}"
-            yield entry.unit, f"{run}\n{drifted}"
+            command = f"enginesmith debug attribute {reference} --target {entry.target} --precision {entry.precision}"
+            yield entry.unit, f"{run}\n{command}"
         elif entry.status == "failed" and row.failed_checks:
             words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
             yield entry.unit, f"enginesmith build SPEC.yaml {words}"
@@ -258,8 +258,8 @@ def _has_room(check: Check) -> bool:
 
     Not one of a count that has to be 0, not the overlap of samples, and none of the contract, which have other scales.
     """
-    counted = check.limit == check.value == 0 or check.name == OVERLAP
-    return check.limit is not None and not counted and not check.name.startswith("contract ")
+    is_count = check.limit == check.value == 0 or check.name == OVERLAP
+    return check.limit is not None and not is_count and not check.name.startswith("contract ")
 
 
 def headroom_db(check: Check) -> float:
@@ -304,8 +304,8 @@ def _task(title: str, name: str, limit: float | None, measurements: Sequence[tup
         return limit is None or within(name, value, limit)
 
     points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in measurements)
-    at = None if limit is None else place(limit)
-    return TaskSection(title, name, points, limit, at, "ceiling" if at_most(name) else "floor", (low, high))
+    limit_place = None if limit is None else place(limit)
+    return TaskSection(title, name, points, limit, limit_place, "ceiling" if at_most(name) else "floor", (low, high))
 
 
 def _axis(values: Sequence[float]) -> tuple[float, float]:

@@ -29,28 +29,28 @@ BROKEN_DB = -100.0
 SHOWN, MOST, DRAWN = 20, 400, 6
 
 
-def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
-    """SVG of the histogram `drawn` of a tensor's values, on a log scale, with the range that its format holds.
+def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
+    """SVG of the histogram `histogram` of a tensor's values, on a log scale, with the range that its format holds.
 
     What lies outside of that range, and is clipped, has another colour.
     """
-    (low, high), counts = drawn.span, drawn.counts
-    (start, end), (least, most) = tensor.range, tensor.seen or drawn.span
+    (low, high), counts = histogram.span, histogram.counts
+    (start, end), (least_value, greatest_value) = tensor.range, tensor.seen or histogram.span
     width = (high - low) / len(counts) or 1.0
     words = (
-        f"Histogram of {tensor.name}: values from {number_text(least)} to "
-        f"{number_text(most)}; the format holds {number_text(start)} to {number_text(end)}; "
+        f"Histogram of {tensor.name}: values from {number_text(least_value)} to "
+        f"{number_text(greatest_value)}; the format holds {number_text(start)} to {number_text(end)}; "
         f"{share_text(tensor.clipped or 0.0)} are clipped."
     )
     edges = [low + index * width for index in range(len(counts) + 1)]
-    inside = [start <= (left + right) / 2 <= end for left, right in pairwise(edges)]
+    inside_flags = [start <= (left + right) / 2 <= end for left, right in pairwise(edges)]
     heights = [math.log1p(count) / math.log1p(max([*counts, 1.0])) for count in counts]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for within, colour, kind in ((True, "accent", "in"), (False, "failed-fill", "out")):
-            drawn = [height if each is within else 0.0 for height, each in zip(heights, inside, strict=True)]
-            axes.stairs(drawn, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
+            histogram = [height if each is within else 0.0 for height, each in zip(heights, inside_flags, strict=True)]
+            axes.stairs(histogram, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
         set_axis(axes, "x", (edges[0], edges[-1]))
         set_axis(axes, "y", (0.0, 1.14), ticks=())
         # A line with its value at each end of the format's range, as far as the axis has it.
@@ -77,31 +77,31 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
     of its own, with its own colours.
     """
     choice, floor_db = search.chosen, search.floor_db
-    predicted = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
+    predictions = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
     runs = [(point, point.sqnr_db) for point in (*search.frontier, choice) if point.sqnr_db is not None]
-    plot_values = [max(value, LEAST_DB) for _, value in (*predicted, *runs)]
+    plot_values = [max(value, LEAST_DB) for _, value in (*predictions, *runs)]
     ends = [*plot_values, *([floor_db] if floor_db is not None else [])] or [0.0]
-    accent, least = COLOURS["accent"], 10 * (min(ends) // 10)
+    accent, least_db = COLOURS["accent"], 10 * (min(ends) // 10)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        shares = [share for share, _ in predicted]
-        levels = [max(value, least) for _, value in predicted]
+        shares = [share for share, _ in predictions]
+        levels = [max(value, least_db) for _, value in predictions]
         axes.plot(shares, levels, color=accent, linewidth=1.5, alpha=0.55, label="predicted", gid=tag("predicted"))
         if floor_db is not None:
             axes.axhline(floor_db, color=COLOURS["failed"], linewidth=1.5, linestyle="--", gid=tag("floor"))
             annotate(axes, f"floor {db(floor_db)}", (0.0, floor_db), (8, 6), color=COLOURS["ink"], gid=tag("halo"))
         for index, (run, value) in enumerate(runs):
             label = None if index else "run"
-            place = max(value, least)
+            place = max(value, least_db)
             gid = tag("run", _describe(run))
             axes.plot(run.share, place, "o", color=accent, markersize=8, clip_on=False, label=label, gid=gid)
         if choice.sqnr_db is not None:
             ring: Any = {"markersize": 16, "markerfacecolor": "none", "markeredgewidth": 2, "clip_on": False}
-            place, gid = max(choice.sqnr_db, least), tag("chosen", _describe(choice))
+            place, gid = max(choice.sqnr_db, least_db), tag("chosen", _describe(choice))
             axes.plot(choice.share, place, "o", color=COLOURS["ink"], gid=gid, **ring)
         set_axis(axes, "x", (0.0, 1.0), "share of the multiplications in int8", ticks=QUARTERS)
-        set_axis(axes, "y", (least, 10 * (max(ends) // 10 + 1)), text=db)
+        set_axis(axes, "y", (least_db, 10 * (max(ends) // 10 + 1)), text=db)
 
     words = "Quality against the share of the multiplications with weights in int8"
     return draw_svg("frontier", words, draw, standalone=standalone)

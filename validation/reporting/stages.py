@@ -189,7 +189,7 @@ def _cause(cells: Cells) -> str:
 
 def stages(reports: Sequence[Report]) -> list[StageSection]:
     """Each stage with its distinct sets of checks, and the units that have them."""
-    return [StageSection(stage, what, tuple(_groups(stage, reports))) for stage, what in STAGES.items()]
+    return [StageSection(stage, title, tuple(_groups(stage, reports))) for stage, title in STAGES.items()]
 
 
 def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
@@ -223,8 +223,8 @@ def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
     named_checks = [check for check in checks if check.name == name and check.value is not None]
     if not named_checks:
         return None
-    worst = min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)))
-    return PlacedCheck(worst, _bar(worst.value), None if worst.limit is None else _bar(worst.limit))
+    pick = min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)))
+    return PlacedCheck(pick, _bar(pick.value), None if pick.limit is None else _bar(pick.limit))
 
 
 def _bar(value: float | None) -> float:
@@ -278,21 +278,21 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
     for shared_spread in _collect_spreads(reports):
         if shared_spread.spread.abs_error:
             outputs.setdefault(shared_spread.spread.output, []).append(shared_spread)
-    worst = sorted(outputs, key=lambda output: min(map(_median, outputs[output])))
-    return [_pictures(output, outputs[output]) for output in worst[:MOST_OUTPUTS]]
+    worst_outputs = sorted(outputs, key=lambda output: min(map(_median, outputs[output])))
+    return [_pictures(output, outputs[output]) for output in worst_outputs[:MOST_OUTPUTS]]
 
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
     spreads = list(_collect_spreads(reports))
     firsts = [_row(curve, curve.spread.worst[0]) for curve in spreads if curve.spread.worst]
-    others = [_row(curve, worst) for curve in spreads for worst in curve.spread.worst[1:]]
+    other_rows = [_row(curve, sample) for curve in spreads for sample in curve.spread.worst[1:]]
 
     def rank(row: WorstRow) -> tuple[float, float]:
         quality, size = row.worst.badness
         return -quality, -size
 
-    return (sorted(firsts, key=rank) + sorted(others, key=rank))[:MOST_ROWS]
+    return (sorted(firsts, key=rank) + sorted(other_rows, key=rank))[:MOST_ROWS]
 
 
 @dataclass(frozen=True)
@@ -311,14 +311,14 @@ def courses(reports: Sequence[Report]) -> list[CourseRow]:
     for report in reports:
         for course in report.free_running:
             groups.setdefault(repr(course), (course, []))[1].append(report)
-    ordered = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
+    course_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
     return [
         CourseRow(
             "export" if course.stage == "export" else _name(course, units),
             course,
             tuple(zip(course.starts, course.free_db, course.single_db, strict=True)),
         )
-        for course, units in ordered
+        for course, units in course_groups
     ]
 
 
@@ -329,7 +329,7 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
     spread_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
-    short = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
+    name_counts = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
         report.unit: repr((report.precision, [spread for spread in report.spreads if spread.stage == "quantization"]))
@@ -341,17 +341,17 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
         _SharedSpread(spread, "export", COLOURS["muted"])
         if spread.stage == "export"
         else _SharedSpread(
-            spread, _name(spread, units, short[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
+            spread, _name(spread, units, name_counts[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
         )
         for spread, units in spread_groups
     ]
 
 
-def _name(spread: Spread | FreeRunning, units: Sequence[Report], long: bool = False) -> str:
-    """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
+def _name(spread: Spread | FreeRunning, units: Sequence[Report], with_backends: bool = False) -> str:
+    """'int8 graph' or 'cpu int8 onnxruntime'. with_backends: with backends, where graphs of one precision differ."""
     if spread.stage == "engine" and len(units) == 1:
         return units[0].unit
-    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in units]
+    names = [f"{unit.precision} {unit.backend}" if with_backends else unit.precision for unit in units]
     return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.stage == 'quantization' else 'engines'}"
 
 
@@ -383,7 +383,7 @@ def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
             axes = figure.subplots()
             for curve in rows:
                 values = curve.spread.sqnr_db
-                shares = [(at + 1) / len(values) for at in range(len(values))]
+                shares = [(index + 1) / len(values) for index in range(len(values))]
                 _step(axes, curve, [values[0], *values], [0.0, *shares], ends)
             set_axis(axes, "x", ends, "SQNR of a sample; further left is worse", text=decibels_text)
 
@@ -398,7 +398,7 @@ def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
             for curve in curves:
                 values = curve.spread.abs_error  # at equal steps from 0 to 100 %
                 if values[-1] > 0:
-                    shares = [at / max(len(values) - 1, 1) for at in range(len(values))]
+                    shares = [index / max(len(values) - 1, 1) for index in range(len(values))]
                     _step(axes, curve, [values[0], *values], [0.0, *shares], (low, high))
             set_axis(axes, "x", (low, high), "absolute error, logarithmic; further right is worse", log=True)
 
@@ -416,6 +416,6 @@ def _step(
     set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
 
-def _row(curve: _SharedSpread, worst: Worst) -> WorstRow:
-    off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
-    return WorstRow(curve.name, curve.spread.output, worst, off or f"{worst.sqnr_db:.1f} dB")
+def _row(curve: _SharedSpread, sample: Worst) -> WorstRow:
+    off = f"{sample.unequal} unequal" if sample.sqnr_db is None else "not finite" if math.isnan(sample.sqnr_db) else ""
+    return WorstRow(curve.name, curve.spread.output, sample, off or f"{sample.sqnr_db:.1f} dB")

@@ -40,10 +40,10 @@ class Side:
     def __len__(self) -> int:
         return len(self.ok)
 
-    def select(self, inside: Array) -> "Side":
-        """The requests where `inside` (bool [requests]) is true."""
-        size = None if self.size is None else self.size[inside]
-        return Side(self.time[inside], self.latency[inside], self.ok[inside], self.score[inside], size)
+    def select(self, mask: Array) -> "Side":
+        """The requests where `mask` (bool [requests]) is true."""
+        size = None if self.size is None else self.size[mask]
+        return Side(self.time[mask], self.latency[mask], self.ok[mask], self.score[mask], size)
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ def lower_anytime(count: float, total: float, level: float) -> float:
     if count <= 0:
         return 0.0
     # Of Beta(1/2, 1/2), whose normalization is pi.
-    mixed = math.lgamma(count + 0.5) + math.lgamma(total - count + 0.5) - math.lgamma(total + 1.0)
-    mixed += math.log(level / math.pi)
+    mixture = math.lgamma(count + 0.5) + math.lgamma(total - count + 0.5) - math.lgamma(total + 1.0)
+    mixture += math.log(level / math.pi)
     low, high = 0.0, count / total
     for _ in range(60):
         middle = (low + high) / 2
-        rest = (total - count) * math.log1p(-middle) if middle < 1.0 else 0.0
-        low, high = (middle, high) if count * math.log(max(middle, 1e-300)) + rest < mixed else (low, middle)
+        log_p = (total - count) * math.log1p(-middle) if middle < 1.0 else 0.0
+        low, high = (middle, high) if count * math.log(max(middle, 1e-300)) + log_p < mixture else (low, middle)
     return low
 
 
@@ -187,13 +187,13 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
     level: error of the bound.
     """
     own_level = level / 2 if halves else level
-    other = upper(0.0, total, own_level) if halves else 0.0
-    if lower(total, total, own_level) - other <= margin:
+    other_bound = upper(0.0, total, own_level) if halves else 0.0
+    if lower(total, total, own_level) - other_bound <= margin:
         return None
     low, high = 0, total
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if lower(middle, total, own_level) - other > margin else (middle, high)
+        low, high = (low, middle) if lower(middle, total, own_level) - other_bound > margin else (middle, high)
     return beta_quantile(POWER, high, total - high + 1.0)
 
 
@@ -241,15 +241,15 @@ def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Latencies of both sides' answered requests; of pairs, of those that both answered."""
     candidate, baseline = evidence.candidate, evidence.baseline
     if evidence.paired:
-        both = candidate.ok & baseline.ok
-        return candidate.latency[both], baseline.latency[both]
+        ok_mask = candidate.ok & baseline.ok
+        return candidate.latency[ok_mask], baseline.latency[ok_mask]
     return candidate.latency[candidate.ok], baseline.latency[baseline.ok]
 
 
 def pair_by_order(ours: Array, theirs: Array) -> tuple[Array, Array]:
     """Two series of the same time with as many entries in each: of the longer one some are left out, evenly."""
     count = min(len(ours), len(theirs))
-    first, second = (one[np.arange(count) * len(one) // max(count, 1)] for one in (ours, theirs))
+    first, second = (values[np.arange(count) * len(values) // max(count, 1)] for values in (ours, theirs))
     return first, second
 
 
@@ -269,11 +269,11 @@ def quantile_effects(
     # All latencies show a slowly changing load better than the few in a tail.
     # They are ranked, as ranks have no tail that hides small shifts.
     ranks = [mean_ranks(values)[0] / count for values in sides]
-    least = memory_of_difference(ranks, design_block=design_block).block
-    return [_effect(sides, p, least, seed, replicates, design_block) for p in probabilities]
+    least_block = memory_of_difference(ranks, design_block=design_block).block
+    return [_effect(sides, p, least_block, seed, replicates, design_block) for p in probabilities]
 
 
-def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replicates: int, design_block: int) -> Effect:
+def _effect(sides: tuple[Array, Array], p: float, floor: int, seed: int, replicates: int, design_block: int) -> Effect:
     count = len(sides[0])
     quantiles = [quantile_of(values, p) for values in sides]
     # 1 for each latency beyond the quantile, on its thinner side.
@@ -281,14 +281,14 @@ def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replica
         (values >= edge if p >= 0.5 else values <= edge).astype(float)
         for values, edge in zip(sides, quantiles, strict=True)
     ]
-    memory = memory_of_difference(marks, least, _ALONE, design_block)
+    memory = memory_of_difference(marks, floor, _ALONE, design_block)
     length = min(memory.block, count // LEAST_INDEPENDENT)
     length = max(length, *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))
-    drawn = draw_block_counts(count // length, replicates, seed)
-    replicate_quantiles = [np.log(quantile_replicates(values, [p], length, drawn)[:, 0]) for values in sides]
-    blocks, apart = drawn.shape[1], marks[0] - marks[1]
+    block_counts = draw_block_counts(count // length, replicates, seed)
+    replicate_quantiles = [np.log(quantile_replicates(values, [p], length, block_counts)[:, 0]) for values in sides]
+    blocks, gap = block_counts.shape[1], marks[0] - marks[1]
     has_variance = math.isfinite(memory.variance)
-    effect = memory.design_effect(apart) if has_variance else estimate_design_effect(apart, length)
+    effect = memory.design_effect(gap) if has_variance else estimate_design_effect(gap, length)
     beyond = count * min(p, 1 - p) / effect
     # Degrees of freedom of the bootstrap's standard error of a difference of two quantiles. The relative variance of
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
@@ -314,35 +314,35 @@ def mean_ranks(values: Array) -> tuple[Array, Array]:
     return (np.cumsum(counts) - (counts - 1) / 2.0)[place], counts
 
 
-def rank_bounds(sides: tuple[Array, Array], p: float, below: float, above: float) -> tuple[float, float]:
+def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_share: float) -> tuple[float, float]:
     """The least and the greatest logarithm of the ratio of quantiles, when the rank of either side moves.
 
-    below, above: by which share of the requests it moves for the least and for the greatest.
+    lower_share, upper_share: by which share of the requests it moves for the least and for the greatest.
     sides: as of `quantile_effects`.  p: of the quantile.
     """
     ours, baseline_values = (np.sort(values) for values in sides)
     low = min(
-        _edge(ours, p - below, -1) - _edge(baseline_values, p, 1),
-        _edge(ours, p, -1) - _edge(baseline_values, p + below, 1),
+        _edge(ours, p - lower_share, -1) - _edge(baseline_values, p, 1),
+        _edge(ours, p, -1) - _edge(baseline_values, p + lower_share, 1),
     )
     high = max(
-        _edge(ours, p + above, 1) - _edge(baseline_values, p, -1),
-        _edge(ours, p, 1) - _edge(baseline_values, p - above, -1),
+        _edge(ours, p + upper_share, 1) - _edge(baseline_values, p, -1),
+        _edge(ours, p, 1) - _edge(baseline_values, p - upper_share, -1),
     )
     return low, high
 
 
-def _edge(ordered: Array, share: float, step: Literal[-1, 1]) -> float:
+def _edge(sorted_values: Array, share: float, step: Literal[-1, 1]) -> float:
     """Logarithm of the order statistic at a share of the requests, as low (step -1) or high (1) as it may be.
 
     Equal values may be rounded ones, so their edge is halfway to the next value. Beyond all values it is infinite.
     """
-    rank = math.ceil(share * len(ordered) - 1e-9) - 1
-    if (step < 0 and rank < 0) or (step > 0 and rank >= len(ordered)):
+    rank = math.ceil(share * len(sorted_values) - 1e-9) - 1
+    if (step < 0 and rank < 0) or (step > 0 and rank >= len(sorted_values)):
         return step * math.inf
-    value = ordered[max(rank, 0)]
-    start, behind = np.searchsorted(ordered, value, "left"), np.searchsorted(ordered, value, "right")
+    value = sorted_values[max(rank, 0)]
+    start, behind = np.searchsorted(sorted_values, value, "left"), np.searchsorted(sorted_values, value, "right")
     if behind - start == 1:
         return math.log(value)
     beyond = behind if step > 0 else start - 1
-    return math.log((value + ordered[beyond]) / 2) if 0 <= beyond < len(ordered) else step * math.inf
+    return math.log((value + sorted_values[beyond]) / 2) if 0 <= beyond < len(sorted_values) else step * math.inf

@@ -94,20 +94,20 @@ _WAVES, _BLOCKS_A_WAVE = 8, 4
 
 def block_length(*series: np.ndarray) -> int:
     """The length of blocks for the bootstrap, of the series with the longest memory. series: float [requests] each."""
-    count = min(len(one) for one in series)
-    dependence_length = max(math.ceil(2 * politis_white(one)) for one in series)
+    count = min(len(values) for values in series)
+    dependence_length = max(math.ceil(2 * politis_white(values)) for values in series)
     return max(1, math.ceil(count / MOST_BLOCKS), min(dependence_length, count // LEAST_BLOCKS))
 
 
 def politis_white(series: np.ndarray) -> float:
     """Optimal length of (circular) blocks for the mean of a stationary series; 1 for an uncorrelated one."""
     count = len(series)
-    centred = series - series.mean()
-    variance = float(centred @ centred) / count if count else 0.0
+    deviations = series - series.mean()
+    variance = float(deviations @ deviations) / count if count else 0.0
     if count < 16 or variance <= 0.0:
         return 1.0
     max_lag = math.ceil(math.sqrt(count)) + 5
-    covariance = autocovariance(centred, 2 * max_lag - 1)
+    covariance = autocovariance(deviations, 2 * max_lag - 1)
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     # The last lag before so many uncorrelated ones in a row; without those, the last correlated one.
     runs = sliding_window_view(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
@@ -124,15 +124,15 @@ def politis_white(series: np.ndarray) -> float:
     return max(1.0, math.pow(1.5 * (gradient / power) ** 2 * count, 1.0 / 3.0))
 
 
-def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
-    """Autocovariances at lags 0 to `lags`, float64 [lags + 1]. centred: the series less its mean."""
-    count = len(centred)
+def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
+    """Autocovariances at lags 0 to `lags`, float64 [lags + 1]. deviations: the series less its mean."""
+    count = len(deviations)
     power = 1 << (count + lags).bit_length()
     # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
     size = next(
         part * power // 16 for part in (8, 9, 10, 12, 15, 16) if part * power // 16 >= min(count + lags + 1, power)
     )
-    spectrum = np.fft.rfft(centred, size)
+    spectrum = np.fft.rfft(deviations, size)
     return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
 
 
@@ -159,20 +159,20 @@ def quantile_replicates(
     """
     blocks = drawn_blocks.shape[1]
     whole_blocks = values[: blocks * block]
-    ordered = np.sort(whole_blocks)
+    sorted_values = np.sort(whole_blocks)
     replicates = np.empty((len(drawn_blocks), len(probabilities)))
     for column, probability in enumerate(probabilities):
         # Every value near the quantile, few far from it, both ends included.
-        count = len(ordered)
+        count = len(sorted_values)
         centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
         steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
-        grid = ordered[np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))]
+        grid = sorted_values[np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))]
         cells = np.searchsorted(grid, whole_blocks, side="left") + (len(grid) + 1) * np.repeat(np.arange(blocks), block)
         counts = np.bincount(cells, minlength=blocks * (len(grid) + 1)).reshape(blocks, -1)[:, :-1].cumsum(1)
-        below = drawn_blocks @ counts.astype(np.float32)
-        reached = below >= probability * len(ordered) - 0.5
-        reached[:, -1] = True
-        replicates[:, column] = grid[reached.argmax(1)]
+        counts_below = drawn_blocks @ counts.astype(np.float32)
+        reach_mask = counts_below >= probability * len(sorted_values) - 0.5
+        reach_mask[:, -1] = True
+        replicates[:, column] = grid[reach_mask.argmax(1)]
     return replicates
 
 
@@ -193,14 +193,14 @@ class SeriesMemory:
 
 
 def memory_of(
-    series: np.ndarray, least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
+    series: np.ndarray, least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
     """The memory of a series, by its autocorrelation, that of means of ever longer blocks, and a test for drift.
 
-    least: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
+    least_block: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
     """
     count = len(series)
-    block = max(least, _independent(series, design_block))
+    block = max(least_block, _independent(series, design_block))
     if count // block < LEAST_INDEPENDENT:
         return SeriesMemory(block, math.inf)
     if drifts(series, block, levels[1]):
@@ -213,23 +213,23 @@ def memory_of(
 
 
 def memory_of_difference(
-    sides: Sequence[np.ndarray], least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
+    sides: Sequence[np.ndarray], least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
     """The memory by which two series of equal length compare: that of their difference.
 
     What moves both slowly cancels in it. Where it does not, because the difference has a long memory too and a variance
     like that of both sides together, the longer memory of the two sides counts.
 
-    sides: series of equal length.  least: the shortest block.  levels: as LEVELS.  design_block: as in
+    sides: series of equal length.  least_block: the shortest block.  levels: as LEVELS.  design_block: as in
     `CanaryEvidence`.
     """
-    apart = sides[0] - sides[1]
-    memory, block = memory_of(apart, least, levels, design_block), len(apart) // LEAST_INDEPENDENT
-    remembers = memory.block > max(least, design_block, math.ceil(len(apart) / MOST_BLOCKS))
+    gaps = sides[0] - sides[1]
+    memory, block = memory_of(gaps, least_block, levels, design_block), len(gaps) // LEAST_INDEPENDENT
+    remembers = memory.block > max(least_block, design_block, math.ceil(len(gaps) / MOST_BLOCKS))
     if remembers and math.isfinite(memory.variance):
         slowest = max(memory_of(series).block for series in sides)
-        alone = sum(variance_of_mean(series, block) for series in sides)
-        if slowest > block and variance_of_mean(apart, block) > alone / 2:
+        own_variance = sum(variance_of_mean(series, block) for series in sides)
+        if slowest > block and variance_of_mean(gaps, block) > own_variance / 2:
             return SeriesMemory(slowest, math.inf)
     return memory
 
@@ -255,15 +255,15 @@ def _independent(series: np.ndarray, design_block: int = 1) -> int:
 
 def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
     """1 + 2 * the sum of autocorrelations, and over how many lags it is: up to five such times (Sokal 1989)."""
-    centred = series - series.mean()
-    covariance = autocovariance(centred, len(series) // 2)
+    deviations = series - series.mean()
+    covariance = autocovariance(deviations, len(series) // 2)
     if not covariance[0] > 0.0:
         return 1.0, 1
     lags = np.arange(1, max(len(series) // 2, 2))
     times = 1.0 + 2.0 * np.cumsum(covariance[lags] / covariance[0])
     times /= _bias(lags, len(series))
-    wide = lags >= 5.0 * np.maximum(times, 1.0)
-    last = int(wide.argmax()) if wide.any() else len(times) - 1
+    wide_mask = lags >= 5.0 * np.maximum(times, 1.0)
+    last = int(wide_mask.argmax()) if wide_mask.any() else len(times) - 1
     return max(1.0, float(times[last])), last + 1
 
 
@@ -287,13 +287,13 @@ def variance_of_mean(series: np.ndarray, block: int) -> float:
 def drifts(series: np.ndarray, block: int, level: float) -> bool:
     """Whether the slowest waves hold more of the variance of blocks' means than in 1 - `level` of steady series."""
     means = _means(series, block)
-    centred = means - means.mean()
-    energy = float(centred @ centred)
+    deviations = means - means.mean()
+    energy = float(deviations @ deviations)
     waves = _cosines(len(means))
     if not energy > 0.0 or not len(waves):
         return False
     chance = beta_quantile(1.0 - level, len(waves) / 2, (len(means) - 1 - len(waves)) / 2)
-    return float(np.sum((waves @ centred) ** 2)) > energy * chance
+    return float(np.sum((waves @ deviations) ** 2)) > energy * chance
 
 
 @lru_cache(maxsize=64)

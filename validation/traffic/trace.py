@@ -77,30 +77,30 @@ def simulate_batching(
     queues: list[deque[int]] = [deque() for _ in tables]
     queue_sizes = [0] * len(tables)
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
-    begun, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
+    starts, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
     batch_of, batches = [0] * len(arrivals), list[int]()
-    now = busy = 0.0
+    now = busy_s = 0.0
     following, remaining_count = 0, len(arrivals)
     while remaining_count:
         while following < len(arrivals) and arrivals[following] <= now:
             queues[places[following]].append(following)
             queue_sizes[places[following]] += counts[following]
             following += 1
-        ready, wakes = _choose(queues, queue_sizes, arrivals, policy, now)
-        if ready is None:
+        bucket, wakes = _choose(queues, queue_sizes, arrivals, policy, now)
+        if bucket is None:
             now = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
             continue
-        batch = _take(queues[ready], counts, policy.most)
+        batch = _take(queues[bucket], counts, policy.most)
         size = sum(counts[index] for index in batch)
-        queue_sizes[ready] -= size
-        seconds = _quantile(tables[ready][min(size, len(tables[ready])) - 1], draws[len(batches)])
+        queue_sizes[bucket] -= size
+        seconds = _quantile(tables[bucket][min(size, len(tables[bucket])) - 1], draws[len(batches)])
         for index in batch:
-            begun[index], service[index], batch_of[index] = now, seconds, len(batches)
+            starts[index], service[index], batch_of[index] = now, seconds, len(batches)
         batches.append(size)
-        now, busy, remaining_count = now + seconds, busy + seconds, remaining_count - len(batch)
-    waited = np.array(begun) - at
+        now, busy_s, remaining_count = now + seconds, busy_s + seconds, remaining_count - len(batch)
+    waits = np.array(starts) - at
     sizes, members = np.array(batches, np.int64), np.array(batch_of, np.int64)
-    return SimulatedService(waited, np.array(service), sizes, busy, now - arrivals[0], members)
+    return SimulatedService(waits, np.array(service), sizes, busy_s, now - arrivals[0], members)
 
 
 def _simulate_alone(
@@ -114,10 +114,10 @@ def _simulate_alone(
     ends = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
     service = ends[:, 0] + (draws - low) * (ends[:, 1] - ends[:, 0])
     before = np.cumsum(service) - service
-    begun = before + np.maximum.accumulate(at - before)
-    last = float(begun[-1] + service[-1])
+    starts = before + np.maximum.accumulate(at - before)
+    last = float(starts[-1] + service[-1])
     batches, members = samples.astype(np.int64), np.arange(len(at))
-    return SimulatedService(begun - at, service, batches, float(service.sum()), last - float(at[0]), members)
+    return SimulatedService(starts - at, service, batches, float(service.sum()), last - float(at[0]), members)
 
 
 def _simulate_one_queue(
@@ -129,28 +129,28 @@ def _simulate_one_queue(
     limits = cumulative_samples[:-1] + policy.most
     full = np.minimum(np.searchsorted(cumulative_samples, limits) - 1, len(at))
     filled = np.maximum(at, np.append(at, np.inf)[full])  # inf: so many requests never come
-    ready = np.minimum(at + policy.wait_s, filled).tolist()
+    ready_s = np.minimum(at + policy.wait_s, filled).tolist()
     fits = (np.searchsorted(cumulative_samples, limits, "right") - 1).tolist()
     arrivals, sums = at.tolist(), cumulative_samples.tolist()
     draws = np.random.default_rng(seed).random(len(arrivals))
     places = {size: _places(draws, size) for size in {len(curve) - 1 for curve in table}}
-    ends, begun, took = [0], list[float](), list[float]()
+    ends, starts, took = [0], list[float](), list[float]()
     now = 0.0
     while (start := ends[-1]) < len(arrivals):
-        now = max(now, ready[start])
+        now = max(now, ready_s[start])
         end = max(bisect_right(arrivals, now, start, max(fits[start], start)), start + 1)
         curve = table[min(sums[end] - sums[start], len(table)) - 1]
         lows, parts = places[len(curve) - 1]
-        low = curve[at_low := lows[len(begun)]]
-        seconds = low + parts[len(begun)] * (curve[at_low + 1] - low)
+        low = curve[at_low := lows[len(starts)]]
+        seconds = low + parts[len(starts)] * (curve[at_low + 1] - low)
         ends.append(end)
-        begun.append(now)
+        starts.append(now)
         took.append(seconds)
         now += seconds
     count = np.diff(ends)
-    waited, service = np.repeat(begun, count) - at, np.repeat(took, count)
+    waits, service = np.repeat(starts, count) - at, np.repeat(took, count)
     batches, members = np.diff(cumulative_samples.astype(np.int64)[ends]), np.repeat(np.arange(len(count)), count)
-    return SimulatedService(waited, service, batches, float(sum(took)), now - arrivals[0], members)
+    return SimulatedService(waits, service, batches, float(sum(took)), now - arrivals[0], members)
 
 
 def _places(shares: Array, size: int) -> tuple[list[int], list[float]]:
@@ -172,17 +172,17 @@ def _choose(
     queues: Sequence[deque[int]], counts: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
 ) -> tuple[int | None, float]:
     """The ready queue whose oldest request is the oldest, or None; and when the first of the others will be ready."""
-    ready, oldest, wakes = None, np.inf, np.inf
+    queue_index, oldest, wakes = None, np.inf, np.inf
     for index, queue in enumerate(queues):
         if not queue:
             continue
         since = arrivals[queue[0]]
         if counts[index] >= policy.most or since + policy.wait_s <= now:
             if since < oldest:
-                ready, oldest = index, since
+                queue_index, oldest = index, since
         else:
             wakes = min(wakes, since + policy.wait_s)
-    return ready, wakes
+    return queue_index, wakes
 
 
 def _take(queue: deque[int], counts: Sequence[int], max_samples: int) -> list[int]:
@@ -251,9 +251,9 @@ class ServiceTimes:
         """Quantiles of the run times at these sizes, float64 [rows, steps]: the predicted median, with the shape of the
         distribution at the nearest measured size. Raises as `predict`."""
         medians, _ = self.predict(sizes)
-        apart = np.abs(np.log(sizes)[:, None] - np.log(self.sizes)[None]).sum(-1)
+        distances = np.abs(np.log(sizes)[:, None] - np.log(self.sizes)[None]).sum(-1)
         shapes = self.curves / self._medians[:, None]
-        return np.asarray(medians[:, None] * shapes[apart.argmin(1)])
+        return np.asarray(medians[:, None] * shapes[distances.argmin(1)])
 
     @cached_property
     def _medians(self) -> Array:
@@ -298,31 +298,31 @@ class _Kriging:
         design = _design(at, len(at) > at.shape[1])
         information = np.linalg.pinv(design.T @ inverse @ design)
         trend = information @ design.T @ inverse @ values
-        rest = values - design @ trend
-        likelihood = -0.5 * float(rest @ inverse @ rest + np.linalg.slogdet(covariance)[1])
-        return likelihood, cls(at, scale, length, trend, inverse @ rest, inverse, design, information)
+        residuals = values - design @ trend
+        likelihood = -0.5 * float(residuals @ inverse @ residuals + np.linalg.slogdet(covariance)[1])
+        return likelihood, cls(at, scale, length, trend, inverse @ residuals, inverse, design, information)
 
     def predict(self, sizes: Array) -> tuple[Array, Array]:
         new = np.log(sizes)
-        near = _kernel(new, self.at, self.scale, self.length)
+        covariances = _kernel(new, self.at, self.scale, self.length)
         design = _design(new, self.design.shape[1] > 1)
-        values = design @ self.trend + near @ self.weights
-        residual_design = design - near @ self.inverse @ self.design
-        variance = self.scale**2 - np.einsum("ij,jk,ik->i", near, self.inverse, near)
+        values = design @ self.trend + covariances @ self.weights
+        residual_design = design - covariances @ self.inverse @ self.design
+        variance = self.scale**2 - np.einsum("ij,jk,ik->i", covariances, self.inverse, covariances)
         variance = variance + np.einsum("ij,jk,ik->i", residual_design, self.information, residual_design)
         return np.exp(values), np.sqrt(np.maximum(variance, 0.0))
 
 
-def _design(at: Array, sloped: bool) -> Array:
+def _design(at: Array, has_slope: bool) -> Array:
     """1 and, where there are enough points, the logarithms of the sizes: [rows, terms]."""
     ones = np.ones((len(at), 1))
-    return np.hstack([ones, at]) if sloped else ones
+    return np.hstack([ones, at]) if has_slope else ones
 
 
-def _kernel(one: Array, other: Array, scale: float, length: float) -> Array:
+def _kernel(points: Array, other_points: Array, scale: float, length: float) -> Array:
     """Matern's covariance with smoothness 3/2 (Rasmussen & Williams 2006, equation 4.17): [rows, columns]."""
-    apart = np.sqrt(3.0) * np.linalg.norm(one[:, None] - other[None], axis=-1) / length
-    return np.asarray(scale**2 * (1.0 + apart) * np.exp(-apart))
+    distances = np.sqrt(3.0) * np.linalg.norm(points[:, None] - other_points[None], axis=-1) / length
+    return np.asarray(scale**2 * (1.0 + distances) * np.exp(-distances))
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,5 +373,5 @@ def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
                 )
         for dim, size in dim_sizes.items():
             sizes[dim].append(size)
-    at = np.array([request.at for request in traffic.requests], np.float64)
-    return Trace(at, {dim: np.array(values, np.int64) for dim, values in sizes.items()}, traffic.start)
+    arrivals = np.array([request.at for request in traffic.requests], np.float64)
+    return Trace(arrivals, {dim: np.array(values, np.int64) for dim, values in sizes.items()}, traffic.start)

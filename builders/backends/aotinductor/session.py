@@ -44,10 +44,10 @@ class PackageSession(Session):
                 raise DataError(f"{fault}: the inputs hold what the model has no answer to")
         output_arrays = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
         # An output that is an input would change with the caller's array.
-        shared = {
+        shared_names = {
             name for name, array in output_arrays.items() if any(np.may_share_memory(array, x) for x in inputs.values())
         }
-        return {name: array.copy() if name in shared else array for name, array in output_arrays.items()}
+        return {name: array.copy() if name in shared_names else array for name, array in output_arrays.items()}
 
     def _place(self, inputs: Tensors) -> list[torch.Tensor]:
         """The inputs as tensors on the device, in the package's order."""

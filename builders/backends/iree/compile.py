@@ -79,15 +79,15 @@ def _begin(start: Array, step: Array, scope: Scope, data: str, axes: str) -> Arr
 def _computed_begin(write: Writer, scope: Scope, data: str, starts: str, axes: str, steps: str) -> str:
     from onnx import TensorProto
 
-    wide = scope.dtype(starts) != np.int32
+    is_wide = scope.dtype(starts) != np.int32
     size, count = write("Shape", data), scope.sizes(starts)
     if not axes and count and count[0]:
         axes = write.constant(np.arange(count[0]))
     if axes:
         size = write("Gather", size, axes)
-    if not wide:
+    if not is_wide:
         size = write("Cast", size, to=TensorProto.INT32)
-    kind = np.int64 if wide else np.int32
+    kind = np.int64 if is_wide else np.int32
     last = write("Sub", size, write.constant(np.array([1], kind)))
     back = write("Less", steps, write.constant(np.array([0], kind)))
     beyond = write("And", back, write("Less", last, starts))
@@ -99,8 +99,8 @@ def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa
     value, low, high = (*write.node.input, "", "")[:3]
     if not low and not high:
         return None
-    raised = value if not low else write("Max", low, value) if high else ""
-    last = ("Min", [high, raised]) if high else ("Max", [low, value])
+    floor = value if not low else write("Max", low, value) if high else ""
+    last = ("Min", [high, floor]) if high else ("Max", [low, value])
     write.last(*last, list(write.node.output))
     return write.nodes
 
@@ -115,8 +115,8 @@ def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
         norm = write(norm_of, value, axes=axes)
     else:
         norm = write(norm_of, value, write.constant(np.array(axes, np.int64)))
-    empty = write("Equal", norm, write.constant(np.zeros((), kind)))
-    divisor = write("Where", empty, write.constant(np.ones((), kind)), norm)
+    zero_norm = write("Equal", norm, write.constant(np.zeros((), kind)))
+    divisor = write("Where", zero_norm, write.constant(np.ones((), kind)), norm)
     write.last("Div", [value, divisor], list(write.node.output))
     return write.nodes
 
@@ -129,18 +129,18 @@ def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     kind, constant = scope.dtype(base), scope.array(exponent)
     if kind is None or kind.kind not in "fV" or (constant is not None and constant.size == 1):
         return None
-    if (above := scope.array(base)) is not None and (above > 0).all():
+    if (base_values := scope.array(base)) is not None and (base_values > 0).all():
         return None
     if scope.dtype(exponent) != kind:
         exponent = write("Cast", exponent, to=helper.np_dtype_to_tensor_dtype(kind))
-    zero, one, two = (write.constant(np.array(number, kind)) for number in (0, 1, 2))
-    size = write("Where", write("Equal", exponent, zero), one, write("Pow", write("Abs", base), exponent))
-    below = write("Less", base, zero)
-    odd = write("Equal", write("Abs", write("Mod", exponent, two, fmod=1)), one)
-    signed = write("Where", write("And", below, odd), write("Neg", size), size)
+    zero, unit, two = (write.constant(np.array(number, kind)) for number in (0, 1, 2))
+    size = write("Where", write("Equal", exponent, zero), unit, write("Pow", write("Abs", base), exponent))
+    is_negative = write("Less", base, zero)
+    is_odd = write("Equal", write("Abs", write("Mod", exponent, two, fmod=1)), unit)
+    result = write("Where", write("And", is_negative, is_odd), write("Neg", size), size)
     part = write("Not", write("Equal", write("Floor", exponent), exponent))
     nothing = write.constant(np.array(np.nan, kind))
-    write.last("Where", [write("And", below, part), nothing, signed], list(write.node.output))
+    write.last("Where", [write("And", is_negative, part), nothing, result], list(write.node.output))
     return write.nodes
 
 
@@ -182,12 +182,12 @@ def compile_model(model: Path, workdir: Path, flags: list[str]) -> Path:
     engine = workdir / "engine.vmfb"
     # names without folders: it writes them into the engine
     command = [str(_compiler()), _MODULE, "-o", engine.name, *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=workdir, check=False)
-    print(names.restore(ended.stderr), file=sys.stderr)
-    if ended.returncode < 0:
-        raise StepError(f"iree-compile died of signal {-ended.returncode}: {reason(ended.stderr, names)}", "crash")
-    if ended.returncode or not engine.exists():
-        raise ModelError(f"IREE cannot compile the model: {reason(ended.stderr, names)}; {_REMEDY}")
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=workdir, check=False)
+    print(names.restore(process.stderr), file=sys.stderr)
+    if process.returncode < 0:
+        raise StepError(f"iree-compile died of signal {-process.returncode}: {reason(process.stderr, names)}", "crash")
+    if process.returncode or not engine.exists():
+        raise ModelError(f"IREE cannot compile the model: {reason(process.stderr, names)}; {_REMEDY}")
     return engine
 
 
@@ -296,8 +296,8 @@ class IreeSession(Session):
 def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
     """The array's bits in the request's dtype: IREE's integers have a width and no sign, and come as signed ones."""
     target_dtype = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
-    same = array.dtype.kind in "iu" and target_dtype.itemsize == array.dtype.itemsize
-    return array.view(target_dtype) if same else array
+    has_width = array.dtype.kind in "iu" and target_dtype.itemsize == array.dtype.itemsize
+    return array.view(target_dtype) if has_width else array
 
 
 def words(error: Exception) -> str:

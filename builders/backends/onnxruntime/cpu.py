@@ -113,8 +113,8 @@ class OnnxRuntime:
     def scheme_for(self, target: Target) -> QuantizationScheme:
         """See `optional_methods.SchemesByTarget`: weights within -64..64 for kinds of CPU whose kernels saturate."""
         kind = kind_named(kind_of(target))
-        needed = self.reduced_range == "where-needed" and kind is not None and kind.saturates
-        levels: WeightLevels = 64 if needed or self.reduced_range == "always" else 127
+        is_needed = self.reduced_range == "where-needed" and kind is not None and kind.saturates
+        levels: WeightLevels = 64 if is_needed or self.reduced_range == "always" else 127
         return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
 
     def refuses(self, request: BuildRequest) -> str | None:
@@ -141,8 +141,8 @@ class OnnxRuntime:
         """
         toolchain = dict(request.toolchain)
         only = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
-        saved = later_versions(toolchain, "onnxruntime", strict=False, remark="saved by onnxruntime")
-        return (for_target(request.target, only=only), *saved)
+        remarks = later_versions(toolchain, "onnxruntime", strict=False, remark="saved by onnxruntime")
+        return (for_target(request.target, only=only), *remarks)
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""

@@ -33,10 +33,10 @@ def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
             if is_external(tensor):
                 embed(tensor)
         onnx.save(engine, path)
-    widened = sum(any(WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
-    if not widened:
+    widened_count = sum(any(WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
+    if not widened_count:
         return ()
-    share = f"{widened} of {len(engine.graph.node)} operators"
+    share = f"{widened_count} of {len(engine.graph.node)} operators"
     return (
         f"{share} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
     )
@@ -64,11 +64,11 @@ def restore_names(model: onnx.ModelProto) -> None:
     """
     graph = model.graph
     maker = {name: node for node in graph.node for name in node.output}
-    fixed = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    fixed_names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     names = dict[str, str]()
     for name, node in maker.items():
         source = name.removeprefix(WIDENED)
-        if source == name or source in fixed or source in node.input:
+        if source == name or source in fixed_names or source in node.input:
             continue
         names[name] = source
         if source in maker:
@@ -113,8 +113,8 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
         return ()
     write_graph(engine, path)
     count = pluralize(weight_count, "weight is", "weights are")
-    saved = f"{size_of(engine) / 1e6:.1f} MB instead of {before / 1e6:.1f}"
-    return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {saved}",)
+    size_text = f"{size_of(engine) / 1e6:.1f} MB instead of {before / 1e6:.1f}"
+    return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {size_text}",)
 
 
 def note_widened(source: Path) -> tuple[str, ...]:
@@ -141,29 +141,29 @@ def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
 
 def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, tuple[NodeProto, ...]]) -> int:
     """Replace the engine's constants that chains of the source give, in place; gives how many."""
-    constants, there = _constants(source), {tensor.name: tensor for tensor in engine.graph.initializer}
+    constants, tensors = _constants(source), {tensor.name: tensor for tensor in engine.graph.initializer}
     engine_names = {name for node in engine.graph.node for name in node.output} | {
         value.name for value in engine.graph.input
     }
     nodes, restored_names = dict[str, NodeProto](), list[str]()
     for name, chain in chains.items():
         chain_results = {result for node in chain for result in node.output}
-        if name not in there or chain_results & engine_names or not _gives(chain, constants, there[name]):
+        if name not in tensors or chain_results & engine_names or not _gives(chain, constants, tensors[name]):
             continue
         for node in chain:
             nodes[node.output[0]] = node
             for input_name in node.input:
-                if input_name in constants and input_name not in there:
+                if input_name in constants and input_name not in tensors:
                     engine.graph.initializer.append(_renamed(constants[input_name], input_name))
-                    there[input_name] = engine.graph.initializer[-1]
+                    tensors[input_name] = engine.graph.initializer[-1]
         restored_names.append(name)
     if restored_names:
         initializers = [tensor for tensor in engine.graph.initializer if tensor.name not in nodes]
         del engine.graph.initializer[:]
         engine.graph.initializer.extend(initializers)
-        rest = list(engine.graph.node)
+        other_nodes = list(engine.graph.node)
         del engine.graph.node[:]
-        engine.graph.node.extend([*nodes.values(), *rest])
+        engine.graph.node.extend([*nodes.values(), *other_nodes])
     return len(restored_names)
 
 
@@ -192,16 +192,16 @@ def _chain(
 def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto]) -> bool:
     """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
     operands = {name: constants[name] for node in chain for name in node.input if name in constants}
-    narrow = [
+    narrow_dims = [
         operand.dims
         for node in chain
         if node.op_type == "Cast"
         and (operand := operands.get(node.input[0])) is not None
         and operand.data_type != _FLOAT
     ]
-    if not narrow:
+    if not narrow_dims:
         return False
-    result = 4 * max(math.prod(dims) for dims in narrow)
+    result = 4 * max(math.prod(dims) for dims in narrow_dims)
     size = sum(
         math.prod(operand.dims) * helper.tensor_dtype_to_np_dtype(operand.data_type).itemsize
         for operand in operands.values()
@@ -225,12 +225,12 @@ def _gives(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto], c
 
 def _constants(model: ModelProto) -> dict[str, TensorProto]:
     """Constants by name: initializers, and Constant nodes that hold a tensor."""
-    inner = {
+    node_constants = {
         node.output[0]: helper.get_node_attr_value(node, "value")
         for node in model.graph.node
         if node.op_type == "Constant" and [attribute.name for attribute in node.attribute] == ["value"]
     }
-    return {tensor.name: tensor for tensor in model.graph.initializer} | inner
+    return {tensor.name: tensor for tensor in model.graph.initializer} | node_constants
 
 
 def _renamed(tensor: TensorProto, name: str) -> TensorProto:
@@ -280,15 +280,15 @@ def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
     def rewrite(model: ModelProto) -> tuple[int, int]:
         return cast_first(model), fuse_bias(model) + split_convolutions(model) if faster else 0
 
-    swapped, others = rewrite(load_outline(path))
-    if swapped + others:
+    swap_count, other_count = rewrite(load_outline(path))
+    if swap_count + other_count:
         model = load_graph(path)
         rewrite(model)
         write_graph(model, path)
-    if not swapped:
+    if not swap_count:
         return ()
     return (
-        f"Casts between a Transpose and a MatMul, put before the Transpose: {swapped}; "
+        f"Casts between a Transpose and a MatMul, put before the Transpose: {swap_count}; "
         "onnxruntime would end the process that opens the engine",
     )
 
@@ -300,7 +300,7 @@ def fuse_bias(model: ModelProto) -> int:
     reads = Counter(name for node in graph.node for name in node.input)
     reads.update(value.name for value in graph.output)
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    folded = 0
+    count = 0
     for node in [node for node in graph.node if node.op_type == "Add"]:
         for product, bias in (node.input, reversed(node.input)):
             maker = producers.get(product)
@@ -310,9 +310,9 @@ def fuse_bias(model: ModelProto) -> int:
                 maker.output[0] = node.output[0]
                 graph.node.remove(node)
                 producers[node.output[0]] = maker
-                folded += 1
+                count += 1
                 break
-    return folded
+    return count
 
 
 def _takes(node: NodeProto, bias: TensorProto | None, constants: dict[str, TensorProto]) -> bool:
@@ -354,9 +354,9 @@ def _width(node: NodeProto, constants: Mapping[str, TensorProto]) -> int:
     if node.op_type != "QLinearConv" or node.domain not in ("", "ai.onnx"):
         return 0
     weight = constants.get(node.input[_WEIGHT])
-    whole = all(constants.get(name) for index, name in enumerate(node.input) if index in _PER_CHANNEL and name)
+    has_constants = all(constants.get(name) for index, name in enumerate(node.input) if index in _PER_CHANNEL and name)
     groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-    if weight is None or not whole or groups != 1 or math.prod(weight.dims[2:]) == 1:
+    if weight is None or not has_constants or groups != 1 or math.prod(weight.dims[2:]) == 1:
         return 0
     channels, depth = weight.dims[0], math.prod(weight.dims[1:])
     width = max(CHANNELS, PART_BYTES // depth // CHANNELS * CHANNELS)
@@ -398,20 +398,20 @@ def cast_first(model: ModelProto) -> int:
 
 def _swap(graph: GraphProto, reads: Counter[str]) -> int:
     maker = {name: node for node in graph.node for name in node.output}
-    multiplied = {name for node in graph.node if node.op_type in _READERS for name in node.input}
-    casts = [node for node in graph.node if node.op_type == "Cast" and node.output[0] in multiplied]
+    factor_names = {name for node in graph.node if node.op_type in _READERS for name in node.input}
+    casts = [node for node in graph.node if node.op_type == "Cast" and node.output[0] in factor_names]
     pairs = [(maker.get(cast.input[0]), cast) for cast in casts]
     swap_pairs = [(transpose, cast) for transpose, cast in pairs if transpose and _moves_first_axis(transpose)]
     for transpose, cast in swap_pairs:
-        moved = NodeProto()
-        moved.CopyFrom(transpose)
+        new_node = NodeProto()
+        new_node.CopyFrom(transpose)
         before, result = f"{cast.output[0]}/cast_first", cast.output[0]
         cast.input[0], cast.output[0] = transpose.input[0], before
-        moved.input[0], moved.output[0] = before, result
-        graph.node.insert(list(graph.node).index(cast) + 1, moved)
+        new_node.input[0], new_node.output[0] = before, result
+        graph.node.insert(list(graph.node).index(cast) + 1, new_node)
         reads[transpose.output[0]] -= 1
         if reads[transpose.output[0]]:
-            moved.name += "/cast_first"
+            new_node.name += "/cast_first"
         else:
             graph.node.remove(transpose)
     return len(swap_pairs)

@@ -68,10 +68,10 @@ def write_whole(model: Path, path: Path) -> None:
         onnx.checker.check_model(str(model))
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
-    loaded = onnx.load(model)
-    if loaded.ByteSize() > _MOST_BYTES:
-        raise ModelError(f"{model.name} has {loaded.ByteSize()} bytes; an engine in one file holds 2 GB; use tensorrt")
-    onnx.save(loaded, path)
+    proto = onnx.load(model)
+    if proto.ByteSize() > _MOST_BYTES:
+        raise ModelError(f"{model.name} has {proto.ByteSize()} bytes; an engine in one file holds 2 GB; use tensorrt")
+    onnx.save(proto, path)
 
 
 def left_over(path: Path) -> tuple[str, ...]:
@@ -79,11 +79,11 @@ def left_over(path: Path) -> tuple[str, ...]:
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
-    rest = [node.op_type for node in graph.node if node.op_type != "EPContext"]
-    if not rest:
+    op_types = [node.op_type for node in graph.node if node.op_type != "EPContext"]
+    if not op_types:
         return ()
-    kinds = ", ".join(sorted(set(rest))[:_MOST_TYPES])
-    return (f"{len(rest)} operators are outside of TensorRT's engines and run on the CUDA provider: {kinds}",)
+    kinds = ", ".join(sorted(set(op_types))[:_MOST_TYPES])
+    return (f"{len(op_types)} operators are outside of TensorRT's engines and run on the CUDA provider: {kinds}",)
 
 
 class GpuSession(OrtSession):
@@ -115,7 +115,7 @@ class GpuSession(OrtSession):
             _check_placed(model, session, providers[0][0], cpu_operators)
             return session
 
-        super().__init__(model, opens=opens, profiles=profiles)
+        super().__init__(model, session_factory=opens, profiles=profiles)
 
 
 def provider_failures() -> tuple[type[Exception], ...]:
@@ -138,8 +138,8 @@ def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: b
             f"check the driver, CUDA, "
             "cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
         )
-    placed = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
-    nodes = [node for part in placed for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
+    cpu_parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
+    nodes = [node for part in cpu_parts for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
     if nodes and not cpu_operators:
         node_list = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
         raise EnginesmithError(
@@ -242,11 +242,11 @@ class _OnnxRuntimeGpu(ABC):
         return self._find_misinstallation()
 
     def _find_misinstallation(self) -> str | None:
-        here, plain = (versions_of(name).get(name) for name in ("onnxruntime-gpu", "onnxruntime"))
-        if here is None:
+        gpu, cpu = (versions_of(name).get(name) for name in ("onnxruntime-gpu", "onnxruntime"))
+        if gpu is None:
             return f"onnxruntime-gpu is not installed; {self.install}"
-        if plain not in (None, here):
-            return f"onnxruntime-gpu {here} and onnxruntime {plain} are installed over each other; {self.install}"
+        if cpu not in (None, gpu):
+            return f"onnxruntime-gpu {gpu} and onnxruntime {cpu} are installed over each other; {self.install}"
         if not _library(self.provider).exists():
             return f"onnxruntime was installed over onnxruntime-gpu, and has no {self.provider}; {self.install}"
         return None
@@ -411,14 +411,14 @@ def profile_options(profiles: Sequence[ShapeProfile]) -> ProviderOptions:
     keys = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
     entries = [entry for shapes in profiles for entry in shapes.inputs]
     return {
-        key: ",".join(f"{entry[0]}:{'x'.join(map(str, entry[at]))}" for entry in entries)
-        for at, key in enumerate(keys, start=1)
+        key: ",".join(f"{entry[0]}:{'x'.join(map(str, entry[place]))}" for entry in entries)
+        for place, key in enumerate(keys, start=1)
     }
 
 
 def _library(provider: str) -> Path:
     """Where the GPU wheel has a provider's library; found without importing it."""
     spec = importlib.util.find_spec("onnxruntime")
-    where = Path(spec.origin).parent if spec and spec.origin else Path()
+    folder = Path(spec.origin).parent if spec and spec.origin else Path()
     name = provider.removesuffix("ExecutionProvider").lower()
-    return where / "capi" / f"libonnxruntime_providers_{name}.so"
+    return folder / "capi" / f"libonnxruntime_providers_{name}.so"

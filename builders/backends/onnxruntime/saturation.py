@@ -74,11 +74,11 @@ def exact_source(path: Path) -> str | bytes:
 def rewrite_exact(path: Path) -> tuple[str, ...]:
     """Rewrite an engine's file, in place, so that no sum saturates on any CPU; a note where that changed it."""
     model = load_graph(path)
-    changed = make_exact(model)
-    if not changed:
+    count = make_exact(model)
+    if not count:
         return ()
     write_graph(model, path)
-    products = pluralize(changed, "product by int8 weights beyond 64 has", "products by int8 weights beyond 64 have")
+    products = pluralize(count, "product by int8 weights beyond 64 has", "products by int8 weights beyond 64 have")
     return (f"{products} them as uint8: exact without VNNI in any session, and slower than within -64..64",)
 
 
@@ -114,9 +114,9 @@ class _Scope:
     shifted: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: GraphProto, outer: "_Scope | None" = None) -> "_Scope":
+    def of(cls, graph: GraphProto, outer_scope: "_Scope | None" = None) -> "_Scope":
         """The scope of a graph within another one's."""
-        scope = cls(graph, outer, constants={tensor.name: tensor for tensor in graph.initializer})
+        scope = cls(graph, outer_scope, constants={tensor.name: tensor for tensor in graph.initializer})
         scope.makers = {name: node for node in graph.node for name in node.output}
         scope.names = {*scope.constants, *scope.makers, *(value.name for value in graph.input)}
         values = (*graph.value_info, *graph.output, *graph.input)
@@ -154,33 +154,33 @@ class _Scope:
             return {node.output[0]: attributes["to"].i}
         if node.op_type == "Constant" and "value" in attributes:
             return {node.output[0]: attributes["value"].t.data_type}
-        moved = self.kind(_input(node, 0)) if node.op_type in _MOVING else 0
-        return {node.output[0]: moved} if moved else {}
+        kind = self.kind(_input(node, 0)) if node.op_type in _MOVING else 0
+        return {node.output[0]: kind} if kind else {}
 
 
 def _find_saturating(scope: _Scope) -> Iterator[tuple[NodeProto, _Place]]:
     """Each node whose sums may saturate, of a graph and of those in its nodes, with the places of such a factor."""
-    fused = _list_fused(scope)
+    fused_names = _list_fused(scope)
     for node in scope.graph.node:
         for body in list_bodies(node):
             yield from _find_saturating(_Scope.of(body, scope))
-        yield from ((node, place) for place in _list_places(node, scope, fused))
+        yield from ((node, place) for place in _list_places(node, scope, fused_names))
 
 
-def _list_places(node: NodeProto, scope: _Scope, fused: Collection[str]) -> list[_Place]:
+def _list_places(node: NodeProto, scope: _Scope, fused_names: Collection[str]) -> list[_Place]:
     """The places of a node's int8 factors, and of their zero points, that meet uint8 and are beyond 64 or made at run
     time."""
-    first_places, others = (
+    first_places, other_places = (
         (None, ((0, 2),)) if node.op_type == "DequantizeLinear" else _FACTORS.get(node.op_type, (None, ()))
     )
-    if node.op_type == "DequantizeLinear" and node.output[0] not in fused:
+    if node.op_type == "DequantizeLinear" and node.output[0] not in fused_names:
         return []
     kinds = [scope.kind(_input(node, place)) for place in first_places or ()]
     if any(kinds) and TensorProto.UINT8 not in kinds:
         return []
     return [
         (factor, zero)
-        for factor, zero in others
+        for factor, zero in other_places
         if TensorProto.INT8 in (scope.kind(_input(node, factor)), scope.kind(_input(node, zero)))
         and not _is_small(scope.constant(node.input[factor]))
     ]
@@ -215,11 +215,11 @@ class _Rewrite:
 
     def apply(self, scope: _Scope) -> None:
         """Rewrite a graph and those in its nodes; constants that nothing reads any more go."""
-        nodes, fused = list[NodeProto](), _list_fused(scope)
+        nodes, fused_names = list[NodeProto](), _list_fused(scope)
         for node in scope.graph.node:
             for body in list_bodies(node):
                 self.apply(_Scope.of(body, scope))
-            for factor, zero in _list_places(node, scope, fused):
+            for factor, zero in _list_places(node, scope, fused_names):
                 node.input.extend([""] * (zero + 1 - len(node.input)))
                 node.input[zero] = self._shift(node.input[zero] or self._add_zero(node, scope), scope, nodes)
                 node.input[factor] = self._shift(node.input[factor], scope, nodes)
@@ -251,11 +251,11 @@ class _Rewrite:
             values = (to_array(constant).astype(np.int16) + _SHIFT).astype(np.uint8)
             owner.shifted[name] = self._add(values, f"{name} as uint8", owner, constant)
             return owner.shifted[name]
-        wide, moved, result = (self._name(f"{name} {part}") for part in ("widened", "moved", "as uint8"))
+        wide_name, sum_name, result = (self._name(f"{name} {part}") for part in ("widened", "moved", "as uint8"))
         amount = self._add(np.array(_SHIFT, np.int32), f"{name} shift", scope)
-        nodes.append(helper.make_node("Cast", [name], [wide], to=TensorProto.INT32))
-        nodes.append(helper.make_node("Add", [wide, amount], [moved]))
-        nodes.append(helper.make_node("Cast", [moved], [result], to=TensorProto.UINT8))
+        nodes.append(helper.make_node("Cast", [name], [wide_name], to=TensorProto.INT32))
+        nodes.append(helper.make_node("Add", [wide_name, amount], [sum_name]))
+        nodes.append(helper.make_node("Cast", [sum_name], [result], to=TensorProto.UINT8))
         scope.shifted[name] = result
         return result
 

@@ -57,7 +57,7 @@ class OrtSession(Session):
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
-    opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
+    session_factory: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
     name: what errors call the model; default: its file's name.
     profiles: shapes that it takes; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
@@ -70,7 +70,7 @@ class OrtSession(Session):
         optimized: bool = True,
         threads: int = 0,
         level: str | None = None,
-        opens: Callable[[Path, Untyped], Untyped] | None = None,
+        session_factory: Callable[[Path, Untyped], Untyped] | None = None,
         name: str | None = None,
         profiles: Sequence[ShapeProfile] = (),
     ) -> None:
@@ -78,7 +78,9 @@ class OrtSession(Session):
 
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name
-        self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads, of=model))
+        self._session = (session_factory or partial(open_model, name=name))(
+            model, session_options(level, threads, of=model)
+        )
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
         self._output_names = [spec.name for spec in self.outputs]
@@ -184,17 +186,17 @@ def why_unreadable(error: Exception, model: Path) -> str:
     words = words_of(error)
     opset = _opset(model)
     old = opset is not None and opset < OLDEST_OPSET
-    newer = f"export the model again with opset {OLDEST_OPSET} or later, or convert it with onnx.version_converter"
+    advice = f"export the model again with opset {OLDEST_OPSET} or later, or convert it with onnx.version_converter"
     for pattern in _UNKNOWN_OP:
         if match := pattern.search(words):
             groups = match.groupdict()
             node, operator = groups.get("node"), groups.get("op")
-            where = f" (node {node!r})" if node else ""
+            node_text = f" (node {node!r})" if node else ""
             if old:
-                return f"onnxruntime has no operator {operator}{where} of opset {opset}; {newer}"
+                return f"onnxruntime has no operator {operator}{node_text} of opset {opset}; {advice}"
             remedy = "leave the operator out, or use a dtype it has"
-            return f"onnxruntime has no operator {operator}{where} for these types; {remedy}: {words}"
-    return f"onnxruntime cannot read it: {words}; {newer if old else 'export the model again'}"
+            return f"onnxruntime has no operator {operator}{node_text} for these types; {remedy}: {words}"
+    return f"onnxruntime cannot read it: {words}; {advice if old else 'export the model again'}"
 
 
 def _opset(model: Path) -> int | None:
@@ -216,11 +218,11 @@ def _without_signature(text: str) -> str:
     match = _FUNCTION.match(text)
     if match is None:
         return text
-    rest = _behind_pair(text[match.end() :])
-    while rest.startswith(("(", "::")):  # operator()(...), and lambdas in functions
-        rest = _behind_pair(rest[rest.find("(") :]).removeprefix(">") if "(" in rest else ""
-    rest = _BEHIND.sub("", rest).lstrip()
-    return (_behind_pair(rest) if rest.startswith("[with ") else rest).lstrip()
+    tail = _behind_pair(text[match.end() :])
+    while tail.startswith(("(", "::")):  # operator()(...), and lambdas in functions
+        tail = _behind_pair(tail[tail.find("(") :]).removeprefix(">") if "(" in tail else ""
+    tail = _BEHIND.sub("", tail).lstrip()
+    return (_behind_pair(tail) if tail.startswith("[with ") else tail).lstrip()
 
 
 def _behind_pair(text: str) -> str:
@@ -289,16 +291,16 @@ def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
     run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads, of=path))
-    empty = statistics.median(node.seconds for node in _empty(workdir, session_options(level, threads)).nodes)
-    nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in run_profile.nodes]
+    empty_s = statistics.median(node.seconds for node in _empty(workdir, session_options(level, threads)).nodes)
+    nodes = [replace(node, seconds=max(node.seconds - empty_s, 0.0)) for node in run_profile.nodes]
     return replace(run_profile, nodes=nodes)
 
 
 def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped) -> RunProfile:
-    executed = workdir / f"executed-{path.stem}.onnx"
+    graph_path = workdir / f"executed-{path.stem}.onnx"
     options.enable_profiling = True
     options.profile_file_prefix = str(workdir / f"profile-{path.stem}")
-    options.optimized_model_filepath = str(executed)
+    options.optimized_model_filepath = str(graph_path)
     weights = f"executed-{path.stem}.weights"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     session = open_model(path, options)
@@ -306,7 +308,7 @@ def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options:
     for _ in range(discard + runs):
         session.run(None, dict(inputs))
     input_types = {name: (array.dtype.name, tuple(array.shape)) for name, array in inputs.items()}
-    return read_trace(Path(session.end_profiling()), executed, input_types, discard)
+    return read_trace(Path(session.end_profiling()), graph_path, input_types, discard)
 
 
 def _empty(workdir: Path, options: Untyped) -> RunProfile:
@@ -319,14 +321,14 @@ def _empty(workdir: Path, options: Untyped) -> RunProfile:
     text = f'<ir_version: 10, opset_import: ["": 20]> empty (float[1] x, float[1] c) => (float[1] y) {{ {lines} }}'
     path = workdir / "empty.onnx"
     path.write_bytes(parser.parse_model(text).SerializeToString())
-    one = np.ones(1, np.float32)
-    return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options)
+    unit = np.ones(1, np.float32)
+    return _trace_run(path, {"x": unit, "c": unit}, _EMPTY_RUNS, workdir, options)
 
 
-def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
+def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
     """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
 
-    executed: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
+    graph_path: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
     path: the trace's file.
     Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
     """
@@ -340,15 +342,15 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], dis
         raise ModelError("onnxruntime's profile holds no run; this version of onnxruntime writes another form of it")
     kernels = [event for event in events if event.category == "Node" and event.name.endswith(_END)]
     quickest_runs = sorted(runs, key=lambda event: event.taken)[: max(1, round(_QUICKER * len(runs)))]
-    inside = [
+    node_events = [
         _outermost([event for event in kernels if run.begun <= event.begun <= run.ended]) for run in quickest_runs
     ]
     nodes = []
-    for same in zip(*inside, strict=False):  # one node in all runs
-        head, seconds = same[0], sum(event.taken for event in same) / len(same) * 1e-6
+    for twins in zip(*node_events, strict=False):  # one node in all runs
+        head, seconds = twins[0], sum(event.taken for event in twins) / len(twins) * 1e-6
         nodes.append(NodeTime(head.name.removesuffix(_END), head.operator, seconds, head.inputs, head.outputs))
     whole_s = sum(event.taken for event in quickest_runs) / len(quickest_runs) * 1e-6
-    return RunProfile(_with_inputs(nodes, executed, inputs), len(quickest_runs), whole_s)
+    return RunProfile(_with_inputs(nodes, graph_path, inputs), len(quickest_runs), whole_s)
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
@@ -360,11 +362,11 @@ def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
     return outer_events
 
 
-def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
+def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
     """The nodes with all of their inputs; one that the graph does not show keeps those of its event."""
     from builders.onnx_graphs.outline import load_outline
 
-    graph = load_outline(executed).graph
+    graph = load_outline(graph_path).graph
     node_pairs = [(node, _take_node(node, graph, used_indices)) for used_indices in [set[int]()] for node in nodes]
     tensor_types = {
         tensor.name: (element_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer
@@ -380,20 +382,20 @@ def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str,
     ]
 
 
-def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
-    """The graph's node of this name that is not in `taken`, to which its place is added; None where there is none.
+def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> "NodeProto | None":
+    """The graph's node of this name that is not in `used_places`, to which its place is added; None without one.
 
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
-    alike: list[tuple[int, NodeProto]]
-    alike = [
+    candidates: list[tuple[int, NodeProto]]
+    candidates = [
         (i, graph_node)
         for i, graph_node in enumerate(graph.node)
-        if i not in taken and graph_node.op_type == node.op_type
+        if i not in used_places and graph_node.op_type == node.op_type
     ]
-    named = [candidate for candidate in alike if candidate[1].name == node.name]
-    for i, graph_node in (named or [candidate for candidate in alike if not candidate[1].name])[:1]:
-        taken.add(i)
+    namesakes = [candidate for candidate in candidates if candidate[1].name == node.name]
+    for i, graph_node in (namesakes or [candidate for candidate in candidates if not candidate[1].name])[:1]:
+        used_places.add(i)
         return graph_node
     return None
 

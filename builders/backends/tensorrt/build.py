@@ -74,8 +74,8 @@ def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, ed
     some files that it cannot use it returns True, so that its errors and the network are checked too.
     """
     # Strong typing is a choice in TensorRT 10. Later releases and RTX have nothing else and deprecate the flag.
-    typed = trt.__version__.startswith("10.")
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typed else 0)
+    has_flag = trt.__version__.startswith("10.")
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if has_flag else 0)
     parser = trt.OnnxParser(network, said)
     if not parser.parse_from_file(str(model)) or parser.num_errors:
         problems = [parser.get_error(index) for index in range(parser.num_errors)]
@@ -145,23 +145,23 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
         (workdir / GROWN).write_bytes(data)
 
 
-def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
+def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
     """One cache with the content of both.
 
-    trt: the module.  logger: TensorRT's.  older, newer: timing caches, as they are serialized.
+    trt: the module.  logger: TensorRT's.  old_cache, new_cache: timing caches, as they are serialized.
     Raises EnginesmithError when TensorRT does not merge them.
     """
     words = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
-        older_cache, newer_cache = config.create_timing_cache(older), config.create_timing_cache(newer)
+        older_cache, newer_cache = config.create_timing_cache(old_cache), config.create_timing_cache(new_cache)
         is_merged = older_cache is not None and newer_cache is not None and older_cache.combine(newer_cache, False)
-        merged = bytes(older_cache.serialize()) if is_merged else None
+        merged_cache = bytes(older_cache.serialize()) if is_merged else None
     except _DECLINED as error:
         raise EnginesmithError(f"{words} ({error})") from error
-    if merged is None:
+    if merged_cache is None:
         raise EnginesmithError(words)
-    return merged
+    return merged_cache
 
 
 def _set(config: Untyped, data: bytes) -> str:
@@ -188,8 +188,8 @@ def kept_layers(
     runtime = trt.Runtime(said)
     prepare(runtime)
     runtime.engine_host_code_allowed = True  # it was built in this process
-    loaded = runtime.deserialize_cuda_engine(engine.read_bytes())
-    inspector = loaded and loaded.create_engine_inspector()
+    cuda_engine = runtime.deserialize_cuda_engine(engine.read_bytes())
+    inspector = cuda_engine and cuda_engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON) if inspector else ""
     heard = [clean(words) for level, words in said.messages[before:] if "ERROR" in level]
     del said.messages[before:]
@@ -343,8 +343,8 @@ class TensorRTEdition:
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """The release that built an engine, as a requirement of it."""
         packages = tuple(name for name in self.distributions if name != self.name)
-        built = next((toolchain[name] for name in (self.name, *packages) if name in toolchain), "")
-        return Runtime(self.name, built, self.title, packages=packages)
+        release = next((toolchain[name] for name in (self.name, *packages) if name in toolchain), "")
+        return Runtime(self.name, release, self.title, packages=packages)
 
     def _plan(self, trt: Untyped, said: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
         """The serialized engine. said: the logger, with the messages of this build."""
@@ -358,8 +358,8 @@ class TensorRTEdition:
         # A profile that TensorRT cannot use fails the build.
         for shapes in request.profiles:
             profile = builder.create_optimization_profile()
-            for name, low, best, high in shapes.inputs:
-                profile.set_shape(name, low, best, high)
+            for name, low, opt, high in shapes.inputs:
+                profile.set_shape(name, low, opt, high)
             config.add_optimization_profile(profile)
         said.messages += self._begin(config, workdir)
         plan = builder.build_serialized_network(network, config)
@@ -399,10 +399,10 @@ class TensorRTEdition:
         sm = "sm_{}{}".format(*capability)
         if request.precision == "bf16" and capability < LEAST["bf16"]:
             return f"{sm} has no bfloat16; use fp16"
-        if request.precision in NARROW_FLOATS and capability < (least := LEAST[request.precision]):
-            begins = "sm_{}{}".format(*least)
-            what, instead = _NARROW.get(request.precision, ("NVFP4", "fp8" if capability >= LEAST["fp8"] else "int8"))
-            return f"{sm} has no {what}, which begins with {begins}; use {instead}"
+        if request.precision in NARROW_FLOATS and capability < (floor := LEAST[request.precision]):
+            begins = "sm_{}{}".format(*floor)
+            kind, instead = _NARROW.get(request.precision, ("NVFP4", "fp8" if capability >= LEAST["fp8"] else "int8"))
+            return f"{sm} has no {kind}, which begins with {begins}; use {instead}"
         if request.precision in IN_BLOCKS and capability == (7, 5):
             return f"{self.title} has no {request.precision} weights on sm_75; use int8 or fp16"
         if request.precision == "int8-dynamic":

@@ -142,15 +142,15 @@ class TensorRT(TensorRTEdition):
             trt, said = self._import(), recorder(self.module)
             said.messages.clear()
             runtime = trt.Runtime(said)
-            loaded = load(runtime, said, engine, self._configure_opening(Opening(0)))
-            refit(trt, said, loaded, model)
-            path.write_bytes(serialize_engine(trt, loaded, said))
+            cuda_engine = load(runtime, said, engine, self._configure_opening(Opening(0)))
+            refit(trt, said, cuda_engine, model)
+            path.write_bytes(serialize_engine(trt, cuda_engine, said))
         return Engine.of_file(self, request, path)
 
     def timing_place(self) -> tuple[str, str] | None:
         """See `TimingCached`: TensorRT tunes on the first GPU."""
-        here, versions = cuda.gpus(), super().versions()
-        return (here[0].name, versions.get(self.name) or max(versions.values())) if here and versions else None
+        gpus, versions = cuda.gpus(), super().versions()
+        return (gpus[0].name, versions.get(self.name) or max(versions.values())) if gpus and versions else None
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
@@ -233,9 +233,9 @@ class TensorRTRTX(TensorRTEdition):
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         target = request.target
         if target.compute_capability not in _CAPABILITIES:
-            absent = _RTX_MATRIX.explain_absence(target.compute_capability, request.precision)
+            reason = _RTX_MATRIX.explain_absence(target.compute_capability, request.precision)
             return (
-                f"{absent}, nor a target of its compiler; build it with onnxruntime-cuda, on any machine, or tensorrt, "
+                f"{reason}, nor a target of its compiler; build it with onnxruntime-cuda, on any machine, or tensorrt, "
                 f"on a worker with {target.sm}: add it to the spec's backends, or leave backends out"
             )
         if target.sm == "sm_75" and request.precision == "fp32":

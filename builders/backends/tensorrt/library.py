@@ -182,31 +182,31 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
             )
 
 
-def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
+def refit(trt: Untyped, said: Untyped, cuda_engine: Untyped, model: Path) -> None:
     """Give a loaded engine the weights of an ONNX model.
 
     trt: the module.  said: its logger, with the messages of this call.
     Raises EnginesmithError naming what lacks or does not fit.
     """
-    refitter = trt.Refitter(loaded, said)
+    refitter = trt.Refitter(cuda_engine, said)
     parser = trt.OnnxParserRefitter(refitter, said)
     if not parser.refit_from_file(str(model)):
         problems = [clean(parser.get_error(index).desc()) for index in range(parser.num_errors)]
         raise EnginesmithError(
             f"the weights of {model.name} do not fit: {_reason(problems, said)}; build the engine again"
         )
-    missing = refitter.get_missing_weights()
-    if missing or not refitter.refit_cuda_engine():
-        lacks = f"{model.name} lacks {join_first(missing, _SHOWN)}" if missing else _reason([], said)
+    missing_names = refitter.get_missing_weights()
+    if missing_names or not refitter.refit_cuda_engine():
+        lacks = f"{model.name} lacks {join_first(missing_names, _SHOWN)}" if missing_names else _reason([], said)
         raise EnginesmithError(f"the engine did not take the new weights: {lacks}; build it again")
 
 
-def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
+def serialize_engine(trt: Untyped, cuda_engine: Untyped, said: Untyped) -> bytes:
     """A loaded engine as bytes, with its weights, refittable as before. Raises EnginesmithError with its reason."""
-    config = loaded.create_serialization_config()
+    config = cuda_engine.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
-    data = loaded.serialize_with_config(config)
+    data = cuda_engine.serialize_with_config(config)
     if data is None:
         raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", said.messages))
     return bytes(data)

@@ -155,16 +155,16 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
     with Device(opening.gpu) as device:
         said.messages.clear()
         runtime = trt.Runtime(said)
-        loaded = load(runtime, said, engine, opening)
+        cuda_engine = load(runtime, said, engine, opening)
         if opening.stripped:
             if engine.weights is None:
                 reason = f"{engine.path.name} has no weights of its own"
                 raise EnginesmithError(f"{reason}; open it with the ONNX model it was made from")
-            refit(trt, said, loaded, engine.weights)
+            refit(trt, said, cuda_engine, engine.weights)
         if opening.streamed_budget_bytes is not None:
-            budget = opening.streamed_budget_bytes or loaded.get_weight_streaming_automatic_budget()
-            loaded.weight_streaming_budget_v2 = min(budget, loaded.streamable_weights_size)
-        session = EngineSession(trt, engine.request, loaded, device, said, opening)
+            budget = opening.streamed_budget_bytes or cuda_engine.get_weight_streaming_automatic_budget()
+            cuda_engine.weight_streaming_budget_v2 = min(budget, cuda_engine.streamable_weights_size)
+        session = EngineSession(trt, engine.request, cuda_engine, device, said, opening)
         try:
             yield session
         finally:
@@ -180,10 +180,10 @@ def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> U
     opening.prepare(runtime, engine)
     if opening.host_code:
         runtime.engine_host_code_allowed = True
-    loaded = runtime.deserialize_cuda_engine(engine.path.read_bytes())
-    if loaded is None:
+    cuda_engine = runtime.deserialize_cuda_engine(engine.path.read_bytes())
+    if cuda_engine is None:
         raise EnginesmithError(builder_reason(engine.path.name, engine.request.backend, said.messages))
-    return loaded
+    return cuda_engine
 
 
 class EngineSession(Session):
@@ -270,8 +270,8 @@ class EngineSession(Session):
         config.cuda_graph_strategy = self._trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         return self._loaded.create_execution_context(config)
 
-    def _must(self, done: bool) -> None:
-        if not done:
+    def _must(self, is_done: bool) -> None:
+        if not is_done:
             raise EnginesmithError(builder_reason("the engine", self._request.backend, self._said.messages))
 
 
@@ -299,7 +299,7 @@ def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: 
     for _ in range(runs):
         session.run(inputs)
     times: Mapping[str, list[float]] = listener.milliseconds
-    nodes = [NodeTime(name, _kind(name), sum(each) / runs * 1e-3) for name, each in times.items()]
+    nodes = [NodeTime(name, _kind(name), sum(layer_times) / runs * 1e-3) for name, layer_times in times.items()]
     return RunProfile(nodes, runs, sum(node.seconds for node in nodes))
 
 

@@ -107,10 +107,10 @@ class Tvm:
 
 def _empty_refusal(request: BuildRequest) -> str | None:
     """Dims that can be 0: TVM leaves sums over no rows unset, found by running."""
-    empty = next((dim for dim, (least, _) in optional_methods.sizes(request).items() if least < 1), None)
-    if empty is None:
+    empty_dim = next((dim for dim, (low, _) in optional_methods.sizes(request).items() if low < 1), None)
+    if empty_dim is None:
         return None
-    return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"
+    return f"dims.{empty_dim}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"
 
 
 def _linker_refusal() -> str | None:

@@ -50,10 +50,10 @@ def _compile_module(request: BuildRequest, model: Path) -> Untyped:
 
     proto, names = plain(model)
     # Write the size of each dim that has one size in all profiles into the graph.
-    fixed = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
+    fixed_sizes = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and (size := fixed.get(names.original_names.get(dim.dim_param, ""))):
+            if dim.dim_param and (size := fixed_sizes.get(names.original_names.get(dim.dim_param, ""))):
                 dim.dim_value = size
     # TVM compiles a node with an attribute or input that its importer ignores, and computes something else, as ONNX's
     # node tests show.
@@ -142,7 +142,7 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
     graph = model.graph
     producers = {name: node for node in graph.node for name in node.output}
     values = {tensor.name: tensor for tensor in graph.initializer}
-    one = numpy_helper.from_array(np.array([1], np.int64))
+    unit = numpy_helper.from_array(np.array([1], np.int64))
     rewritten = []
     for node in graph.node:
         size = _one_dimension(node, producers, values)
@@ -151,7 +151,7 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
             continue
         ones, axis = f"{node.output[0]}_ones", f"{node.output[0]}_axis"
         graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis))
-        rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=one))
+        rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=unit))
         rewritten.append(helper.make_node("CumSum", [ones, axis], list(node.output), name=node.name, exclusive=1))
     del graph.node[:]
     graph.node.extend(rewritten)

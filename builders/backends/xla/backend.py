@@ -121,7 +121,7 @@ class Xla:
             for dim in spec.shape:
                 if isinstance(dim, str) and dim not in sizes:
                     return f"input {spec.name!r}: dim {dim!r} has no max; xla needs one; add dims.{dim}.max"
-        for dim, (least, _) in sizes.items():
-            if least < 1:
-                return f"dims.{dim}.min is {least}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
+        for dim, (low, _) in sizes.items():
+            if low < 1:
+                return f"dims.{dim}.min is {low}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
         return optional_methods.sum_refusal(request, "XLA")

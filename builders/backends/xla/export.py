@@ -33,12 +33,12 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
         program = BoundGraph(read(model, known_operators(JAX)), JAX, folded=sys.maxsize)
         # Arguments of the compiled function instead of parts of it.
         weights = {name: array for name, array in program.constants.items() if array.nbytes > LARGEST_CONSTANT_BYTES}
-        for kind, there, specs in (
+        for kind, model_names, specs in (
             ("inputs", program.inputs, request.inputs),
             ("outputs", program.outputs, request.outputs),
         ):
-            if {*there} != (names := {spec.name for spec in specs}):
-                raise ModelError(f"{model.name} has {kind} {sorted(there)}, not {sorted(names)}; export it again")
+            if {*model_names} != (names := {spec.name for spec in specs}):
+                raise ModelError(f"{model.name} has {kind} {sorted(model_names)}, not {sorted(names)}; export it again")
         order = [spec.name for spec in request.inputs]
 
         def run(held: list[Untyped], given: list[Untyped]) -> list[jax.Array]:
@@ -48,13 +48,13 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
 
         weight_shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in weights.values()]
         platform = "cpu" if request.target.is_cpu else "cuda"
-        exported = jax.export.export(jax.jit(run), platforms=[platform])(weight_shapes, input_shapes(request))
-        for spec, aval in zip(request.outputs, exported.out_avals, strict=True):
+        exported_program = jax.export.export(jax.jit(run), platforms=[platform])(weight_shapes, input_shapes(request))
+        for spec, aval in zip(request.outputs, exported_program.out_avals, strict=True):
             if np.dtype(aval.dtype).name != spec.dtype or len(aval.shape) != len(spec.shape):  # a wrong operator
                 got = f"{np.dtype(aval.dtype).name} of rank {len(aval.shape)}"
-                declared = f"{spec.dtype} of rank {len(spec.shape)}"
-                raise ModelError(f"output {spec.name!r} is {got} where {declared} was declared; use onnxruntime")
-        write_engine(path, bytes(exported.serialize()), weights)
+                declared_type = f"{spec.dtype} of rank {len(spec.shape)}"
+                raise ModelError(f"output {spec.name!r} is {got} where {declared_type} was declared; use onnxruntime")
+        write_engine(path, bytes(exported_program.serialize()), weights)
 
 
 @contextmanager
@@ -73,9 +73,9 @@ def input_shapes(request: BuildRequest) -> list[jax.ShapeDtypeStruct]:
     """The inputs, with a symbolic size within the profiles' bounds for every dim that has more than one size."""
     ranges, every = sizes(request), request.multiples
     # 'd0' and so on: a dim's own name may be no identifier
-    symbols = {dim: f"{every[dim]}*d{at}" if dim in every else f"d{at}" for at, dim in enumerate(ranges)}
+    symbols = {dim: f"{every[dim]}*d{i}" if dim in every else f"d{i}" for i, dim in enumerate(ranges)}
     dim_texts = {dim: str(low) if low == high else symbols[dim] for dim, (low, high) in ranges.items()}
-    bounds = [(f"d{at}", [end // every.get(dim, 1) for end in ends]) for at, (dim, ends) in enumerate(ranges.items())]
+    bounds = [(f"d{i}", [end // every.get(dim, 1) for end in ends]) for i, (dim, ends) in enumerate(ranges.items())]
     limits = [f"{dim} {bound}" for dim, (low, high) in bounds for bound in (f">= {low}", f"<= {high}")]
     scope = jax.export.SymbolicScope(limits)
     shape_structs = []

@@ -42,11 +42,11 @@ def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray]) 
     from safetensors.numpy import save_file
 
     tensors = {_PROGRAM: np.frombuffer(program, np.uint8)}
-    listed: list[WeightHeader] = []
+    fields: list[WeightHeader] = []
     for index, (name, array) in enumerate(weights.items()):
-        listed.append(WeightHeader(name, array.dtype.name, array.shape))
+        fields.append(WeightHeader(name, array.dtype.name, array.shape))
         tensors[f"weight.{index}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    save_file(tensors, path, {FORMAT: json.dumps(encode(listed))})  # one entry: safetensors writes several in any order
+    save_file(tensors, path, {FORMAT: json.dumps(encode(fields))})  # one entry: safetensors writes several in any order
 
 
 def read_engine(path: Path) -> XlaFile:

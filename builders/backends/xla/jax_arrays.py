@@ -120,12 +120,12 @@ def pad_axes(x: jax.Array, widths: Widths, value: float) -> jax.Array:
 
 def top_k(x: jax.Array, k: int, axis: int, largest: bool) -> tuple[jax.Array, jax.Array]:
     """Values and indices; of equals the lower index first."""
-    moved = jnp.moveaxis(x, axis, -1)
+    rows = jnp.moveaxis(x, axis, -1)
     if largest:
-        values, indices = lax.top_k(moved, k)
+        values, indices = lax.top_k(rows, k)
     else:
-        indices = jnp.argsort(moved, axis=-1, stable=True)[..., :k]
-        values = jnp.take_along_axis(moved, indices, axis=-1)
+        indices = jnp.argsort(rows, axis=-1, stable=True)[..., :k]
+        values = jnp.take_along_axis(rows, indices, axis=-1)
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis).astype(jnp.int64)
 
 
@@ -158,9 +158,9 @@ def put(x: jax.Array, where: Where, updates: jax.Array, reduction: str) -> jax.A
 
 def scatter(x: jax.Array, axis: int, indices: jax.Array, updates: jax.Array, reduction: str) -> jax.Array:
     """The array with elements along an axis replaced, or added to and the like."""
-    where = jnp.meshgrid(*map(jnp.arange, indices.shape), indexing="ij", sparse=True)
-    where[axis] = indices
-    return put(x, tuple(where), updates, reduction)
+    places = jnp.meshgrid(*map(jnp.arange, indices.shape), indexing="ij", sparse=True)
+    places[axis] = indices
+    return put(x, tuple(places), updates, reduction)
 
 
 def indices_of(x: jax.Array) -> jax.Array:
@@ -203,10 +203,10 @@ def conv_transpose(
     extra: Sizes, dilations: Sizes, group: int,
 ) -> jax.Array:  # fmt: skip
     """A convolution over the spread-out input."""
-    channels, each, *kernel = weight.shape
+    channels, outs, *kernel = weight.shape
     # [in, out/group, ...] -> [out, in/group, ...], turned round.
-    weight = jnp.swapaxes(weight.reshape((group, channels // group, each, *kernel)), 1, 2)
-    weight = jnp.flip(weight.reshape((group * each, channels // group, *kernel)), tuple(range(2, x.ndim)))
+    weight = jnp.swapaxes(weight.reshape((group, channels // group, outs, *kernel)), 1, 2)
+    weight = jnp.flip(weight.reshape((group * outs, channels // group, *kernel)), tuple(range(2, x.ndim)))
     reach = [(size - 1) * dilation for size, dilation in zip(kernel, dilations, strict=True)]
     ends = zip(reach, before, after, extra, strict=True)
     pads = [(width - low, width - high + more) for width, low, high, more in ends]
@@ -229,8 +229,8 @@ def _windows(
 
 def max_pool(x: jax.Array, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> jax.Array:
     """The greatest of each window."""
-    least = -np.inf if is_floating(x) else ends(x.dtype)[0]
-    return _windows(x, least, lax.max, kernel, strides, list(zip(before, after, strict=True)), dilations)
+    lowest = -np.inf if is_floating(x) else ends(x.dtype)[0]
+    return _windows(x, lowest, lax.max, kernel, strides, list(zip(before, after, strict=True)), dilations)
 
 
 def max_pool_indices(*_: object) -> tuple[jax.Array, jax.Array]:

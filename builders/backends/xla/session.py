@@ -64,8 +64,8 @@ class XlaSession(Session):
         host_inputs = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
         executable = self._executable(tuple(array.shape for array in host_inputs))
         with jax.enable_x64(True):
-            placed = [jax.device_put(array, self._device) for array in host_inputs]
-            device_outputs = executable(self._weights, placed)
+            device_inputs = [jax.device_put(array, self._device) for array in host_inputs]
+            device_outputs = executable(self._weights, device_inputs)
         return {spec.name: np.array(array) for spec, array in zip(self.outputs, device_outputs, strict=True)}
 
     def _executable(self, shapes: tuple[Shape, ...]) -> Untyped:
@@ -103,8 +103,8 @@ def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
         return [tuple(tuple(int(size) for size in spec.shape) for spec in request.inputs)]
     best_shapes = []
     for profile in request.profiles:
-        best = {name: shape for name, _, shape, _ in profile.inputs}
-        best_shapes.append(tuple(best[spec.name] for spec in request.inputs))
+        shapes = {name: shape for name, _, shape, _ in profile.inputs}
+        best_shapes.append(tuple(shapes[spec.name] for spec in request.inputs))
     return list(dict.fromkeys(best_shapes))
 
 

@@ -81,16 +81,16 @@ class TaskListener:
     def lose(self, error: BaseException) -> UnavailableError:
         """End all tasks with the error that is returned, since Ray is gone: it raised `error`."""
         words = _details(error) or str(error) or type(error).__name__
-        lost = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
-        lost.__cause__ = error
+        loss = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
+        loss.__cause__ = error
         self.lost = True
         with self._changed:
             for task in self._tasks.values():
-                task.fail(lost)
+                task.fail(loss)
             self._tasks.clear()
             self._closed = True
             self._changed.notify()
-        return lost
+        return loss
 
     def close(self) -> None:
         """End the thread; its tasks are no longer heard."""
@@ -100,7 +100,7 @@ class TaskListener:
         self._thread.join()
 
     def _hear(self) -> None:
-        checked = time.monotonic()
+        checked_s = time.monotonic()
         while not self._closed:
             with self._changed:
                 while not (self._tasks or self._closed):
@@ -113,9 +113,9 @@ class TaskListener:
                     task = self._tasks.get(ref)  # None: dropped meanwhile
                     if task and task.take():
                         self._forget(task)
-            if refs and time.monotonic() > checked + _CHECK_S:
+            if refs and time.monotonic() > checked_s + _CHECK_S:
                 self._end_lost(self.nodes(fresh=True))
-                checked = time.monotonic()
+                checked_s = time.monotonic()
 
     def _cancel_all(self) -> None:
         with self._changed:
@@ -133,8 +133,8 @@ class TaskListener:
         """End tasks that no node can run, those on a node that is gone, and those that hang. there: the nodes."""
         with self._changed:
             tasks = list(self._tasks.values())
-        used = {task.node for task in tasks}
-        alive, now = {node.id for node in there if node.id in used and answers(node)}, time.monotonic()
+        node_ids = {task.node for task in tasks}
+        alive, now = {node.id for node in there if node.id in node_ids and answers(node)}, time.monotonic()
         for task in tasks:
             if error := self._find_loss(task, alive, now) if task.started else self._find_placement(task, there, now):
                 task.cancel(force=True)
@@ -151,8 +151,8 @@ class TaskListener:
             task.lost_since = None
             return None
         task.lost_since = task.lost_since or now
-        lost = now >= task.lost_since + _LOST_S
-        return StepError(f"{name}: lost with its node", "node-lost", "", peak) if lost else None
+        is_lost = now >= task.lost_since + _LOST_S
+        return StepError(f"{name}: lost with its node", "node-lost", "", peak) if is_lost else None
 
     def _find_placement(self, task: RayTask, there: Sequence[RayNode], now: float) -> StepError | None:
         needs = task.job.needs
@@ -191,8 +191,8 @@ def _ready(refs: list[Untyped]) -> list[Untyped]:
         return list(first_ready)
     if len(refs) > _MANY:
         time.sleep(_GATHER_S)
-    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-    return list(ready)
+    ready_refs, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+    return list(ready_refs)
 
 
 def _end(tasks: Sequence[RayTask]) -> None:
@@ -202,8 +202,8 @@ def _end(tasks: Sequence[RayTask]) -> None:
     until = time.monotonic() + _GRACE_S
     pending_tasks = [task for task in tasks if task.started]
     while pending_tasks and time.monotonic() < until:
-        ready = set(_ready([task.ref for task in pending_tasks]))
-        pending_tasks = [task for task in pending_tasks if task.ref not in ready or not task.take()]
+        ready_refs = set(_ready([task.ref for task in pending_tasks]))
+        pending_tasks = [task for task in pending_tasks if task.ref not in ready_refs or not task.take()]
     for task in pending_tasks:
         task.cancel(force=True)
 
@@ -304,19 +304,19 @@ class RayExecutor:
     def _connect_in_thread(self) -> bool:
         """`cluster.connect`, in a thread that lives until this executor is closed: the processes of a Ray that is
         started here end with the thread that started them, and the caller's may be one of a pool."""
-        connected: Future[bool] = Future()
-        self._closed = closed = threading.Event()
+        connection: Future[bool] = Future()
+        self._closed = close_event = threading.Event()
 
         def hold() -> None:
             try:
-                connected.set_result(cluster.connect(self._address, self._jobs))
+                connection.set_result(cluster.connect(self._address, self._jobs))
             except BaseException as error:
-                connected.set_exception(error)
+                connection.set_exception(error)
                 return
-            closed.wait()
+            close_event.wait()
 
         threading.Thread(target=hold, name="ray", daemon=True).start()
-        return connected.result()
+        return connection.result()
 
     def _disconnect(self) -> None:
         if self._listener:
@@ -330,12 +330,12 @@ class RayExecutor:
         self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], other_node: bool
     ) -> Result:
         try:
-            there = listener.nodes()
-            if not find_fitting(job.needs, there):
-                there = listener.nodes(fresh=True)
-                if not find_fitting(job.needs, there) and not self._wait_s:
-                    raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
-            task = RayTask(job, there, last[0] if other_node else None, self._modules)
+            cluster_nodes = listener.nodes()
+            if not find_fitting(job.needs, cluster_nodes):
+                cluster_nodes = listener.nodes(fresh=True)
+                if not find_fitting(job.needs, cluster_nodes) and not self._wait_s:
+                    raise StepError(f"{job.name}: {none_fits(job.needs, cluster_nodes)}", "no-node")
+            task = RayTask(job, cluster_nodes, last[0] if other_node else None, self._modules)
         except EnginesmithError:
             raise
         except Exception as error:  # Ray's client raises a plain one
@@ -356,7 +356,7 @@ class RayExecutor:
 
 def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
     """The value of the task's answer; until then each of its events goes to the watch. Raises the error of either."""
-    ended = False
+    has_ended = False
     try:
         while True:
             match task.told.get():
@@ -369,17 +369,17 @@ def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
                 case Started(name, node):
                     watch(Started(name, _where(node, listener)))
                 case event:
-                    ended = ended or isinstance(event, ProcessEnded)
+                    has_ended = has_ended or isinstance(event, ProcessEnded)
                     watch(event)
     finally:
-        if task.started and not ended:
+        if task.started and not has_ended:
             watch(ProcessEnded(task.job.name, task.usage()))
 
 
 def _where(node: str, listener: TaskListener) -> str:
     """A node's name; its id where Ray does not know it any more."""
-    for fresh in (False, True):  # one that came just now is looked for again
-        for candidate in listener.nodes(fresh):
+    for refresh in (False, True):  # one that came just now is looked for again
+        for candidate in listener.nodes(refresh):
             if candidate.id == node:
                 return candidate.where
     return node

@@ -82,14 +82,14 @@ def connect(address: str | None, jobs: int | None) -> bool:
             # matter.
             ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local)
         except Exception as error:  # of a node that times out at its start, Ray raises a plain one
-            where = f"the Ray cluster at {address}" if address else "a local Ray"
-            raise UnavailableError(f"cannot reach {where}: {error}; check it, or use the local executor") from error
+            place = f"the Ray cluster at {address}" if address else "a local Ray"
+            raise UnavailableError(f"cannot reach {place}: {error}; check it, or use the local executor") from error
     _let_raylets_print(False)
     return True
 
 
-def connect_ahead(jobs: int | None, beside: Callable[[], object]) -> None:
-    """Start a Ray on this host while `beside` runs in another thread; raises what that does.
+def connect_ahead(jobs: int | None, work_beside: Callable[[], object]) -> None:
+    """Start a Ray on this host while `work_beside` runs in another thread; raises what that does.
 
     The next `connect` takes the Ray, or tries again where it failed. This process's variables and path of modules are
     afterwards what they were: jobs on this host would have what Ray puts there, and those that another process forks
@@ -97,7 +97,7 @@ def connect_ahead(jobs: int | None, beside: Callable[[], object]) -> None:
     """
     variables, path = dict(os.environ), list(sys.path)
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(copy_context().run, beside)
+        future = pool.submit(copy_context().run, work_beside)
         with suppress(UnavailableError):  # in this thread: Ray's processes end with the thread that started them
             if connect(None, jobs):
                 _AHEAD.release()
@@ -105,7 +105,7 @@ def connect_ahead(jobs: int | None, beside: Callable[[], object]) -> None:
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables)
-    done.result()
+    future.result()
 
 
 def through_client() -> bool:
@@ -123,14 +123,14 @@ def disconnect() -> None:
     _let_raylets_print(True)
 
 
-def _let_raylets_print(allowed: bool) -> None:
+def _let_raylets_print(is_allowed: bool) -> None:
     """Whether raylets print of lost workers on stdout, which is for results; `RayTask` makes errors of these.
 
     Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
     """
     from ray._private import worker
 
-    worker._worker_logs_enabled = allowed
+    worker._worker_logs_enabled = is_allowed
 
 
 def check_reachable(address: str) -> None:
@@ -149,11 +149,11 @@ def check_reachable(address: str) -> None:
         )
 
 
-def _connect(host: str, port: int, what: str, remedy: str) -> None:
+def _connect(host: str, port: int, server_name: str, remedy: str) -> None:
     try:
         socket.create_connection((host, port), _REACH_S).close()
     except (OSError, OverflowError) as error:
-        raise UnavailableError(f"cannot reach {what}: {error}; {remedy}") from error
+        raise UnavailableError(f"cannot reach {server_name}: {error}; {remedy}") from error
 
 
 def nodes() -> list[RayNode]:
@@ -217,14 +217,14 @@ def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None
 
 def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
     """The message that no node suits: what was asked for, what there is, and the remedy. waited_s: for one to come."""
-    counted = Counter(_describe(node.labels, node.gpus) for node in nodes)
-    there = ", ".join(f"{count} with {words}" for words, count in sorted(counted.items())) or "none"
+    node_counts = Counter(_describe(node.labels, node.gpus) for node in nodes)
+    nodes_text = ", ".join(f"{count} with {words}" for words, count in sorted(node_counts.items())) or "none"
     labels = "".join(f" --labels {name}={value}" for name, value in needs.labels.items() if needs.required)
     gpus = f" --num-gpus {needs.gpus}" if needs.gpus else ""
     came = f" came in {_minutes(waited_s)}" if waited_s else ""
     wait = "wait longer for it" if waited_s else "wait for it"
     return (
-        f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {there}; start one with "
+        f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {nodes_text}; start one with "
         f"`ray start --address HEAD{labels}{gpus}`, or {wait} where nodes come by themselves (`--wait-for-nodes 15m` "
         "of `build` and `validate`; from the chart's `gpuGroups`: a group of that generation and product)"
     )
@@ -249,8 +249,8 @@ def _minutes(seconds: float) -> str:
 
 
 def _describe(labels: Mapping[str, str], gpus: float) -> str:
-    named = [f"{name}={value}" for name, value in sorted(labels.items())]
-    words = [*named, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
+    label_texts = [f"{name}={value}" for name, value in sorted(labels.items())]
+    words = [*label_texts, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
     return " and ".join(words) if words else "a CPU"
 
 
@@ -284,26 +284,26 @@ def work(job: Job[object], modules: tuple[str, ...]) -> Iterator[list[Event]]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield [Started(job.name, _node_id())]
     events: deque[Event] = deque()
-    done, cancelled = threading.Event(), threading.Event()
+    done_event, cancel_event = threading.Event(), threading.Event()
 
     def call() -> Untyped:
         with workdir() as folder:
-            return encode(run_job(job, folder, cancelled.is_set, events.append, keep_fork_server(modules)))
+            return encode(run_job(job, folder, cancel_event.is_set, events.append, keep_fork_server(modules)))
 
     def run() -> None:
         try:
             events.append(_answer(job, call))
         finally:
-            done.set()
+            done_event.set()
 
     thread = threading.Thread(target=run, daemon=True)  # Ray interrupts the main thread alone
     thread.start()
     try:
-        while not done.wait(_BATCH_S):
+        while not done_event.wait(_BATCH_S):
             if events:
                 yield [events.popleft() for _ in range(len(events))]
     except BaseException:  # interrupted: the job's processes end before this worker does
-        cancelled.set()
+        cancel_event.set()
         thread.join()
         raise
     yield list(events)
@@ -362,10 +362,10 @@ class RayTask:
         self.unplaced_since: float | None = None
         self.lost_since: float | None = None
         self.queued = self.over = False
-        isolated = modules is not None
-        self._streams = isolated and not through_client()
-        function = _remote(isolated, self._streams).options(name=job.name, **ray_options(job.needs, nodes, avoid))
-        self.ref = function.remote(job, modules) if isolated else function.remote(job)
+        is_isolated = modules is not None
+        self._streams = is_isolated and not through_client()
+        function = _remote(is_isolated, self._streams).options(name=job.name, **ray_options(job.needs, nodes, avoid))
+        self.ref = function.remote(job, modules) if is_isolated else function.remote(job)
 
     def take(self) -> bool:
         """Put the events that the task has ready into `told`; whether there are no more to come."""
@@ -427,11 +427,11 @@ class RayTask:
 
 
 @cache
-def _remote(isolated: bool, streams: bool) -> Untyped:
+def _remote(is_isolated: bool, streams: bool) -> Untyped:
     import ray
 
     # Ray itself tries nothing again, which it would not tell: `builders.execution.local` decides that.
-    if isolated:
+    if is_isolated:
         returns, function = ("streaming", work) if streams else (1, work_through)
         return ray.remote(num_returns=returns, max_retries=0)(function)
     return ray.remote(max_retries=0)(work_here)

@@ -55,8 +55,8 @@ def _weights(
     """The scores at the four stages that `qk_matmul_output_mode` names: twice capped, with the bias, as weights."""
     capped = softcap * xp.tanh(scores / softcap) if softcap else scores
     biased = capped if bias is None else capped + bias
-    wide = xp.astype(biased, xp.dtype(tensor_dtype_to_np_dtype(precision))) if precision else biased
-    weights = xp.softmax(wide, -1)
+    logits = xp.astype(biased, xp.dtype(tensor_dtype_to_np_dtype(precision))) if precision else biased
+    weights = xp.softmax(logits, -1)
     if bias is not None:
         nothing = xp.amax(bias, axis=(-1,), keepdims=True) == -math.inf
         weights = xp.where(nothing, xp.zeros_like(weights), weights)
@@ -80,9 +80,9 @@ def _bias(
     bias: Array | None = None
     if mask is not None:
         bias = xp.where(mask, zero, none) if mask.dtype == xp.bool else mask
-        missing = k.shape[2] - mask.shape[-1]
-        if not isinstance(missing, int) or missing:
-            bias = xp.pad_axes(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], -math.inf)
+        gap = k.shape[2] - mask.shape[-1]
+        if not isinstance(gap, int) or gap:
+            bias = xp.pad_axes(bias, [(0, 0)] * (bias.ndim - 1) + [(0, gap)], -math.inf)
     keys = xp.arange(k.shape[2])
     places = xp.unsqueeze(xp.arange(q.shape[2]), 1) + past
     ends = None if filled is None else filled.reshape((-1, 1, 1, 1))
@@ -92,8 +92,8 @@ def _bias(
     visibility_masks += [keys <= places] if window.causal else []
     visibility_masks += [keys >= places - window.left] if window.left >= 0 else []
     visibility_masks += [keys <= places + window.right] if window.right >= 0 else []
-    for allowed in visibility_masks:
-        bias = xp.where(allowed, zero if bias is None else bias, none)
+    for mask_part in visibility_masks:
+        bias = xp.where(mask_part, zero if bias is None else bias, none)
     return bias
 
 
@@ -223,10 +223,10 @@ def slice_(xp: ArrayLibrary, data: Known, starts: Known, ends: Known, *more: Kno
     if any(value.symbolic for value in (starts, ends, *more) if value is not None):
         return None
     axes, steps = (*more, None, None)[:2]
-    along = axes.each if axes is not None else list(range(starts.numbers.size))
-    strides = steps.each if steps is not None else [1] * len(along)
+    sliced_axes = axes.each if axes is not None else list(range(starts.numbers.size))
+    strides = steps.each if steps is not None else [1] * len(sliced_axes)
     cut: list[slice] = [slice(None)] * data.numbers.ndim
-    for axis, start, end, step in zip(along, starts.each, ends.each, strides, strict=True):
+    for axis, start, end, step in zip(sliced_axes, starts.each, ends.each, strides, strict=True):
         size = data.numbers.shape[axis]
         cut[axis] = slice(start, None if step < 0 and end < -size else end, step)
     return _of(data.numbers[tuple(cut)], data.dtype)
@@ -255,8 +255,8 @@ def constant_of_shape(xp: ArrayLibrary, shape: Known, *, value: Any = None) -> K
     """An array of up to 64 integers, when its shape is known."""
     if shape.symbolic or value is None or value.dtype not in _SIZES or math.prod(shape.each) > 64:
         return None
-    filled: ObjectArray = np.full(tuple(shape.each), value.item(), dtype=object)
-    return _of(filled, value.dtype)
+    filled_array: ObjectArray = np.full(tuple(shape.each), value.item(), dtype=object)
+    return _of(filled_array, value.dtype)
 
 
 @on_numbers("ReduceProd")
@@ -264,5 +264,5 @@ def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **attr
     """The product of integers, or of numbers computed from sizes."""
     if not _countable(x):
         return None
-    along = attributes["axes"] if axes is None else tuple(axes.each)
-    return _of(np.prod(x.numbers, axis=tuple(along) if along else None, keepdims=bool(attributes["keepdims"])), x.dtype)
+    dims = attributes["axes"] if axes is None else tuple(axes.each)
+    return _of(np.prod(x.numbers, axis=tuple(dims) if dims else None, keepdims=bool(attributes["keepdims"])), x.dtype)

@@ -50,24 +50,24 @@ for _name, _operation in _BINARY.items():
 @operator("Div")
 def div(xp: ArrayLibrary, a: Array, b: Value, *, lookups: Lookups) -> Array:
     """a / b. Integer quotients are truncated; the lowest integer divided by -1, a fault of processors, is itself."""
-    by = b.on(xp) if isinstance(b, Known) else b
+    divisor = b.on(xp) if isinstance(b, Known) else b
     if xp.is_floating(a):
-        return a / by
+        return a / divisor
     if _harmless(b):
-        return xp.truncated_quotient(a, by)
-    by = lookups.divisor(by)
-    one = xp.ones_like(by)
-    minus = by == -one if xp.is_signed(by) else xp.zeros_like(by, dtype=xp.bool)
-    return xp.truncated_quotient(a, xp.where(minus, one, by)) * xp.where(minus, by, one)
+        return xp.truncated_quotient(a, divisor)
+    divisor = lookups.divisor(divisor)
+    ones = xp.ones_like(divisor)
+    minus = divisor == -ones if xp.is_signed(divisor) else xp.zeros_like(divisor, dtype=xp.bool)
+    return xp.truncated_quotient(a, xp.where(minus, ones, divisor)) * xp.where(minus, divisor, ones)
 
 
 @operator("Mod")
 def mod(xp: ArrayLibrary, a: Array, b: Value, *, fmod: int = 0, lookups: Lookups) -> Array:
     """The remainder of a / b, with the divisor's sign, or with `fmod` the dividend's."""
-    by = b.on(xp) if isinstance(b, Known) else b
+    divisor = b.on(xp) if isinstance(b, Known) else b
     if not xp.is_floating(a) and not _harmless(b):
-        by = lookups.divisor(by)
-    return xp.fmod(a, by) if fmod else xp.remainder(a, by)
+        divisor = lookups.divisor(divisor)
+    return xp.fmod(a, divisor) if fmod else xp.remainder(a, divisor)
 
 
 def _harmless(divisor: Value) -> bool:
@@ -239,9 +239,9 @@ def convert(xp: ArrayLibrary, x: Array, dtype: DType, *, saturate: bool = True) 
     largest = _FP8_LARGEST.get(str(dtype).removeprefix("torch."))
     if largest is None or not xp.is_floating(x):
         return xp.astype(x, dtype)
-    wide = xp.astype(x, xp.float32)
+    values = xp.astype(x, xp.float32)
     if saturate:
-        wide = xp.where(xp.isnan(wide), wide, xp.clip(wide, -largest, largest))
+        values = xp.where(xp.isnan(values), values, xp.clip(values, -largest, largest))
     elif largest == 448:  # has no infinity; half a step beyond its largest value is rounded to that
-        wide = xp.where(xp.abs(wide) > largest + 16, xp.full_like(wide, np.nan), wide)
-    return xp.astype(wide, dtype)
+        values = xp.where(xp.abs(values) > largest + 16, xp.full_like(values, np.nan), values)
+    return xp.astype(values, dtype)

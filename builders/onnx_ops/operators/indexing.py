@@ -40,12 +40,12 @@ def gather_nd(xp: ArrayLibrary, data: Array, indices: Array, *, batch_dims: int 
 
 def _along(xp: ArrayLibrary, size: Any, axis: int, rank: int) -> Array:
     """0, 1, ... size - 1 along `axis` of an array of `rank` axes, the others of size 1."""
-    return xp.arange(size).reshape(tuple(-1 if at == axis else 1 for at in range(rank)))
+    return xp.arange(size).reshape(tuple(-1 if dim == axis else 1 for dim in range(rank)))
 
 
 def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
     """An array of indices for each axis, read from the last axis of `indices`. sizes: of the axes."""
-    return tuple(lookups.into(indices[..., at], sizes[at]) for at in range(indices.shape[-1]))
+    return tuple(lookups.into(indices[..., place], sizes[place]) for place in range(indices.shape[-1]))
 
 
 @operator("ScatterElements", "Scatter")
@@ -69,9 +69,9 @@ def scatter_nd(
 def one_hot(xp: ArrayLibrary, indices: Array, depth: Numbers, values: Array, *, axis: int = -1) -> Array:
     """values[1] at the index along a new axis of size `depth`, else values[0]; none for an index out of range."""
     count = int(depth[0])
-    at = xp.where(indices < 0, indices + count, indices)
+    places = xp.where(indices < 0, indices + count, indices)
     axis = axis % (indices.ndim + 1)
-    return xp.where(xp.unsqueeze(at, axis) == _along(xp, count, axis, indices.ndim + 1), values[1], values[0])
+    return xp.where(xp.unsqueeze(places, axis) == _along(xp, count, axis, indices.ndim + 1), values[1], values[0])
 
 
 @operator("NonZero")
@@ -83,8 +83,8 @@ def non_zero(xp: ArrayLibrary, x: Array) -> Array:
 @operator("Compress")
 def compress(xp: ArrayLibrary, x: Array, condition: Array, *, axis: int | None = None) -> Array:
     """The slices along an axis, or the elements of the flat array, for which the condition is true."""
-    x, along = (x.reshape((-1,)), 0) if axis is None else (x, axis % x.ndim)
-    return xp.take(x, xp.indices_of(condition).reshape((-1,)), along)
+    x, cut_axis = (x.reshape((-1,)), 0) if axis is None else (x, axis % x.ndim)
+    return xp.take(x, xp.indices_of(condition).reshape((-1,)), cut_axis)
 
 
 @operator("ReverseSequence")
@@ -95,8 +95,8 @@ def reverse_sequence(
     must({batch_axis, time_axis} == {0, 1}, f"batch_axis {batch_axis} and time_axis {time_axis} are not 0 and 1")
     time = _along(xp, x.shape[time_axis], time_axis, 2)
     ends = xp.unsqueeze(lengths, time_axis)
-    at = lookups.into(xp.where(time < ends, ends - 1 - time, time), x.shape[time_axis])
-    return xp.take_along(x, xp.broadcast_to(at.reshape((*at.shape, *[1] * (x.ndim - 2))), x.shape), time_axis)
+    places = lookups.into(xp.where(time < ends, ends - 1 - time, time), x.shape[time_axis])
+    return xp.take_along(x, xp.broadcast_to(places.reshape((*places.shape, *[1] * (x.ndim - 2))), x.shape), time_axis)
 
 
 @operator("GridSample")
@@ -125,10 +125,10 @@ def tensor_scatter(
     axis = axis % past.ndim
     batch, size, count = past.shape[0], past.shape[axis], update.shape[axis]
     start = xp.zeros((batch,), dtype=xp.int64) if write_indices is None else write_indices
-    at = xp.unsqueeze(start, 1) + xp.arange(count)
-    at = xp.remainder(at, size) if mode == "circular" else lookups.into(at, size)
+    places = xp.unsqueeze(start, 1) + xp.arange(count)
+    places = xp.remainder(places, size) if mode == "circular" else lookups.into(places, size)
     shape = tuple(batch if i == 0 else count if i == axis else 1 for i in range(past.ndim))
-    return xp.scatter(past, axis, xp.broadcast_to(at.reshape(shape), update.shape), update, "none")
+    return xp.scatter(past, axis, xp.broadcast_to(places.reshape(shape), update.shape), update, "none")
 
 
 # Resize: one axis after the other, as a weighted sum of neighbours; sizes may be symbolic, antialiasing is refused.
@@ -170,22 +170,22 @@ def resize(
     must(not antialias, "it asks for antialiasing; leave that out, or use the backend onnxruntime")
     must(coordinate_transformation_mode in _RULES, f"coordinate rule {coordinate_transformation_mode!r} is not known")
     rule = _RULES[coordinate_transformation_mode]
-    cropped = coordinate_transformation_mode == "tf_crop_and_resize"
-    outside: Array | None = None
-    for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
-        if not cropped and isinstance(each.scale, (int, float)) and each.scale == 1:
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    outside_mask: Array | None = None
+    for resized in _axes(xp, x, roi if crops else None, scales, sizes, axes, keep_aspect_ratio_policy):
+        if not crops and isinstance(resized.scale, (int, float)) and resized.scale == 1:
             continue
-        with xp.at_once() if isinstance(each.size, int) and isinstance(each.new_size, int) else nullcontext():
+        with xp.at_once() if isinstance(resized.size, int) and isinstance(resized.new_size, int) else nullcontext():
             # Traced, XLA would divide by multiplying, and round another way.
-            at = rule(xp.astype(xp.arange(each.new_size), xp.float32), each)
+            points = rule(xp.astype(xp.arange(resized.new_size), xp.float32), resized)
         if mode == "nearest":
-            x = _take_clipped(xp, x, each, _nearest(xp, at, nearest_mode))
+            x = _take_clipped(xp, x, resized, _nearest(xp, points, nearest_mode))
         else:
-            x = _interpolate(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
-        if cropped:
-            beyond = ((at < 0) | (at > each.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - each.axis)))
-            outside = beyond if outside is None else outside | beyond
-    return x if outside is None else xp.where(outside, xp.full_like(x, extrapolation_value), x)
+            x = _interpolate(xp, x, resized, points, mode, cubic_coeff_a, bool(exclude_outside))
+        if crops:
+            beyond = ((points < 0) | (points > resized.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - resized.axis)))
+            outside_mask = beyond if outside_mask is None else outside_mask | beyond
+    return x if outside_mask is None else xp.where(outside_mask, xp.full_like(x, extrapolation_value), x)
 
 
 @operator("Upsample")
@@ -199,23 +199,25 @@ def _axes(
     xp: ArrayLibrary, x: Array, roi: Numbers | None, scales: Numbers | None, sizes: Numbers | None,
     axes: list[int] | None, policy: str,
 ) -> list[_ResizedAxis]:  # fmt: skip
-    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
-    have = [x.shape[axis] for axis in along]
+    resized_axes = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
+    have = [x.shape[axis] for axis in resized_axes]
     if sizes:
         factors = [
             1 if xp.same(size, old_size) else size / old_size for size, old_size in zip(sizes, have, strict=True)
         ]
         if policy != "stretch":
-            one = min(factors) if policy == "not_larger" else max(factors)
-            factors = [one] * len(factors)
-            sizes = [math.floor(one * old_size + 0.5) for old_size in have]
+            ratio = min(factors) if policy == "not_larger" else max(factors)
+            factors = [ratio] * len(factors)
+            sizes = [math.floor(ratio * old_size + 0.5) for old_size in have]
     else:
         must(bool(scales), "it has neither scales nor sizes")
         factors = list(scales or ())
         sizes = [_scale_size(old_size, factor) for old_size, factor in zip(have, factors, strict=True)]
-    count = len(along)
+    count = len(resized_axes)
     starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
-    return [_ResizedAxis(*axis_fields) for axis_fields in zip(along, have, sizes, factors, starts, ends, strict=True)]
+    return [
+        _ResizedAxis(*axis_fields) for axis_fields in zip(resized_axes, have, sizes, factors, starts, ends, strict=True)
+    ]
 
 
 def _scale_size(size: Any, factor: Any) -> Any:
@@ -225,10 +227,10 @@ def _scale_size(size: Any, factor: Any) -> Any:
     return math.floor(size * factor)
 
 
-def _crop(at: Array, each: _ResizedAxis) -> Array:
-    if each.new_size > 1:
-        return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.new_size - 1))
-    return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
+def _crop(points: Array, axis: _ResizedAxis) -> Array:
+    if axis.new_size > 1:
+        return axis.start * (axis.size - 1) + points * (axis.end - axis.start) * ((axis.size - 1) / (axis.new_size - 1))
+    return points * 0.0 + 0.5 * (axis.start + axis.end) * (axis.size - 1)
 
 
 # ONNX's coordinate rules: places in the output -> places in the input.
@@ -244,47 +246,47 @@ _RULES: dict[str, Callable[[Array, _ResizedAxis], Array]] = {
 }
 
 
-def _nearest(xp: ArrayLibrary, at: Array, mode: str) -> Array:
+def _nearest(xp: ArrayLibrary, points: Array, mode: str) -> Array:
     if mode == "round_prefer_floor":
-        return xp.ceil(at - 0.5)
+        return xp.ceil(points - 0.5)
     if mode == "round_prefer_ceil":
-        return xp.floor(at + 0.5)
+        return xp.floor(points + 0.5)
     must(mode in ("floor", "ceil"), f"nearest_mode {mode!r} is none of ONNX's; use floor, ceil or round_prefer_floor")
-    return xp.floor(at) if mode == "floor" else xp.ceil(at)
+    return xp.floor(points) if mode == "floor" else xp.ceil(points)
 
 
 def _interpolate(
-    xp: ArrayLibrary, x: Array, each: _ResizedAxis, at: Array, mode: str, cubic: float, exclude: bool
+    xp: ArrayLibrary, x: Array, axis: _ResizedAxis, points: Array, mode: str, cubic: float, exclude: bool
 ) -> Array:
-    """The weighted sum of neighbours (2 for 'linear', 4 for 'cubic') at the coordinates `at`; places outside have the
+    """The weighted sum of neighbours (2 for 'linear', 4 for 'cubic') at `points`; places outside have the
     edge's value, or with `exclude` no weight."""
-    base = xp.floor(at)
-    offset = at - base
+    base = xp.floor(points)
+    offset = points - base
     taps = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
     weights = [1 - xp.abs(offset - tap) if mode == "linear" else _cubic(xp, offset - tap, cubic) for tap in taps]
     places = [base + tap for tap in taps]
     if exclude:
-        inside = [xp.astype((place >= 0) & (place <= each.size - 1), xp.float32) for place in places]
-        weights = [weight * mask for weight, mask in zip(weights, inside, strict=True)]
+        masks = [xp.astype((place >= 0) & (place <= axis.size - 1), xp.float32) for place in places]
+        weights = [weight * mask for weight, mask in zip(weights, masks, strict=True)]
         total = sum(weights[1:], weights[0])
         weights = [weight / total for weight in weights]
-    shape = (-1, *[1] * (x.ndim - 1 - each.axis))
-    wide = x if xp.is_floating(x) else xp.astype(x, xp.float32)
+    shape = (-1, *[1] * (x.ndim - 1 - axis.axis))
+    values = x if xp.is_floating(x) else xp.astype(x, xp.float32)
     parts = [
-        _take_clipped(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
+        _take_clipped(xp, values, axis, place) * xp.astype(weight.reshape(shape), values.dtype)
         for place, weight in zip(places, weights, strict=True)
     ]
     weighted_sum = sum(parts[1:], parts[0])
     return weighted_sum if xp.is_floating(x) else xp.astype(xp.round(weighted_sum), x.dtype)
 
 
-def _take_clipped(xp: ArrayLibrary, x: Array, each: _ResizedAxis, places: Array) -> Array:
-    return xp.take(x, xp.astype(xp.clip(places, 0, each.size - 1), xp.int64), each.axis)
+def _take_clipped(xp: ArrayLibrary, x: Array, axis: _ResizedAxis, places: Array) -> Array:
+    return xp.take(x, xp.astype(xp.clip(places, 0, axis.size - 1), xp.int64), axis.axis)
 
 
 def _cubic(xp: ArrayLibrary, distance: Array, a: float) -> Array:
     """The weight at a distance by Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
     d = xp.abs(distance)
-    inner = ((a + 2) * d - (a + 3)) * d * d + 1
-    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return xp.where(d <= 1, inner, xp.where(d < 2, outer, xp.zeros_like(d)))
+    near_weight = ((a + 2) * d - (a + 3)) * d * d + 1
+    far_weight = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return xp.where(d <= 1, near_weight, xp.where(d < 2, far_weight, xp.zeros_like(d)))

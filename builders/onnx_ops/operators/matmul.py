@@ -46,17 +46,17 @@ def matmul_integer(
 
 def subtract_zero_point(xp: ArrayLibrary, x: Array, zero: Array | None, axis: int) -> Array:
     """x - zero in int32; a zero point per row (axis -2) or per column (-1) is laid along that axis."""
-    wide = xp.astype(x, xp.int32)
+    integers = xp.astype(x, xp.int32)
     if zero is None:
-        return wide
+        return integers
     zero = xp.astype(zero, xp.int32)
-    return wide - (xp.unsqueeze(zero, -1) if zero.ndim == 1 and axis == -2 and zero.shape[0] != 1 else zero)
+    return integers - (xp.unsqueeze(zero, -1) if zero.ndim == 1 and axis == -2 and zero.shape[0] != 1 else zero)
 
 
 def integer_product(xp: ArrayLibrary, a: Array, b: Array) -> Array:
     """a @ b of differences of 8-bit integers, in int32; computed in a type in which these sums are exact."""
-    wide = xp.exact_dtype(a.shape[-1])
-    return xp.astype(xp.matmul(xp.astype(a, wide), xp.astype(b, wide)), xp.int32)
+    wide_dtype = xp.exact_dtype(a.shape[-1])
+    return xp.astype(xp.matmul(xp.astype(a, wide_dtype), xp.astype(b, wide_dtype)), xp.int32)
 
 
 # Recurrent layers: LSTM, GRU and RNN, whose steps are a loop of the library (`xp.scan`).
@@ -126,15 +126,15 @@ def _run(
         )
     functions = _functions(xp, activations or [*usual] * int(weight.shape[0]))
     outputs, ends = [], []
-    for at in range(int(weight.shape[0])):
+    for index in range(int(weight.shape[0])):
         half = 0 if bias is None else int(bias.shape[1]) // 2
-        gate_inputs = xp.matmul(x, weight[at].T)
-        gate_inputs = gate_inputs if bias is None else gate_inputs + bias[at][:half]
-        cell_activations = functions[at * len(usual) : (at + 1) * len(usual)]
-        layer = Recurrence(xp, recurrence[at], None if bias is None else bias[at][half:], cell_activations)
+        gate_inputs = xp.matmul(x, weight[index].T)
+        gate_inputs = gate_inputs if bias is None else gate_inputs + bias[index][:half]
+        cell_activations = functions[index * len(usual) : (index + 1) * len(usual)]
+        layer = Recurrence(xp, recurrence[index], None if bias is None else bias[index][half:], cell_activations)
         zeros = xp.zeros((x.shape[1], recurrence.shape[2]), dtype=x.dtype)
-        start = tuple(zeros if state is None else state[at] for state in starts)
-        backwards = direction == "reverse" or at == 1
+        start = tuple(zeros if state is None else state[index] for state in starts)
+        backwards = direction == "reverse" or index == 1
         hidden_states, end = _one_way(xp, partial(cell, layer), gate_inputs, start, lengths, backwards)
         outputs.append(hidden_states)
         ends.append(end)
@@ -160,7 +160,7 @@ def _one_way(
         next_state = tuple(xp.where(now[1], after, before) for after, before in zip(new, state, strict=True))
         return next_state, xp.where(now[1], new[0], xp.zeros_like(new[0]))
 
-    end, outputs = xp.scan(step, start, tuple(xp.flip(each, (0,)) for each in steps) if backwards else tuple(steps))
+    end, outputs = xp.scan(step, start, tuple(xp.flip(part, (0,)) for part in steps) if backwards else tuple(steps))
     return (xp.flip(outputs, (0,)) if backwards else outputs), end
 
 
@@ -241,8 +241,8 @@ def _pads(
     must(auto_pad in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad!r} is none of ONNX's; write the pads out")
     smaller, larger = [], []
     for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
-        covered = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
-        total = xp.sym_max(covered - size, 0)
+        span = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
+        total = xp.sym_max(span - size, 0)
         smaller.append(total // 2)
         larger.append(total - total // 2)
     return (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
@@ -270,15 +270,15 @@ def conv_transpose(
 ) -> Array:  # fmt: skip
     """The library's transposed convolution with the pads cut off; zeros are added where `output_shape` is larger."""
     ones = [1] * (x.ndim - 2)
-    dilations, strides, extra = dilations or ones, strides or ones, output_padding or [0] * len(ones)
+    dilations, strides, extra_sizes = dilations or ones, strides or ones, output_padding or [0] * len(ones)
     full = [
         stride * (size - 1) + more + (width - 1) * dilation + 1
         for size, stride, more, width, dilation in zip(
-            x.shape[2:], strides, extra, kernel_shape or weight.shape[2:], dilations, strict=True
+            x.shape[2:], strides, extra_sizes, kernel_shape or weight.shape[2:], dilations, strict=True
         )
     ]
     before, after = _cuts(full, x, strides, pads, auto_pad, output_shape)
-    return xp.conv_transpose(x, weight, bias, strides, before, after, extra, dilations, group)
+    return xp.conv_transpose(x, weight, bias, strides, before, after, extra_sizes, dilations, group)
 
 
 def _cuts(
@@ -361,21 +361,21 @@ def average_pool(
     """The mean of each window over elements of x, or with `count_include_pad` over the pads too (not over those that
     `ceil_mode` adds)."""
     ones = [1] * len(kernel_shape)
-    plain = _pads(xp, x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
+    plain_pads = _pads(xp, x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if before == after and not ceil_mode and dilations == ones:
         return xp.avg_pool(x, kernel_shape, strides, before, bool(count_include_pad))
-    inside = xp.ones_like(x)
+    ones_mask = xp.ones_like(x)
     if count_include_pad:
-        counted = [min(more, have) if ceil_mode else have for more, have in zip(after, plain[1], strict=True)]
-        inside = xp.pad_axes(inside, _widths(plain[0], counted), 1)
-        rest = [more - have for more, have in zip(after, counted, strict=True)]
-        inside = xp.pad_axes(inside, _widths([0] * len(rest), rest), 0)
+        counted_pads = [min(more, have) if ceil_mode else have for more, have in zip(after, plain_pads[1], strict=True)]
+        ones_mask = xp.pad_axes(ones_mask, _widths(plain_pads[0], counted_pads), 1)
+        rest_pads = [more - have for more, have in zip(after, counted_pads, strict=True)]
+        ones_mask = xp.pad_axes(ones_mask, _widths([0] * len(rest_pads), rest_pads), 0)
     else:
-        inside = xp.pad_axes(inside, _widths(before, _drop_negative(after)), 0)
+        ones_mask = xp.pad_axes(ones_mask, _widths(before, _drop_negative(after)), 0)
     none = [0] * len(ones)
     x = xp.pad_axes(x, _widths(before, _drop_negative(after)), 0)
-    sums, counts = (xp.window_sums(part, kernel_shape, strides, none, none, dilations) for part in (x, inside))
+    sums, counts = (xp.window_sums(part, kernel_shape, strides, none, none, dilations) for part in (x, ones_mask))
     return sums / counts
 
 

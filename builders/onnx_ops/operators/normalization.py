@@ -49,11 +49,11 @@ def layer_normalization(
     """Normalized over the axes from `axis` on; by the library's function where it has one that does the same."""
     axis = axis % x.ndim
     sizes = list(x.shape[axis:])
-    plain = all(isinstance(size, int) for size in sizes) and list(scale.shape) == sizes
-    if xp.layer_norm is not None and outputs == 1 and plain and (bias is None or list(bias.shape) == sizes):
+    is_plain = all(isinstance(size, int) for size in sizes) and list(scale.shape) == sizes
+    if xp.layer_norm is not None and outputs == 1 and is_plain and (bias is None or list(bias.shape) == sizes):
         return (xp.layer_norm(x, sizes, scale, bias, epsilon),)
-    wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
-    normal, mean, inverse = _standardize(xp, wide, tuple(range(axis, x.ndim)), epsilon)
+    values = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
+    normal, mean, inverse = _standardize(xp, values, tuple(range(axis, x.ndim)), epsilon)
     output = xp.astype(normal, x.dtype) * scale
     return (output if bias is None else output + bias, mean, inverse)[:outputs]
 
@@ -61,16 +61,16 @@ def layer_normalization(
 def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
     """(x - mean) / deviation over some axes, the mean, and 1 / deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
-    centred = x - mean
-    inverse = xp.rsqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
-    return centred * inverse, mean, inverse
+    deviations = x - mean
+    inverse = xp.rsqrt(xp.mean(deviations * deviations, axis=axes, keepdims=True) + epsilon)
+    return deviations * inverse, mean, inverse
 
 
 @operator("InstanceNormalization")
 def instance_normalization(xp: ArrayLibrary, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
     """Normalized within each channel of each sample; 16-bit floats are computed in float32."""
-    wide = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
-    parts = wide.reshape((x.shape[0], x.shape[1], -1))
+    values = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
+    parts = values.reshape((x.shape[0], x.shape[1], -1))
     normal = xp.astype(_standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape), x.dtype)
     return normal * _channels(scale, x) + _channels(bias, x)
 
@@ -87,8 +87,8 @@ def local_response(
     """Local response normalization: over a power of the squares of `size` neighbouring channels (for an even `size` one
     more after than before)."""
     squares = xp.pad_axes(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
-    around = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
-    return x / (bias + alpha / size * reduce(xp.add, around)) ** beta
+    neighbours = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
+    return x / (bias + alpha / size * reduce(xp.add, neighbours)) ** beta
 
 
 @operator("LpNormalization")
@@ -102,9 +102,9 @@ def lp_normalization(xp: ArrayLibrary, x: Array, *, axis: int = -1, p: int = 2) 
 @operator("MeanVarianceNormalization")
 def mean_variance(xp: ArrayLibrary, x: Array, *, axes: list[int] | None = None) -> Array:
     """Normalized to mean 0 and deviation 1; 1e-9 is added to the deviation, as in ONNX's definition."""
-    along = tuple([0, 2, 3] if axes is None else axes)
-    mean = xp.mean(x, axis=along, keepdims=True)
-    return (x - mean) / (xp.sqrt(xp.mean(x * x, axis=along, keepdims=True) - mean * mean) + 1e-9)
+    mean_axes = tuple([0, 2, 3] if axes is None else axes)
+    mean = xp.mean(x, axis=mean_axes, keepdims=True)
+    return (x - mean) / (xp.sqrt(xp.mean(x * x, axis=mean_axes, keepdims=True) - mean * mean) + 1e-9)
 
 
 # Operators that reduce axes: sums, extremes, norms; and running sums, the greatest elements and their places.
@@ -119,8 +119,8 @@ def _sum(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
 
 
 def _mean(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
-    wide = x if xp.is_floating(x) else xp.astype(x, xp.float64)
-    return xp.astype(xp.mean(wide, axis=axes, keepdims=keep), x.dtype)
+    values = x if xp.is_floating(x) else xp.astype(x, xp.float64)
+    return xp.astype(xp.mean(values, axis=axes, keepdims=keep), x.dtype)
 
 
 def _product(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
@@ -224,13 +224,13 @@ def _accumulate(
     first_step: Callable[..., Array] | None,
     reverse: int,
 ) -> Array:
-    (along,) = axis
-    along %= x.ndim
-    x = xp.flip(x, (along,)) if reverse else x
+    (run_axis,) = axis
+    run_axis %= x.ndim
+    x = xp.flip(x, (run_axis,)) if reverse else x
     if first_step is not None:
-        x = xp.concat([first_step(xp.cut(x, along, 0, 1)), xp.cut(x, along, 0, x.shape[along] - 1)], along)
-    cumulative = run(x, axis=along, dtype=x.dtype)
-    return xp.flip(cumulative, (along,)) if reverse else cumulative
+        x = xp.concat([first_step(xp.cut(x, run_axis, 0, 1)), xp.cut(x, run_axis, 0, x.shape[run_axis] - 1)], run_axis)
+    cumulative = run(x, axis=run_axis, dtype=x.dtype)
+    return xp.flip(cumulative, (run_axis,)) if reverse else cumulative
 
 
 @operator("Hardmax")

@@ -26,18 +26,18 @@ def quantize_linear(
     """saturate(round(x / scale) + zero), halves to even; into FP8 by Cast's rule. The zero point's type is kept."""
     numpy_dtype = tensor_dtype_to_np_dtype(output_dtype)
     dtype = xp.dtype(numpy_dtype, narrow=True) if zero is None or output_dtype in _NARROW else zero.dtype
-    wide = xp.dtype(tensor_dtype_to_np_dtype(precision)) if precision else _wide(xp, x.dtype)
-    scaled = xp.astype(x, wide) / xp.astype(laid_out(xp, scale, x, axis, block_size), wide)
-    whole = "int" in str(dtype)
-    scaled = xp.round(scaled) if whole else scaled
-    if zero is not None and whole:
-        scaled = scaled + xp.astype(laid_out(xp, zero, x, axis, block_size), wide)
-    if not whole:
-        return convert(xp, scaled, dtype, saturate=bool(saturate))
+    wide_dtype = xp.dtype(tensor_dtype_to_np_dtype(precision)) if precision else _wide(xp, x.dtype)
+    quotient = xp.astype(x, wide_dtype) / xp.astype(laid_out(xp, scale, x, axis, block_size), wide_dtype)
+    is_integer = "int" in str(dtype)
+    quotient = xp.round(quotient) if is_integer else quotient
+    if zero is not None and is_integer:
+        quotient = quotient + xp.astype(laid_out(xp, zero, x, axis, block_size), wide_dtype)
+    if not is_integer:
+        return convert(xp, quotient, dtype, saturate=bool(saturate))
     if output_dtype not in _NARROW:
-        return xp.astype(xp.clip(scaled, *xp.ends(dtype)), dtype)
+        return xp.astype(xp.clip(quotient, *xp.ends(dtype)), dtype)
     ends = ml_dtypes.iinfo(numpy_dtype)
-    return xp.astype(xp.astype(xp.clip(scaled, int(ends.min), int(ends.max)), xp.int32), dtype)
+    return xp.astype(xp.astype(xp.clip(quotient, int(ends.min), int(ends.max)), xp.int32), dtype)
 
 
 @operator("DequantizeLinear")
@@ -47,11 +47,11 @@ def dequantize_linear(
 ) -> Array:  # fmt: skip
     """(x - zero) * scale, in the scale's type or `output_dtype`."""
     result_dtype = xp.dtype(tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else scale.dtype
-    wide = _wide(xp, scale.dtype)
-    value = xp.astype(x, wide)
+    wide_dtype = _wide(xp, scale.dtype)
+    value = xp.astype(x, wide_dtype)
     if zero is not None and "int" in str(x.dtype):
-        value = value - xp.astype(laid_out(xp, zero, x, axis, block_size), wide)
-    return xp.astype(value * xp.astype(laid_out(xp, scale, x, axis, block_size), wide), result_dtype)
+        value = value - xp.astype(laid_out(xp, zero, x, axis, block_size), wide_dtype)
+    return xp.astype(value * xp.astype(laid_out(xp, scale, x, axis, block_size), wide_dtype), result_dtype)
 
 
 def laid_out(xp: ArrayLibrary, scale: Array, x: Array, axis: int, block: int) -> Array:
@@ -74,8 +74,8 @@ def qlinear_matmul(
     """The product of quantized matrices, quantized."""
     sums = xp.astype(matmul_integer(xp, a, b, a_zero, b_zero), xp.float32)
     rows = xp.unsqueeze(a_scale, -1) if a_scale.ndim == 1 and a_scale.shape[0] != 1 else a_scale
-    scaled = sums * xp.astype(rows * b_scale, xp.float32)
-    return quantize_linear(xp, scaled, xp.astype(y_scale, xp.float32), y_zero, axis=-1)
+    product = sums * xp.astype(rows * b_scale, xp.float32)
+    return quantize_linear(xp, product, xp.astype(y_scale, xp.float32), y_zero, axis=-1)
 
 
 @operator("ConvInteger")
@@ -88,8 +88,8 @@ def conv_integer(
     zero = weight_zero
     if zero is not None and zero.ndim == 1 and zero.shape[0] != 1:
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
-    wide = xp.exact_dtype(None)
-    parts = (xp.astype(subtract_zero_point(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
+    dtype = xp.exact_dtype(None)
+    parts = (xp.astype(subtract_zero_point(xp, part, point, 0), dtype) for part, point in ((x, x_zero), (weight, zero)))
     accumulator = conv(
         xp, *parts, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides,

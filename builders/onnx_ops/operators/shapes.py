@@ -28,13 +28,13 @@ def reshape(xp: ArrayLibrary, x: Array, shape: Numbers, *, allowzero: int = 0) -
     """x in another shape, where 0 is the size of x (unless `allowzero`) and -1 is what remains."""
     if allowzero:
         return x.reshape(tuple(shape))
-    copied = [axis for axis, size in enumerate(shape) if _is(size, 0)]
-    sizes = [x.shape[axis] if axis in copied else size for axis, size in enumerate(shape)]
-    rest = [size for axis, size in enumerate(x.shape) if axis not in copied]
-    said = [size for axis, size in enumerate(shape) if axis not in copied and not _is(size, -1)]
+    copies = [axis for axis, size in enumerate(shape) if _is(size, 0)]
+    sizes = [x.shape[axis] if axis in copies else size for axis, size in enumerate(shape)]
+    dims = [size for axis, size in enumerate(x.shape) if axis not in copies]
+    said = [size for axis, size in enumerate(shape) if axis not in copies and not _is(size, -1)]
     # The libraries cannot tell what -1 is when a copied size is 0, as that of an empty batch.
-    if copied and len(said) + len(copied) + 1 == len(sizes) and all(isinstance(size, int) for size in (*rest, *said)):
-        remains = math.prod(rest) // math.prod(said) if math.prod(said) else 0
+    if copies and len(said) + len(copies) + 1 == len(sizes) and all(isinstance(size, int) for size in (*dims, *said)):
+        remains = math.prod(dims) // math.prod(said) if math.prod(said) else 0
         sizes = [remains if _is(size, -1) else size for size in sizes]
     return x.reshape(tuple(sizes))
 
@@ -92,8 +92,8 @@ def split(
     """Parts of x along an axis, of given sizes, or of equal ones of which the last may be smaller."""
     if sizes is None:
         parts = num_outputs or outputs
-        each = -(-x.shape[axis] // parts)
-        sizes = [each] * (parts - 1) + [x.shape[axis] - each * (parts - 1)]
+        part_size = -(-x.shape[axis] // parts)
+        sizes = [part_size] * (parts - 1) + [x.shape[axis] - part_size * (parts - 1)]
     axis, ends = axis % x.ndim, list(accumulate(sizes))
     return tuple(xp.cut(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
@@ -123,9 +123,9 @@ def slice_(
     steps: Numbers | None = None,
 ) -> Array:
     """Slices along some axes as in Python, with negative steps too."""
-    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(len(starts)))
-    strides = steps if steps is not None else [1] * len(along)
-    for axis, start, end, step in zip(along, starts, ends, strides, strict=True):
+    sliced_axes = [axis % x.ndim for axis in axes] if axes is not None else list(range(len(starts)))
+    strides = steps if steps is not None else [1] * len(sliced_axes)
+    for axis, start, end, step in zip(sliced_axes, starts, ends, strides, strict=True):
         x = xp.cut(x, axis, start, end, step) if step > 0 else _backwards(xp, x, axis, start, end, -step)
     return x
 
@@ -147,8 +147,8 @@ def pad(
     *, mode: str = "constant",
 ) -> Array:  # fmt: skip
     """x padded with a value, its edge, its reflection, or its other end (wrap). Negative pads cut."""
-    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
-    for axis, before, after in zip(along, pads[: len(along)], pads[len(along) :], strict=True):
+    padded_axes = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
+    for axis, before, after in zip(padded_axes, pads[: len(padded_axes)], pads[len(padded_axes) :], strict=True):
         if not (_is(before, 0) and _is(after, 0)):
             x = _pad_axis(xp, x, axis, before, after, mode, value)
     return x
@@ -160,18 +160,18 @@ def _pad_axis(xp: ArrayLibrary, x: Array, axis: int, before: Any, after: Any, mo
         widths = [(0, 0)] * axis + [(before, after)] + [(0, 0)] * (x.ndim - 1 - axis)
         if value is None or isinstance(value, Known):
             return xp.pad_axes(x, widths, 0 if value is None else value.first)
-        inside = xp.pad_axes(xp.ones_like(x, dtype=xp.bool), widths, 0)
-        return xp.where(inside, xp.pad_axes(x, widths, 0), value.reshape(()))
-    at = xp.arange(-before, size + after)
+        mask = xp.pad_axes(xp.ones_like(x, dtype=xp.bool), widths, 0)
+        return xp.where(mask, xp.pad_axes(x, widths, 0), value.reshape(()))
+    places = xp.arange(-before, size + after)
     if mode == "edge":
-        at = xp.clip(at, 0, size - 1)
+        places = xp.clip(places, 0, size - 1)
     elif mode == "wrap":
-        at = xp.remainder(at, size)
+        places = xp.remainder(places, size)
     else:
         must(mode == "reflect", f"mode {mode!r} is none of ONNX's; use constant, edge, reflect or wrap")
-        turned = xp.remainder(at, xp.sym_max(2 * (size - 1), 1))
-        at = xp.minimum(turned, 2 * (size - 1) - turned)
-    return xp.take(x, at, axis)
+        phase = xp.remainder(places, xp.sym_max(2 * (size - 1), 1))
+        places = xp.minimum(phase, 2 * (size - 1) - phase)
+    return xp.take(x, places, axis)
 
 
 @operator("ConstantOfShape")
@@ -204,8 +204,8 @@ def _above(xp: ArrayLibrary, x: Array) -> Array:
 @operator("Trilu")
 def trilu(xp: ArrayLibrary, x: Array, k: Numbers | None = None, *, upper: int = 1) -> Array:
     """The upper or the lower triangle of the last two axes, 0 elsewhere."""
-    above, diagonal = _above(xp, x), k[0] if k else 0
-    return xp.where(above >= diagonal if upper else above <= diagonal, x, xp.zeros((), dtype=x.dtype))
+    offsets, diagonal = _above(xp, x), k[0] if k else 0
+    return xp.where(offsets >= diagonal if upper else offsets <= diagonal, x, xp.zeros((), dtype=x.dtype))
 
 
 @operator("DepthToSpace")

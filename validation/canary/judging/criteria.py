@@ -152,45 +152,45 @@ def latency_criteria(
 
 
 def _latency(
-    name: str, margin: float, effect: Effect, levels: ErrorLevels, sides: tuple[Array, Array], paired: bool
+    name: str, margin: float, effect: Effect, levels: ErrorLevels, sides: tuple[Array, Array], is_paired: bool
 ) -> Criterion:
     title = f"latency {name}"
-    if unknown := _unknown(name, effect, paired):
-        note, least = unknown
-        return Criterion(title, "latency", margin, "INSUFFICIENT", needed=least, requests=effect.requests, note=note)
+    if unknown := _unknown(name, effect, is_paired):
+        note, floor = unknown
+        return Criterion(title, "latency", margin, "INSUFFICIENT", needed=floor, requests=effect.requests, note=note)
     limit = math.log1p(margin)
     z_pass, z_fail = (t_quantile(1.0 - level, effect.freedom) for level in (levels.passing, levels.failing))
     error = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1))
-    below, above = (_RANKS * z * effect.share_error for z in (z_fail, z_pass))
-    lowest, highest = rank_bounds(sides, probability(name), below, above)
+    lower_ranks, upper_ranks = (_RANKS * z * effect.share_error for z in (z_fail, z_pass))
+    lowest, highest = rank_bounds(sides, probability(name), lower_ranks, upper_ranks)
     low, high = min(lowest, effect.log_ratio - z_fail * error), max(highest, effect.log_ratio + z_pass * error)
     provable = high - effect.log_ratio + Z_POWER * error
-    needed = math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None
-    assumed = ""
+    needed_count = math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None
+    assumption = ""
     if not (math.isfinite(lowest) and math.isfinite(highest)):  # too many latencies are equal to the quantile
         ties = [np.count_nonzero(values == quantile_of(values, probability(name))) for values in sides]
         count, side = max(zip(ties, sides, strict=True), key=lambda pair: int(pair[0]) / len(pair[1]))
-        assumed = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
+        assumption = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
     detectable = limit + effect.log_ratio - low + Z_POWER * error
     slowdown, low, high, *powers = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
-    figures = slowdown, low, high, powers[0], powers[1], needed, effect.requests
-    return Criterion(title, "latency", margin, verdict_of(low, high, margin), *figures, assumed=assumed)
+    figures = slowdown, low, high, powers[0], powers[1], needed_count, effect.requests
+    return Criterion(title, "latency", margin, verdict_of(low, high, margin), *figures, assumed=assumption)
 
 
-def _unknown(name: str, effect: Effect, paired: bool) -> tuple[str, int] | None:
+def _unknown(name: str, effect: Effect, is_paired: bool) -> tuple[str, int] | None:
     """Why a quantile cannot be compared, and how many requests it takes at least; None where it can."""
     share = min(probability(name), 1 - probability(name))
-    least = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
-    if effect.requests >= least and math.isinf(effect.share_error):
-        note = unsteady("latency", effect.block, effect.requests, paired)
+    floor = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
+    if effect.requests >= floor and math.isinf(effect.share_error):
+        note = unsteady("latency", effect.block, effect.requests, is_paired)
         return note, least_requests(effect.block, effect.requests)
     if effect.beyond < LEAST_BEYOND or math.isinf(effect.share_error):
         note = (
-            f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {least}, "
+            f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {floor}, "
             "and more where slow requests come in bursts"
         )
         bursts = effect.requests * LEAST_BEYOND / effect.beyond if effect.beyond > 0.0 else 0.0
-        return note, max(least, math.ceil(bursts))
+        return note, max(floor, math.ceil(bursts))
     return None
 
 
@@ -202,14 +202,14 @@ def least_requests(block: int, count: int) -> int:
     return 2 * count if block >= count else LEAST_INDEPENDENT * block
 
 
-def unsteady(what: str, block: int, count: int, paired: bool) -> str:
+def unsteady(quantity: str, block: int, count: int, is_paired: bool) -> str:
     """The note on a series whose autocorrelation is too long for its length.
 
-    what: the quantity.  paired: whether the series is of the differences of pairs.
+    quantity: what is unsteady.  is_paired: whether the series is of the differences of pairs.
     block: requests that make one independent observation.  count: length of the series.
     """
-    subject = f"the two sides' difference in {what}" if paired else what
-    remedy = "" if paired else ", or the same requests sent to both sides"
+    subject = f"the two sides' difference in {quantity}" if is_paired else quantity
+    remedy = "" if is_paired else ", or the same requests sent to both sides"
     if block >= count:
         return f"{subject} moves slowly over all of the {count} requests; it takes a longer run{remedy}"
     return (
@@ -221,15 +221,15 @@ def unsteady(what: str, block: int, count: int, paired: bool) -> str:
 def failures(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Whether each request of candidate and baseline failed or was late (LATE), bool [requests]; of pairs, failures
     that the other side has too are left out."""
-    late = _late(evidence)
-    ours, theirs = ~evidence.candidate.ok | late[0], ~evidence.baseline.ok | late[1]
+    late_flags = _late(evidence)
+    ours, theirs = ~evidence.candidate.ok | late_flags[0], ~evidence.baseline.ok | late_flags[1]
     return (ours & ~theirs, theirs & ~ours) if evidence.paired else (ours, theirs)
 
 
 def _late(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Whether each request of candidate and baseline was answered late (LATE), bool [requests]."""
-    answered = evidence.baseline.latency[evidence.baseline.ok]
-    edge = LATE * quantile_of(answered, 0.99) if len(answered) >= LEAST_BEYOND / 0.01 / 2 else math.inf
+    latencies = evidence.baseline.latency[evidence.baseline.ok]
+    edge = LATE * quantile_of(latencies, 0.99) if len(latencies) >= LEAST_BEYOND / 0.01 / 2 else math.inf
     ours, theirs = (side.ok & (side.latency > edge) for side in (evidence.candidate, evidence.baseline))
     return ours, theirs
 
@@ -242,18 +242,18 @@ def late_time(evidence: CanaryEvidence, passing: float) -> str:
         return ""
     if evidence.paired:
         late = late[0] & ~late[1], late[1] & ~late[0]
-    added = 0.0
+    growth = 0.0
     for side, flags, bound, sign in zip(
         (evidence.candidate, evidence.baseline), late, (rates.upper, rates.lower), (1.0, -1.0), strict=True
     ):
         if flags.any():
-            added += sign * bound(*rates.effective(flags), passing / 2) * float(side.latency[flags].mean())
-    added /= float(evidence.baseline.latency[evidence.baseline.ok].mean())
-    if added <= LATE_TIME:
+            growth += sign * bound(*rates.effective(flags), passing / 2) * float(side.latency[flags].mean())
+    growth /= float(evidence.baseline.latency[evidence.baseline.ok].mean())
+    if growth <= LATE_TIME:
         return ""
     return (
         f"{pluralize(int(late[0].sum()), 'answer')} of {len(late[0])} took more than {LATE:g} times the baseline's p99 "
-        f"and {int(late[1].sum())} of the baseline's; such answers may add {100 * added:.3g} % to the mean latency, "
+        f"and {int(late[1].sum())} of the baseline's; such answers may add {100 * growth:.3g} % to the mean latency, "
         f"margin {100 * LATE_TIME:g} %"
     )
 
@@ -309,10 +309,10 @@ def _share(
     difference = name == "errors" and not assumed
     passing = levels.passing / 2 if difference else levels.passing
     detectable = rates.detectable(math.floor(count / size), margin, levels.at(count).failing, difference)
-    provable, needed = rates.upper(0.0, count / size, passing), rates.count_needed(margin, passing)
-    if budget and (other := rates.count_needed(budget, levels.passing)) is not None:
-        needed = min(other, needed or other)
-    enough = None if needed is None else math.ceil(needed * size)
+    provable, needed_count = rates.upper(0.0, count / size, passing), rates.count_needed(margin, passing)
+    if budget and (budget_count := rates.count_needed(budget, levels.passing)) is not None:
+        needed_count = min(budget_count, needed_count or budget_count)
+    enough = None if needed_count is None else math.ceil(needed_count * size)
     bursts = f"they come in bursts of some {size:.0f} requests" if size >= 2.0 else ""
     figures = None if math.isnan(estimate) else estimate, low, high, detectable, provable, enough, count
     words = "; ".join(filter(None, (assumed, bursts)))
@@ -321,40 +321,40 @@ def _share(
 
 def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
     """The criterion of the drop of the mean score; None where scores were not observed."""
-    scored = [np.where(side.ok, side.score, np.nan) for side in (evidence.candidate, evidence.baseline)]
+    score_pair = [np.where(side.ok, side.score, np.nan) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:
-        both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
-        scored = [values[both] for values in scored]
+        scored_mask = ~np.isnan(score_pair[0]) & ~np.isnan(score_pair[1])
+        score_pair = [values[scored_mask] for values in score_pair]
     else:
-        scored = list(pair_by_order(*(values[~np.isnan(values)] for values in scored)))
-    if (count := len(scored[0])) == 0:
+        score_pair = list(pair_by_order(*(values[~np.isnan(values)] for values in score_pair)))
+    if (count := len(score_pair[0])) == 0:
         return None
     if count < 2 * LEAST_BLOCKS:
         note = f"{pluralize(count, 'score')} of requests; it takes {2 * LEAST_BLOCKS} or more"
         return Criterion("score", "score", margin, "INSUFFICIENT", needed=2 * LEAST_BLOCKS, requests=count, note=note)
-    memory = memory_of_difference(scored)
+    memory = memory_of_difference(score_pair)
     variance, block = memory.variance, memory.block
     if math.isinf(variance):
         note = unsteady("the score", block, count, evidence.paired)
-        least = least_requests(block, count)
-        return Criterion("score", "score", margin, "INSUFFICIENT", needed=least, requests=count, note=note)
-    return _score(scored, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
+        least_count = least_requests(block, count)
+        return Criterion("score", "score", margin, "INSUFFICIENT", needed=least_count, requests=count, note=note)
+    return _score(score_pair, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
 
 
-def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
+def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
     """error: standard error of the difference of the means.  freedom: its degrees of freedom."""
-    count = len(scored[0])
-    estimate = float(scored[1].mean() - scored[0].mean())
+    count = len(score_pair[0])
+    estimate = float(score_pair[1].mean() - score_pair[0].mean())
     # At the level itself, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
     levels = levels.at(count)
     z_pass, z_fail = (t_quantile(1.0 - CALIBRATED * level, freedom) for level in (levels.passing, levels.failing))
     # Scores that never differed do not prove that they never will.
-    span = max(float(values.max()) for values in scored) - min(float(values.min()) for values in scored)
+    span = max(float(values.max()) for values in score_pair) - min(float(values.min()) for values in score_pair)
     floor = rates.upper(0.0, count, levels.passing) * max(span, min(1.0, margin * 100))
-    below, above = max(z_fail * error, floor), max(z_pass * error, floor)
-    low, high, provable = estimate - below, estimate + above, above + Z_POWER * error
-    needed = math.ceil(count * (provable / margin) ** 2)
-    figures = estimate, low, high, margin + below + Z_POWER * error, provable, needed, count
+    lower_error, upper_error = max(z_fail * error, floor), max(z_pass * error, floor)
+    low, high, provable = estimate - lower_error, estimate + upper_error, upper_error + Z_POWER * error
+    needed_count = math.ceil(count * (provable / margin) ** 2)
+    figures = estimate, low, high, margin + lower_error + Z_POWER * error, provable, needed_count, count
     return Criterion("score", "score", margin, verdict_of(low, high, margin), *figures)
 
 
@@ -408,16 +408,16 @@ def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float
 
     requests, seconds: how many requests there were, and in what time; None: the time is not known.
     """
-    lacking = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
-    if not lacking or any(criterion.needed is None for criterion in lacking):
+    undecided = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
+    if not undecided or any(criterion.needed is None for criterion in undecided):
         return ""
-    count = max(criterion.needed or 0 for criterion in lacking)
+    count = max(criterion.needed or 0 for criterion in undecided)
     if count <= requests:
         return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
     request_text = f"some {_round_up(count)} requests"
     if seconds is not None:
         request_text += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
-    if any(criterion.note for criterion in lacking):
+    if any(criterion.note for criterion in undecided):
         return f"{request_text} or more are needed for a verdict"
     return f"{request_text} would likely suffice for an equal candidate"
 

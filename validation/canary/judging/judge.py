@@ -85,19 +85,19 @@ def _level(fractions: tuple[float, ...], alpha: float) -> float:
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
     for before, fraction in pairwise(fractions):
         # The density one look later, and the point above which it holds what this look may spend.
-        wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
+        wide_grid = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
         step = fraction - before
-        kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
+        kernel = np.exp(-((wide_grid[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
         weights = np.full(len(grid), grid[1] - grid[0])
         weights[[0, -1]] /= 2
         after = kernel @ (density * weights)
-        areas = (after[::-1][:-1] + after[::-1][1:]) / 2 * (wide[1] - wide[0])
+        areas = (after[::-1][:-1] + after[::-1][1:]) / 2 * (wide_grid[1] - wide_grid[0])
         tail = np.concatenate([np.cumsum(areas)[::-1], [0.0]])
         share = max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL)
-        bound = float(np.interp(-share, -tail, wide))
+        bound = float(np.interp(-share, -tail, wide_grid))
         level = 1.0 - NORMAL.cdf(bound / math.sqrt(fraction))
-        grid = np.linspace(wide[0], bound, _POINTS)
-        density = np.interp(grid, wide, after)
+        grid = np.linspace(wide_grid[0], bound, _POINTS)
+        density = np.interp(grid, wide_grid, after)
     return max(level, LEAST_LEVEL)
 
 
@@ -166,20 +166,20 @@ def judge(
     if not evidence.unlike:
         criteria = [*facts_of(evidence, limits), *latency_criteria(evidence, limits, levels, seed, replicates)]
         for words, part in classes:
-            wider = math.sqrt(max(1.0, USUAL_CLASS / part.requests))
+            widening = math.sqrt(max(1.0, USUAL_CLASS / part.requests))
             margin = max(limits.latency.values())
-            widest = replace(limits, latency={"p50": max(margin, min(WIDEST, margin * wider))})
-            shared = replace(levels, failing=failing / len(classes))
-            [criterion] = latency_criteria(part, widest, shared, seed, replicates)
+            widest = replace(limits, latency={"p50": max(margin, min(WIDEST, margin * widening))})
+            class_levels = replace(levels, failing=failing / len(classes))
+            [criterion] = latency_criteria(part, widest, class_levels, seed, replicates)
             criteria.append(replace(criterion, name=f"{criterion.name} of size {words}"))
         if limits.error_rate is not None:
             criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
-    late = late_time(evidence, levels.passing) if limits.latency and not evidence.unlike else ""
+    late_note = late_time(evidence, levels.passing) if limits.latency and not evidence.unlike else ""
     for name, note in (
         ("sides that compare", evidence.unlike),
         ("logs to the end", evidence.stopped),
-        ("late answers", late),
+        ("late answers", late_note),
     ):
         if note:
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
@@ -199,20 +199,20 @@ def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
     sizes = [np.asarray(side.size) for side in sides]
     if evidence.paired:
         sizes = [np.where(np.isnan(sizes[1]), sizes[0], sizes[1])] * 2
-    if min(map(len, sizes)) == 0 or any(bool((np.isnan(one) | (one <= 0)).any()) for one in sizes):
+    if min(map(len, sizes)) == 0 or any(bool((np.isnan(values) | (values <= 0)).any()) for values in sizes):
         return []
-    octaves = [np.floor(np.log2(one)).astype(int) for one in sizes]
-    edges, least = [-math.inf], LEAST_OF_CLASS
+    octaves = [np.floor(np.log2(values)).astype(int) for values in sizes]
+    edges, least_count = [-math.inf], LEAST_OF_CLASS
     for octave in np.unique(np.concatenate(octaves)):
-        if min(((one >= edges[-1]) & (one < octave)).sum() for one in octaves) >= least:
+        if min(((values >= edges[-1]) & (values < octave)).sum() for values in octaves) >= least_count:
             edges.append(octave)
-    if min((one >= edges[-1]).sum() for one in octaves) < least:  # the last class joins the one before it
+    if min((values >= edges[-1]).sum() for values in octaves) < least_count:  # the last class joins the one before it
         edges.pop()
     classes = []
     for start, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
-        inside = [(one >= start) & (one < end) for one in octaves]
-        parts = [side.select(which) for side, which in zip(sides, inside, strict=True)]
-        class_sizes = np.concatenate([one[which] for one, which in zip(sizes, inside, strict=True)])
+        class_masks = [(values >= start) & (values < end) for values in octaves]
+        parts = [side.select(which) for side, which in zip(sides, class_masks, strict=True)]
+        class_sizes = np.concatenate([values[which] for values, which in zip(sizes, class_masks, strict=True)])
         part = replace(evidence, candidate=parts[0], baseline=parts[1], design_block=1)
         classes.append((f"{class_sizes.min():.4g} to {class_sizes.max():.4g}", part))
     return classes

@@ -29,8 +29,8 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
     """What fails a candidate without statistics, each with what was observed and what was expected."""
     margin = limits.error_rate or 0.001
     notes = [evidence.died, _failing_stretch(evidence, margin), _slow_stretch(evidence)]
-    named = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
-    return [Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in named if note]
+    pairs = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
+    return [Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in pairs if note]
 
 
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
@@ -41,33 +41,33 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
         return ""
     # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
     share = min(max(margin, upper(float(theirs.sum()), len(theirs), SPENT)), 0.49)
-    least = max(LEAST_STRETCH, math.ceil(math.log(len(ours) / CHANCE) / -math.log(4.0 * share * (1.0 - share))))
-    alone, beside = stretches(ours, least), stretches(theirs, least)
+    count = max(LEAST_STRETCH, math.ceil(math.log(len(ours) / CHANCE) / -math.log(4.0 * share * (1.0 - share))))
+    lone_stretches, baseline_stretches = stretches(ours, count), stretches(theirs, count)
     if evidence.paired:
-        alone &= ~beside
+        lone_stretches &= ~baseline_stretches
     else:  # the baseline's latest request before each of the candidate's
         latest = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
-        alone &= ~beside[np.maximum(latest, 0)] & (latest >= 0)
-    usual, spent = float(beside.mean()) + margin, float(alone.mean())
-    expected = f"expected from the baseline and the margin: {100 * usual:.2g} % of the run"
-    if alone[-1]:
-        start = max(0, int(np.append(np.flatnonzero(~alone), 0).max()) + 2 - least)
+        lone_stretches &= ~baseline_stretches[np.maximum(latest, 0)] & (latest >= 0)
+    usual, spent = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
+    expected_text = f"expected from the baseline and the margin: {100 * usual:.2g} % of the run"
+    if lone_stretches[-1]:
+        start = max(0, int(np.append(np.flatnonzero(~lone_stretches), 0).max()) + 2 - count)
         return (
             f"the candidate failed {int(ours[start:].sum())} of its last {len(ours) - start} requests, and the "
-            f"baseline did not; {expected}"
+            f"baseline did not; {expected_text}"
         )
     if spent * SPENT > usual:
         return (
-            f"the candidate failed for {100 * spent:.3g} % of the run in stretches of {least} requests or more, which "
-            f"the baseline answered; {expected}"
+            f"the candidate failed for {100 * spent:.3g} % of the run in stretches of {count} requests or more, which "
+            f"the baseline answered; {expected_text}"
         )
     return ""
 
 
-def stretches(flags: np.ndarray, least: int) -> np.ndarray:
-    """Whether at least `least` of the last 2 * `least` requests failed, bool [requests]."""
-    sums = np.concatenate([np.zeros(2 * least), np.cumsum(flags)])
-    in_stretch: np.ndarray = sums[2 * least :] - sums[: -2 * least] >= least
+def stretches(flags: np.ndarray, count: int) -> np.ndarray:
+    """Whether at least `count` of the last 2 * `count` requests failed, bool [requests]."""
+    sums = np.concatenate([np.zeros(2 * count), np.cumsum(flags)])
+    in_stretch: np.ndarray = sums[2 * count :] - sums[: -2 * count] >= count
     return in_stretch
 
 
@@ -75,8 +75,8 @@ def _slow_stretch(evidence: CanaryEvidence) -> str:
     """What was observed where the candidate was SLOW times slower for a stretch or for most of the run, and the
     baseline was not; else ''."""
     sides = [evidence.candidate, evidence.baseline]
-    both = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
-    sides = [side.select(side.ok if both is None else both) for side in sides]
+    answered_mask = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
+    sides = [side.select(side.ok if answered_mask is None else answered_mask) for side in sides]
     if min(map(len, sides)) < PARTS * LEAST_STRETCH:
         return ""
     edges = [np.linspace(0, len(side), PARTS + 1).astype(int) for side in sides]
@@ -89,9 +89,9 @@ def _slow_stretch(evidence: CanaryEvidence) -> str:
         for side, ends in zip(sides, edges, strict=True)
     ]
     ratio = np.log(medians[0]) - np.log(medians[1])
-    ordered, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
-    usual, log_slowdown = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
-    slower, start = float(together.max() - ordered[PARTS // 4]), int(together.argmax())
+    sorted_ratios, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
+    usual, log_slowdown = sorted_ratios[int(0.35 * PARTS)] - sorted_ratios[0], float(sorted_ratios[int(0.4 * PARTS)])
+    slower, start = float(together.max() - sorted_ratios[PARTS // 4]), int(together.argmax())
     first, last = (sides[0].time[edges[0][part] - shift] for part, shift in ((start, 0), (start + SLOW_PARTS, 1)))
     if log_slowdown > math.log(SLOW):
         return f"the candidate was {math.exp(log_slowdown):.2g} times slower or more for most of the run"

@@ -80,9 +80,9 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
     ended = candidate.ended or baseline.ended or not len(latencies)
     longest = 0.0 if ended else float(np.quantile(latencies, _IN_FLIGHT, method="lower"))
     in_flight: list[Name | None] = []
-    stopped, notes = [], []
-    for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
-        unseen, tail, share = _unseen(side, other)
+    reasons, notes = [], []
+    for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
+        unseen, tail, share = _unseen(side, peer)
         young = [name for name, age in unseen.items() if longest and age <= longest]
         if not tail <= set(young):  # the side had stopped before the last requests arrived
             young = [name for name in young if name not in tail]
@@ -97,26 +97,24 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
             tail -= set(young)
         if not tail:
             continue
-        text = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {other.path.name}"
+        text = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {peer.path.name}"
         by_chance = (1.0 - share) ** len(tail) >= _RARE
         if (ignore_missing and (closed or by_chance)) or (closed and role == "candidate"):
             notes.append(text)
         else:
-            stopped.append(f"{text}{'' if closed else ', and not both say that they were stopped in order'}; {CLOSE}")
-    return PairsEnd(tuple(in_flight), "; ".join(stopped), tuple(notes))
+            reasons.append(f"{text}{'' if closed else ', and not both say that they were stopped in order'}; {CLOSE}")
+    return PairsEnd(tuple(in_flight), "; ".join(reasons), tuple(notes))
 
 
-def _unseen(
-    side: ObservationTable, other: ObservationTable
-) -> tuple[dict[Name | None, float], set[Name | None], float]:
+def _unseen(side: ObservationTable, peer: ObservationTable) -> tuple[dict[Name | None, float], set[Name | None], float]:
     """Requests that only the other side saw, with their age in seconds when its log ends; which of them arrived after
     the last one that both saw; the share of the requests before that which this side saw."""
-    request_names, last = set(side.request), max(other.time)
-    order = sorted(range(len(other)), key=lambda index: other.time[index])
-    both = np.flatnonzero([other.request[index] in request_names for index in order])
-    unseen = {other.request[at]: last - other.time[at] for at in order if other.request[at] not in request_names}
-    tail = {other.request[at] for at in order[int(both[-1]) + 1 :]}
-    return unseen, tail, len(both) / float(both[-1] + 1)
+    request_names, last = set(side.request), max(peer.time)
+    order = sorted(range(len(peer)), key=lambda index: peer.time[index])
+    shared_places = np.flatnonzero([peer.request[index] in request_names for index in order])
+    unseen = {peer.request[row]: last - peer.time[row] for row in order if peer.request[row] not in request_names}
+    tail = {peer.request[row] for row in order[int(shared_places[-1]) + 1 :]}
+    return unseen, tail, len(shared_places) / float(shared_places[-1] + 1)
 
 
 def evidence_of(
@@ -131,7 +129,7 @@ def evidence_of(
     candidate, baseline: the observations of each side.
     Raises DataError without a request in common.
     """
-    notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
+    notes = [f"{table.path.name}: half a line at its end was left out" for table in (candidate, baseline) if table.cut]
     if None in candidate.request or None in baseline.request:
         evidence, more = _leave_unpaired(candidate, baseline)
     else:
@@ -146,30 +144,30 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     """Different requests of both sides, those of the common time in the order of their arrival; where the sides do not
     compare, all of them with the reason."""
     tables = (candidate, baseline)
-    times = [np.asarray(one.time) for one in tables]
-    first, last = max(float(one.min()) for one in times), min(float(one.max()) for one in times)
-    inside = [np.flatnonzero((one >= first) & (one <= last)) for one in times]
-    unlike = _other_hours(times, inside) or _other_load(
-        [one[index] for one, index in zip(times, inside, strict=True)], first, last
+    times = [np.asarray(table.time) for table in tables]
+    first, last = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
+    shared_rows = [np.flatnonzero((table >= first) & (table <= last)) for table in times]
+    unlike = _other_hours(times, shared_rows) or _other_load(
+        [table[index] for table, index in zip(times, shared_rows, strict=True)], first, last
     )
-    row_indices = [np.arange(len(one)) for one in tables] if unlike else inside
+    row_indices = [np.arange(len(table)) for table in tables] if unlike else shared_rows
     sides = [
-        one.side(index[np.argsort(at[index], kind="stable")])
-        for one, at, index in zip(tables, times, row_indices, strict=True)
+        table.side(index[np.argsort(row_times[index], kind="stable")])
+        for table, row_times, index in zip(tables, times, row_indices, strict=True)
     ]
     notes = ["the two sides answered different requests, and are compared in the time that both logs cover"]
     notes += [
-        f"{len(one) - len(side)} of {len(one)} requests of the {role} are not of that time, and are left out"
-        for role, one, side in zip(("candidate", "baseline"), tables, sides, strict=True)
-        if len(side) < len(one)
+        f"{len(table) - len(side)} of {len(table)} requests of the {role} are not of that time, and are left out"
+        for role, table, side in zip(("candidate", "baseline"), tables, sides, strict=True)
+        if len(side) < len(table)
     ]
-    stopped = "" if unlike or (candidate.ended and baseline.ended) else _silent_end(candidate, baseline)
-    return CanaryEvidence(sides[0], sides[1], paired=False, stopped=stopped, unlike=unlike), notes
+    stop_note = "" if unlike or (candidate.ended and baseline.ended) else _silent_end(candidate, baseline)
+    return CanaryEvidence(sides[0], sides[1], paired=False, stopped=stop_note, unlike=unlike), notes
 
 
-def _other_hours(times: Sequence[Array], inside: Sequence[Array]) -> str:
+def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
     """Why the sides do not compare: they were observed at different times; '' where they share enough of it."""
-    if 2 * min(map(len, inside)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
+    if 2 * min(map(len, shared_rows)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
         return ""
     ours, baseline_span = map(span_text, times)
     return (
@@ -179,10 +177,10 @@ def _other_hours(times: Sequence[Array], inside: Sequence[Array]) -> str:
     )
 
 
-def _other_load(inside: Sequence[Array], first: float, last: float) -> str:
+def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str:
     """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
-    edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, inside)) // PER_WINDOW)) + 1)
-    ours, baseline_counts = (np.histogram(times, edges)[0] for times in inside)
+    edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
+    ours, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
     windows = [
         (ours.sum(), baseline_counts.sum(), first, last),
@@ -201,11 +199,11 @@ def _other_load(inside: Sequence[Array], first: float, last: float) -> str:
 
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
     """Why the end of one log may hide that its engine died: the other log goes on for longer than chance explains."""
-    for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
-        after = int(np.count_nonzero(np.asarray(other.time) > max(side.time)))
-        if after * len(side) >= _SILENCE * len(other):
+    for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
+        after = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
+        if after * len(side) >= _SILENCE * len(peer):
             return (
-                f"{side.path.name} ({role}) stops {after} requests of {other.path.name} earlier, and not both say that "
+                f"{side.path.name} ({role}) stops {after} requests of {peer.path.name} earlier, and not both say that "
                 f"they were stopped in order; {CLOSE}"
             )
     return ""
@@ -216,11 +214,11 @@ def hours_apart(candidate: Array, baseline: Array) -> str:
 
     candidate, baseline: arrivals of the same requests in seconds, [requests], NaN where a request was not seen.
     """
-    apart = float(np.nanmedian(np.abs(candidate - baseline)))
-    if apart <= MOST_APART_S:
+    distance_s = float(np.nanmedian(np.abs(candidate - baseline)))
+    if distance_s <= MOST_APART_S:
         return ""
     return (
-        f"the same requests arrived {apart / 60:.0f} minutes apart: the candidate's {span_text(candidate)}, the "
+        f"the same requests arrived {distance_s / 60:.0f} minutes apart: the candidate's {span_text(candidate)}, the "
         f"baseline's {span_text(baseline)}; what the hour does to latency is not the engine; send each request to both "
         "sides at the same time"
     )
@@ -231,7 +229,7 @@ def span_text(times: Array) -> str:
     first, last = float(np.nanmin(times)), float(np.nanmax(times))
     if first < _EPOCH or last > 1e11:
         return f"{first:.6g} s to {last:.6g} s"
-    return " to ".join(f"{datetime.fromtimestamp(one, UTC):%Y-%m-%d %H:%M:%S}" for one in (first, last)) + " UTC"
+    return " to ".join(f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M:%S}" for end in (first, last)) + " UTC"
 
 
 def _pair_by_name(
@@ -254,11 +252,11 @@ def _pair_by_name(
             "--missing ignored leaves them out"
         )
     ours, baseline_side = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
-    differs, flipped, noise = _answers(candidate, baseline, pairs[ours.ok & baseline_side.ok], sqnr_db)
-    apart = hours_apart(ours.time, baseline_side.time)
+    differs, flip_mask, noise = _answers(candidate, baseline, pairs[ours.ok & baseline_side.ok], sqnr_db)
+    hours_text = hours_apart(ours.time, baseline_side.time)
     block = design_block([candidate.segment[index] for index in pairs[:, 0] if index >= 0])
     return CanaryEvidence(
-        ours, baseline_side, True, differs, flipped, end.stopped, apart, noise, design_block=block
+        ours, baseline_side, True, differs, flip_mask, end.stopped, hours_text, noise, design_block=block
     ), notes
 
 
@@ -293,16 +291,16 @@ def _answers(
 
     pairs: int64 [pairs, 2], as of `_pairs`.
     """
-    measured = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
+    measured_db = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
     outputs = [(candidate.output[ours], baseline.output[baseline_row]) for ours, baseline_row in pairs]
-    same = np.asarray([a == b for a, b in outputs], bool)
+    same_digests = np.asarray([a == b for a, b in outputs], bool)
     output_mask = np.asarray([a is not None and b is not None for a, b in outputs], bool)
-    distance = np.where(np.isnan(measured), np.where(same, EQUAL_DB, -np.inf), measured)
+    distance = np.where(np.isnan(measured_db), np.where(same_digests, EQUAL_DB, -np.inf), measured_db)
     differs = distance < sqnr_db
     flips = [candidate.flipped[index] for index in pairs[:, 0]]
-    flipped = None if None in flips or not flips else np.asarray(flips, bool)
+    flip_mask = None if None in flips or not flips else np.asarray(flips, bool)
     # The middle half of the distances is not changed by some wrong answers, and says how many their noise explains.
     low, middle, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
     spread = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
     noise = NORMAL.cdf((sqnr_db - middle) / spread) if spread > 0.0 else float(middle < sqnr_db)
-    return (differs if len(pairs) and bool((output_mask | ~np.isnan(measured)).all()) else None), flipped, noise
+    return (differs if len(pairs) and bool((output_mask | ~np.isnan(measured_db)).all()) else None), flip_mask, noise

@@ -91,25 +91,25 @@ def _quality(data: Mapping[str, object]) -> QualityThresholds:
     )
 
 
-def _optional(value: object, where: str, limit: float = 1.0) -> float | None:
-    return None if value is None else _number(value, where, limit)
+def _optional(value: object, key: str, limit: float = 1.0) -> float | None:
+    return None if value is None else _number(value, key, limit)
 
 
-def _number(value: object, where: str, limit: float = 1.0) -> float:
+def _number(value: object, key: str, limit: float = 1.0) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < min(limit, MOST_NUMBER):
         raise InputError(
-            f"validation.canary.{where} is {str(value)[:40]!r}; give a number above 0"
+            f"validation.canary.{key} is {str(value)[:40]!r}; give a number above 0"
             + (f" and below {limit:g}" if math.isfinite(limit) else "")
         )
     return float(value)
 
 
-def _read_mapping(value: object, where: str) -> Mapping[str, object]:
+def _read_mapping(value: object, prefix: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"validation.canary.{where} is {str(value)[:40]!r}; give a mapping")
+        raise InputError(f"validation.canary.{prefix} is {str(value)[:40]!r}; give a mapping")
     return value
 
 
-def _check_names(data: Mapping[str, object], names: tuple[str, ...], where: str) -> None:
+def _check_names(data: Mapping[str, object], names: tuple[str, ...], prefix: str) -> None:
     if unknown := sorted(set(data) - set(names)):
-        raise InputError(f"validation.canary.{where}{unknown[0][:40]} is not known; known: {', '.join(names)}")
+        raise InputError(f"validation.canary.{prefix}{unknown[0][:40]} is not known; known: {', '.join(names)}")

@@ -115,8 +115,8 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     collecting = gc.isenabled()
     gc.disable()  # pauses of Python's garbage collection are not the engine's, as in `timeit`
     try:
-        begun = before = clock()
-        soft, hard = begun + int(seconds * 1e9), begun + int(PATIENCE * seconds * 1e9)
+        started_ns = before = clock()
+        soft, hard = started_ns + int(seconds * 1e9), started_ns + int(PATIENCE * seconds * 1e9)
         while len(times_ns) < MOST_RUNS:
             run()
             now = clock()
@@ -132,9 +132,9 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
 
 def time_call(run: Run) -> float:
     """Seconds of one call."""
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     run()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_s
 
 
 def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
@@ -156,11 +156,11 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
 
     with ThreadPoolExecutor(len(runs)) as pool:
         streams = [pool.submit(stream, run) for run in runs]
-        begun = time.perf_counter()
-        until[0] = begun + seconds
+        started_s = time.perf_counter()
+        until[0] = started_s + seconds
         barrier.wait()
-        count = sum(each.result() for each in streams)
-        return count / (time.perf_counter() - begun)
+        count = sum(future.result() for future in streams)
+        return count / (time.perf_counter() - started_s)
 
 
 def warm_up(latencies: Array) -> tuple[int, bool]:
@@ -243,9 +243,9 @@ class ProcessMeasurement:
         """Write it into `folder`."""
         from safetensors.numpy import save_file
 
-        named = {f"session{index}": runs.session for index, runs in enumerate(self.series)}
-        named |= {f"runtime{index}": runs.runtime for index, runs in enumerate(self.series) if runs.runtime is not None}
-        save_file(named, folder / "series.safetensors")
+        data = {f"session{index}": runs.session for index, runs in enumerate(self.series)}
+        data |= {f"runtime{index}": runs.runtime for index, runs in enumerate(self.series) if runs.runtime is not None}
+        save_file(data, folder / "series.safetensors")
         (folder / "figures.json").write_text(json.dumps(encode(self.figures)))
 
     @classmethod
@@ -254,9 +254,9 @@ class ProcessMeasurement:
         from safetensors.numpy import load_file
 
         figures = decode(json.loads((folder / "figures.json").read_text()), ProcessFigures)
-        named = load_file(folder / "series.safetensors")
+        arrays = load_file(folder / "series.safetensors")
         indices = range(len(figures.sizes))
-        return cls(figures, [Series(named[f"session{index}"], named.get(f"runtime{index}")) for index in indices])
+        return cls(figures, [Series(arrays[f"session{index}"], arrays.get(f"runtime{index}")) for index in indices])
 
 
 def measure_once(
@@ -278,12 +278,12 @@ def measure_once(
     with ExitStack() as stack:
         sessions: list[Session] = []
         load_s = time_call(lambda: sessions.append(stack.enter_context(opens())))
-        loaded = _status_bytes("VmRSS") - before
+        loaded_bytes = _status_bytes("VmRSS") - before
         sizes = [_Size(sessions[0], bucket, seconds, least, before) for bucket in buckets]
-        for timed in [timed for _ in range(PASSES) for size in sizes for timed in size.calls]:
-            timed.run_pass()
+        for timed_call in [timed_call for _ in range(PASSES) for size in sizes for timed_call in size.calls]:
+            timed_call.run_pass()
         figures = tuple(size.figures() for size in sizes)
-    process = ProcessFigures(import_s, load_s, max(loaded, 0), resettable, figures)
+    process = ProcessFigures(import_s, load_s, max(loaded_bytes, 0), resettable, figures)
     return ProcessMeasurement(process, [size.series() for size in sizes])
 
 
@@ -337,7 +337,7 @@ class _Size:
 
     def series(self) -> Series:
         """All runs of this size."""
-        session, *runtime = (np.concatenate(timed.parts) for timed in self.calls)
+        session, *runtime = (np.concatenate(timed_call.parts) for timed_call in self.calls)
         return Series(session, *runtime)
 
 

@@ -111,18 +111,18 @@ def measure_engine(
     measurements = [work()] if processes == 1 else _run_processes(work, seconds, processes, workdir)
     load = monitor.stop()
     rows = [
-        _bucket(bucket, [(each.figures.sizes[index], each.series[index]) for each in measurements], load)
+        _bucket(bucket, [(part.figures.sizes[index], part.series[index]) for part in measurements], load)
         for index, bucket in enumerate(buckets)
     ]
     if streams > 1:
         rows = [_with_streams(opens, bucket, row, streams, seconds) for bucket, row in zip(buckets, rows, strict=True)]
-    figures = [each.figures for each in measurements]
+    figures = [part.figures for part in measurements]
     return EngineLatency(
-        load_s=median(each.load_s for each in figures),
-        loaded_bytes=int(median(each.loaded_bytes for each in figures)),
-        memory_resettable=all(each.memory_resettable for each in figures),
+        load_s=median(part.load_s for part in figures),
+        loaded_bytes=int(median(part.loaded_bytes for part in figures)),
+        memory_resettable=all(part.memory_resettable for part in figures),
         buckets=tuple(rows),
-        import_s=_median_of([each.import_s for each in figures]),
+        import_s=_median_of([part.import_s for part in figures]),
         processes=len(measurements),
     )
 
@@ -142,27 +142,27 @@ def _run_processes(
 
 def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]], load: SystemLoad) -> BucketLatency:
     figures, series = zip(*processes, strict=True)
-    warm = [warm_up(each.session) for each in series]
-    steady_series = [each.session[discarded:] for each, (discarded, _) in zip(series, warm, strict=True)]
-    runtime_series = [each.runtime[warm_up(each.runtime)[0] :] for each in series if each.runtime is not None]
+    warm = [warm_up(part.session) for part in series]
+    steady_series = [part.session[warm_count:] for part, (warm_count, _) in zip(series, warm, strict=True)]
+    runtime_series = [part.runtime[warm_up(part.runtime)[0] :] for part in series if part.runtime is not None]
     together = np.concatenate(steady_series)
     return BucketLatency(
         name=bucket.name,
         sizes=dict(bucket.sizes),
         items=bucket.items,
-        first_s=median(each.first_s for each in figures),
-        runs=sum(len(each.session) for each in series),
-        discarded=sum(discarded for discarded, _ in warm),
+        first_s=median(part.first_s for part in figures),
+        runs=sum(len(part.session) for part in series),
+        discarded=sum(warm_count for warm_count, _ in warm),
         steady=all(steady for _, steady in warm),
         mean_s=float(together.mean()),
         quantiles=quantiles_between(steady_series),
         curve=curve(together),
-        memory_bytes=int(median(each.memory_bytes for each in figures)),
+        memory_bytes=int(median(part.memory_bytes for part in figures)),
         surroundings=load,
         runtime=quantiles_between(runtime_series, (0.5,))[0] if runtime_series else None,
-        process_medians_s=tuple(float(np.median(each)) for each in runtime_series or steady_series),
+        process_medians_s=tuple(float(np.median(part)) for part in runtime_series or steady_series),
         device_bytes=figures[-1].device_bytes,
-        device_s=_median_of([each.device_s for each in figures]),
+        device_s=_median_of([part.device_s for part in figures]),
     )
 
 
@@ -173,7 +173,7 @@ def _median_of(values: Sequence[float | None]) -> float | None:
 
 
 def _with_streams(
-    opens: Opens, bucket: BucketInputs, one: BucketLatency, streams: int, seconds: float
+    opens: Opens, bucket: BucketInputs, row: BucketLatency, streams: int, seconds: float
 ) -> BucketLatency:
     with ExitStack() as stack:
         sessions = [stack.enter_context(opens()) for _ in range(streams)]
@@ -181,4 +181,4 @@ def _with_streams(
         for run in runs:
             run()
         rate = streams_per_second(runs, seconds)
-    return replace(one, streams=streams, streams_items_per_s=rate * bucket.items)
+    return replace(row, streams=streams, streams_items_per_s=rate * bucket.items)

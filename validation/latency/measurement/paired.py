@@ -46,23 +46,23 @@ _WARM = 0.15
 
 
 def run_interleaved(
-    opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
+    session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
     """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
 
-    opens: both engines.  inputs: of each run.  seconds: for all openings together.  openings: sessions of each, one
+    session_openers: of both engines.  inputs: of each run.  seconds: for all openings together.  openings: of each, one
     after the other.
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)
-    return [_run_pair(opens, inputs, seconds / openings, rng) for _ in range(openings)]
+    return [_run_pair(session_openers, inputs, seconds / openings, rng) for _ in range(openings)]
 
 
-def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
+def _run_pair(session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
     with ExitStack() as stack:
         sessions: dict[int, Session] = {}
         for side in rng.permutation(2):
-            sessions[int(side)] = stack.enter_context(opens[side]())
+            sessions[int(side)] = stack.enter_context(session_openers[side]())
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
         for session, session_inputs in pairs:
             session.run(session_inputs)
@@ -86,7 +86,7 @@ def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, seed: int, open
     return pairs
 
 
-def answer_blocks(opens: Opens, inputs: Tensors, stream: TextIO) -> int:
+def answer_blocks(opener: Opens, inputs: Tensors, stream: TextIO) -> int:
     """Answer the requests of `run_interleaved_apart` until the stream ends; returns how many blocks were timed.
 
     Requests and answers are lines of JSON. Raises what opening and running raise.
@@ -97,7 +97,7 @@ def answer_blocks(opens: Opens, inputs: Tensors, stream: TextIO) -> int:
             word, numbers = json.loads(line)
             if word == "open":
                 stack.close()
-                session = stack.enter_context(opens())
+                session = stack.enter_context(opener())
                 session_inputs = select_inputs(session, inputs)
                 session.run(session_inputs)
                 run = session.prepare_call(session_inputs) or partial(session.run, session_inputs)
@@ -119,9 +119,9 @@ def _interleave(
     size, lead = (min(max(1, round(part / slowest)), _BLOCK_RUNS) for part in (_BLOCK_S, _LEAD_S))
     rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
     run_times: tuple[list[float], list[float]] = ([], [])
-    begun = time.monotonic()
+    start = time.monotonic()
     for count in range(rounds):
-        if count > 1 and time.monotonic() - begun > most_s:
+        if count > 1 and time.monotonic() - start > most_s:
             break
         for side in rng.permutation(2):
             run_times[side].extend(blocks[side](lead, size))
@@ -136,27 +136,27 @@ def _time_block(run: Run, lead: int, size: int) -> list[float]:
 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
     """Whether the first engine is faster or slower. pairs: of `run_interleaved`.  seed, replicates: of a bootstrap."""
-    both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
-    effects = quantile_effects(both, list(SHOWN), seed, replicates)
+    side_times = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+    effects = quantile_effects(side_times, list(SHOWN), seed, replicates)
     ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))
     median_ratio = ratios[0]
     verdict: Verdict = "no difference shown"
     if median_ratio.low is not None and median_ratio.high is not None:
         verdict = "faster" if median_ratio.high < 1.0 else "slower" if median_ratio.low > 1.0 else verdict
-    medians = float(np.median(both[0])), float(np.median(both[1]))
-    return PairedTimes(verdict, ratios, medians, len(both[0]), len(pairs))
+    medians = float(np.median(side_times[0])), float(np.median(side_times[1]))
+    return PairedTimes(verdict, ratios, medians, len(side_times[0]), len(pairs))
 
 
 def _ratio(p: float, effect: Effect, pairs: Sequence[Pair]) -> Ratio:
     if math.isnan(effect.log_ratio) or effect.beyond < LEAST_BEYOND:
-        least, have = math.ceil(LEAST_BEYOND / min(p, 1 - p)), sum(len(pair[0]) for pair in pairs)
-        note = f"{have} runs say nothing about it; it takes {least}, or more in bursts"
+        least_runs, have = math.ceil(LEAST_BEYOND / min(p, 1 - p)), sum(len(pair[0]) for pair in pairs)
+        note = f"{have} runs say nothing about it; it takes {least_runs}, or more in bursts"
         return Ratio(p, None, None, None, None, note)
     error, freedom = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1.0)), effect.freedom
-    each = [math.log(float(np.quantile(a, p)) / float(np.quantile(b, p))) for a, b in pairs]
-    between = float(np.std(each, ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-    if between >= error:
-        error, freedom = between, min(freedom, len(each) - 1.0)
+    log_ratios = [math.log(float(np.quantile(a, p)) / float(np.quantile(b, p))) for a, b in pairs]
+    spread = float(np.std(log_ratios, ddof=1)) / math.sqrt(len(log_ratios)) if len(log_ratios) > 1 else 0.0
+    if spread >= error:
+        error, freedom = spread, min(freedom, len(log_ratios) - 1.0)
     factor = t_quantile(1.0 - (1.0 - LEVEL) / 2, freedom)
     low, high = (math.exp(effect.log_ratio + sign * factor * error) for sign in (-1, 1))
     detectable = math.expm1((factor + NORMAL.inv_cdf(POWER)) * error)

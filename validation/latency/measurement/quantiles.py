@@ -43,18 +43,18 @@ BEYOND = 1.5
 
 def quantiles(latencies: Array, levels: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles `levels` of a steady series: [runs], seconds, in the order of measurement."""
-    ordered, estimates = np.sort(latencies), []
+    sorted_times, estimates = np.sort(latencies), []
     for p in levels:
         effect = design_effect(latencies, p)
-        needed, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
+        needed_runs, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
         ranks = order_ranks(math.floor(effective), p)
         if ranks is None:
-            estimates.append(Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1)))
+            estimates.append(Quantile(p, None, None, None, effective, max(needed_runs, len(latencies) + 1)))
             continue
-        low, high = max(1, math.floor(ranks[0] * effect)), min(len(ordered), math.ceil(ranks[1] * effect))
-        middle = min(max(math.ceil(p * len(ordered)), low), high)
-        value, lower, upper = (float(ordered[rank - 1]) for rank in (middle, low, high))
-        estimates.append(Quantile(p, value, lower, upper, effective, needed))
+        low, high = max(1, math.floor(ranks[0] * effect)), min(len(sorted_times), math.ceil(ranks[1] * effect))
+        middle = min(max(math.ceil(p * len(sorted_times)), low), high)
+        value, lower, upper = (float(sorted_times[rank - 1]) for rank in (middle, low, high))
+        estimates.append(Quantile(p, value, lower, upper, effective, needed_runs))
     return tuple(estimates)
 
 
@@ -102,7 +102,7 @@ def quantiles_between(series: Sequence[Array], levels: tuple[float, ...] = SHOWN
     pooled_quantiles = quantiles(np.concatenate(series), levels)
     if len(series) < LEAST_PROCESSES:
         return pooled_quantiles
-    shift = _half_width(np.log([float(np.median(each)) for each in series]))
+    shift = _half_width(np.log([float(np.median(times)) for times in series]))
     return tuple(_widen(quantile, series, shift) for quantile in pooled_quantiles)
 
 
@@ -115,15 +115,15 @@ def _widen(quantile: Quantile, series: Sequence[Array], shift: float) -> Quantil
             for ratio in (quantile.value / quantile.low, quantile.high / quantile.value)
         )
         return replace(quantile, low=quantile.value * math.exp(-down), high=quantile.value * math.exp(up))
-    each = np.log([float(np.quantile(values, quantile.p)) for values in series])
-    half = _half_width(each)
-    low, high = (math.exp(float(each.mean()) + sign * half) for sign in (-1, 1))
+    log_values = np.log([float(np.quantile(values, quantile.p)) for values in series])
+    half = _half_width(log_values)
+    low, high = (math.exp(float(log_values.mean()) + sign * half) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
     # Where processes agree by chance, the interval is still that of their runs.
     return replace(
         quantile,
-        value=math.exp(float(np.median(each))),
+        value=math.exp(float(np.median(log_values))),
         low=min(low, quantile.low or low),
         high=max(high, quantile.high or high),
     )

@@ -72,13 +72,13 @@ def diagnose_run(
     seconds: the time of a run.  roofs: the machine's limits.
     """
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
-    moved = sum(cost.moved_bytes for cost in costs)
+    moved_bytes = sum(cost.moved_bytes for cost in costs)
     overhead = roofs.run_s + len(costs) * roofs.node_s
-    bandwidth = moved / roofs.bandwidth(footprint_bytes)
-    outside = None  # where the profiled runs took longer than those that were timed
+    bandwidth = moved_bytes / roofs.bandwidth(footprint_bytes)
+    outside_share = None  # where the profiled runs took longer than those that were timed
     if kernels_s is not None and kernels_s <= (1.0 + NOISE) * seconds:
-        outside = max(0.0, 1.0 - kernels_s / seconds)
-    return diagnose(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
+        outside_share = max(0.0, 1.0 - kernels_s / seconds)
+    return diagnose(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside_share)
 
 
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
@@ -90,18 +90,18 @@ def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes:
     return diagnose(seconds, *(part / seconds for part in parts))
 
 
-def traffic(graph: GraphCosts, executed: Sequence[NodeCost] = ()) -> MemoryTraffic:
+def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraffic:
     """The memory traffic of a run, fused and unfused. graph: that the engine was built from.
 
-    executed: the nodes that the runtime runs; without any, `greedy_groups` are taken.
+    run_costs: the nodes that the runtime runs; without any, `greedy_groups` are taken.
     """
-    unfused = sum(cost.moved_bytes for cost in graph.costs)
-    if executed:
-        fused = sum(cost.moved_bytes for cost in executed)
-        return MemoryTraffic(unfused, fused, len(graph.nodes), len(executed), "runtime")
+    unfused_bytes = sum(cost.moved_bytes for cost in graph.costs)
+    if run_costs:
+        fused_bytes = sum(cost.moved_bytes for cost in run_costs)
+        return MemoryTraffic(unfused_bytes, fused_bytes, len(graph.nodes), len(run_costs), "runtime")
     groups = greedy_groups(graph)
-    fused = sum(_count_crossing_bytes(group, graph) for group in groups)
-    return MemoryTraffic(unfused, fused, len(graph.nodes), len(groups), "model")
+    fused_bytes = sum(_count_crossing_bytes(group, graph) for group in groups)
+    return MemoryTraffic(unfused_bytes, fused_bytes, len(graph.nodes), len(groups), "model")
 
 
 def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
@@ -109,7 +109,7 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
 
     Dequantizations are in no group: their readers read their inputs.
     """
-    dequantized = {
+    dequantized_reads = {
         name: node.reads for node in graph.nodes if node.cost.op_type == "DequantizeLinear" for name in node.makes
     }
     readers: dict[str, int] = {}
@@ -124,20 +124,20 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
             continue
         reads: dict[str, int] = {}
         for name, size in original.reads.items():
-            reads |= dequantized.get(name, {name: size})
+            reads |= dequantized_reads.get(name, {name: size})
         node = GraphNode(original.cost, reads, original.makes)
-        joined = [
+        joined_groups = [
             group_of[name]
             for name in node.reads
             if name in group_of and readers[name] == 1 and name not in output_names
         ]
-        fuses = node.cost.op_type in ELEMENTWISE and joined
-        at = max(joined) if fuses else len(groups)
+        fuses = node.cost.op_type in ELEMENTWISE and joined_groups
+        group_index = max(joined_groups) if fuses else len(groups)
         if fuses:
-            groups[at].append(node)
+            groups[group_index].append(node)
         else:
             groups.append([node])
-        group_of |= dict.fromkeys(node.makes, at)
+        group_of |= dict.fromkeys(node.makes, group_index)
     return groups
 
 
@@ -146,9 +146,9 @@ def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
     if all(node.cost.moved_bytes == 0 for node in group):
         return 0
     produced_bytes = {name: size for node in group for name, size in node.makes.items()}
-    inside = {id(node.cost) for node in group}
+    group_ids = {id(node.cost) for node in group}
     outside_names = set(graph.outputs) | {
-        name for node in graph.nodes if id(node.cost) not in inside for name in node.reads
+        name for node in graph.nodes if id(node.cost) not in group_ids for name in node.reads
     }
     input_bytes = {name: size for node in group for name, size in node.reads.items() if name not in produced_bytes}
     return sum(input_bytes.values()) + sum(size for name, size in produced_bytes.items() if name in outside_names)
@@ -162,16 +162,16 @@ def break_down(
     profile: None where the runtime shows none.  roofs: None where the machine's limits were not measured.
     graph: costs of the graph that the engine was built from.
     """
-    executed = executed_costs(profile)
+    run_costs = executed_costs(profile)
     kernels = sum(node.seconds for node in profile.nodes) if profile else None
-    costs = executed or graph.costs
+    costs = run_costs or graph.costs
     return TimeBreakdown(
         bucket=bucket,
         graph=graph_cost(graph.costs, graph.working_bytes, graph.unsized),
-        traffic=traffic(graph, executed),
+        traffic=traffic(graph, run_costs),
         roofs=roofs,
         diagnosis=diagnose_run(seconds, costs, roofs, graph.working_bytes, kernels) if roofs else None,
-        profile=_node_times(profile, executed, roofs, graph.working_bytes) if profile else None,
+        profile=_node_times(profile, run_costs, roofs, graph.working_bytes) if profile else None,
     )
 
 
@@ -182,8 +182,8 @@ def executed_costs(profile: RunProfile | None) -> list[NodeCost]:
     return [cost_of(node.name, node.op_type, node.inputs, node.outputs) for node in profile.nodes]
 
 
-def _node_times(profile: RunProfile, executed: list[NodeCost], roofs: Roofs | None, footprint: int) -> NodeTimes:
-    costs: Sequence[NodeCost | None] = executed or [None] * len(profile.nodes)
+def _node_times(profile: RunProfile, run_costs: list[NodeCost], roofs: Roofs | None, footprint: int) -> NodeTimes:
+    costs: Sequence[NodeCost | None] = run_costs or [None] * len(profile.nodes)
     rows = []
     for node, cost in zip(profile.nodes, costs, strict=True):
         diagnosis = diagnose_node(node.seconds, cost, roofs, footprint) if roofs and cost else None
@@ -202,5 +202,5 @@ def _node_times(profile: RunProfile, executed: list[NodeCost], roofs: Roofs | No
         op_types=tuple(sorted(types, key=lambda row: -row.seconds)),
         nodes=tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_NODES]),
         omitted=max(0, len(rows) - MOST_NODES),
-        uncounted=list_uncounted(executed),
+        uncounted=list_uncounted(run_costs),
     )

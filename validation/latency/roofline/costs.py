@@ -74,8 +74,8 @@ def multiplications(
         if not left or not right or not outputs:
             return 0
         # Whether the matrix is transposed follows from which of its sizes is the last one of the result.
-        transposed = len(right) > 1 and right[-1] != outputs[0][-1]
-        return math.prod(outputs[0]) * per_value(op_type, right, transposed)
+        is_transposed = len(right) > 1 and right[-1] != outputs[0][-1]
+        return math.prod(outputs[0]) * per_value(op_type, right, is_transposed)
     if op_type in RECURRENT:
         return _recurrent(inputs)
     if op_type == "MatMulNBits":  # the weight is packed: its sizes are not the matrix's
@@ -197,7 +197,7 @@ def cost_of(
     macs = multiplications(op_type, shapes, [shape for _, shape in outputs], equation)
     values_in = math.prod(present_inputs[0][1]) if present_inputs else 0
     values_out = math.prod(outputs[0][1]) if outputs else 0
-    each = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
+    value_ops = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
     is_countable = (
         macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
     )
@@ -207,14 +207,14 @@ def cost_of(
         input_bytes[0] = min(input_bytes[0], output_bytes)
     cost_dtype = dtype or (present_inputs[0][0] if present_inputs else outputs[0][0] if outputs else "float32")
     return NodeCost(
-        name, op_type, cost_dtype, macs or 0, 2 * (macs or 0) + each, sum(input_bytes), output_bytes, is_countable
+        name, op_type, cost_dtype, macs or 0, 2 * (macs or 0) + value_ops, sum(input_bytes), output_bytes, is_countable
     )
 
 
-def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[str]) -> GraphCost:
+def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Sequence[str]) -> GraphCost:
     """The cost of a graph from those of its nodes; its dtype is that of most operations.
 
-    working_bytes, unsized: as in `GraphCosts`.
+    working_bytes, unsized_nodes: as in `GraphCosts`.
     """
     by_type = operations_by_dtype(costs)
     return GraphCost(
@@ -230,7 +230,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
         working_bytes=working_bytes,
         by_dtype=by_type,
         uncounted=list_uncounted(costs),
-        unsized=tuple(unsized),
+        unsized=tuple(unsized_nodes),
     )
 
 
@@ -284,10 +284,10 @@ class GraphCosts:
         for index, node in enumerate(self.nodes):
             alive += sum(node.makes.values())
             peak = max(peak, alive)
-            ended = [
+            ended_names = [
                 name for name in {*node.reads, *node.makes} if name in produced_sizes and last.get(name, index) == index
             ]
-            alive -= sum(produced_sizes[name] for name in ended)
+            alive -= sum(produced_sizes[name] for name in ended_names)
         return sum(input_sizes.values()) + peak
 
     @property
@@ -315,10 +315,10 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        typed_model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError) as error:
         raise ModelError(f"shapes of {path.name} at {dict(sizes)} cannot be inferred: {error}") from error
-    return count(inferred.graph)
+    return count(typed_model.graph)
 
 
 def count(graph: "GraphProto") -> GraphCosts:
@@ -333,29 +333,29 @@ def count(graph: "GraphProto") -> GraphCosts:
     behind = {
         node.output[0]: tensor_types.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"
     }
-    nodes, unsized = [], []
+    nodes, unsized_nodes = [], []
     for node in graph.node:
         ins = [None if not name else tensor_types.get(name) for name in node.input]
         outs = [tensor_types.get(name) for name in node.output if name]
         name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
         if None in outs or any(spec is None and input_name for spec, input_name in zip(ins, node.input, strict=True)):
-            unsized.append(name)
+            unsized_nodes.append(name)
         output_types = [spec for spec in outs if spec is not None]
         equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
         cost = cost_of(name, node.op_type, ins, output_types, _dtype(node, behind), equation)
         nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
-    return GraphCosts(nodes, [value.name for value in graph.output], unsized)
+    return GraphCosts(nodes, [value.name for value in graph.output], unsized_nodes)
 
 
 def _with_edges(
     node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
 ) -> GraphNode:
-    moved = cost.moved_bytes > 0
+    moves = cost.moved_bytes > 0
     reads = {name: size_bytes(spec) if spec else 0 for name, spec in zip(node.input, ins, strict=True) if name}
     first_input = next(iter(reads), None)
     if first_input is not None:  # what is picked of it, not all
         rest = sum(size for name, size in reads.items() if name != first_input)
-        reads[first_input] = max(0, min(reads[first_input], cost.read_bytes - rest)) if moved else reads[first_input]
+        reads[first_input] = max(0, min(reads[first_input], cost.read_bytes - rest)) if moves else reads[first_input]
     return GraphNode(cost, reads, {name: size_bytes(spec) if spec else 0 for name, spec in outs.items() if name})
 
 
@@ -390,16 +390,16 @@ _OPSET, _IR = 20, 10
 _LEAST = 3
 
 
-def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
-    """Measure each limit for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
+def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
+    """Measure each limit for about `seconds`. opener: opens an ONNX file as the engine's runtime does.
 
     workdir: for the ONNX files.  dtypes: that the engine computes in; float32 is always measured.
-    Raises what `opens` raises.
+    Raises what `opener` raises.
     """
     rates = {}
     for kind in sorted({"float32", *map(product_dtype, dtypes)}):
         model, inputs = _product_roofs(kind)
-        rates[kind] = 2.0 * SIDE**3 / _best(opens, model, inputs, workdir, seconds)
+        rates[kind] = 2.0 * SIDE**3 / _best(opener, model, inputs, workdir, seconds)
     cache_sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -407,29 +407,29 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
         if text.rstrip("KM").isdecimal():
             cache_sizes.append(int(text.rstrip("KM")) * scale)
     cache = max(cache_sizes, default=_CACHE_BYTES)
-    long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
-    one = np.ones(1, np.float32)
-    memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
+    large_array, small_array = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
+    unit = np.ones(1, np.float32)
+    memory = 2 * large_array.nbytes / _best(opener, _chain(1), {"x": large_array, "c": unit}, workdir, seconds)
     run_1, run_n = (
-        float(statistics.median(_times(opens, _chain(count), {"x": one, "c": one}, workdir, seconds / 2)))
+        float(statistics.median(_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2)))
         for count in (1, NODES)
     )
     node = max((run_n - run_1) / (NODES - 1), 1e-9)
-    chained = _best(opens, _chain(CHAIN), {"x": short, "c": one}, workdir, seconds)
-    moved = 2 * short.nbytes * CHAIN
-    busy = max(chained - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chained)
-    cached = float(max(moved / busy, memory))
-    return Roofs(rates, memory, cached, cache // 2, max(run_1 - node, 0.0), node)
+    chain_s = _best(opener, _chain(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
+    moved_bytes = 2 * small_array.nbytes * CHAIN
+    busy_s = max(chain_s - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chain_s)
+    cached_rate = float(max(moved_bytes / busy_s, memory))
+    return Roofs(rates, memory, cached_rate, cache // 2, max(run_1 - node, 0.0), node)
 
 
-def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
-    return float(_times(opens, model, inputs, workdir, seconds).min())
+def _best(opener: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
+    return float(_times(opener, model, inputs, workdir, seconds).min())
 
 
-def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> Array:
+def _times(opener: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> Array:
     path = workdir / "roof.onnx"
     path.write_bytes(model.SerializeToString())
-    with opens(path) as session:
+    with opener(path) as session:
         session.run(inputs)
         call = session.prepare_call(inputs) or partial(session.run, inputs)
         return latencies(call, seconds, _LEAST)
@@ -457,8 +457,8 @@ def _chain(count: int) -> "ModelProto":
 
     names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
     nodes = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
-    one = np.ones(1, np.float32)
-    return _model(nodes, {"x": one, "c": one}, "y", "float32")
+    unit = np.ones(1, np.float32)
+    return _model(nodes, {"x": unit, "c": unit}, "y", "float32")
 
 
 def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) -> "ModelProto":

@@ -76,8 +76,8 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
     first_pair, second_pair = boxes[..., :2], boxes[..., 2:]
     if form == "xyxy":
         return boxes
-    least = first_pair if form == "xywh" else first_pair - second_pair / 2
-    return np.concatenate([least, least + second_pair], axis=-1)
+    low_corners = first_pair if form == "xywh" else first_pair - second_pair / 2
+    return np.concatenate([low_corners, low_corners + second_pair], axis=-1)
 
 
 def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
@@ -97,10 +97,10 @@ def suppress(corners: Array, classes: Array, max_overlap: float) -> Array:
     non-maximum suppression)."""
     candidates, selection = np.arange(len(corners)), list[int]()
     while len(candidates) and len(selection) < MOST_BOXES:
-        best, candidates = candidates[0], candidates[1:]
-        selection.append(int(best))
-        over = overlaps(corners[best : best + 1], corners[candidates])[0] > max_overlap
-        candidates = candidates[~(over & (classes[candidates] == classes[best]))]
+        pick, candidates = candidates[0], candidates[1:]
+        selection.append(int(pick))
+        over = overlaps(corners[pick : pick + 1], corners[candidates])[0] > max_overlap
+        candidates = candidates[~(over & (classes[candidates] == classes[pick]))]
     return np.array(selection, np.int64)
 
 
@@ -108,10 +108,10 @@ def overlaps(one: Array, other: Array) -> Array:
     """Intersection over union of boxes [n, 4] and [m, 4] -> [n, m]; 0 of boxes without area."""
     low_corners = np.maximum(one[:, None, :2], other[None, :, :2])
     high_corners = np.minimum(one[:, None, 2:], other[None, :, 2:])
-    shared = np.prod(np.clip(high_corners - low_corners, 0, None), axis=2)
+    shared_areas = np.prod(np.clip(high_corners - low_corners, 0, None), axis=2)
     areas = [np.prod(np.clip(side[:, 2:] - side[:, :2], 0, None), axis=1) for side in (one, other)]
-    union = areas[0][:, None] + areas[1][None] - shared
-    return np.asarray(np.divide(shared, union, out=np.zeros_like(shared), where=union > 0))
+    union = areas[0][:, None] + areas[1][None] - shared_areas
+    return np.asarray(np.divide(shared_areas, union, out=np.zeros_like(shared_areas), where=union > 0))
 
 
 def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
@@ -159,14 +159,14 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
 
     def add(self, targets: list[BoxSet], answers: list[BoxSet]) -> None:
         """Match the boxes of each sample, class by class."""
-        for one, other in zip(targets, answers, strict=True):
-            self._both += len(one.classes) + len(other.classes)
-            for name in np.unique(np.concatenate([one.classes, other.classes])).tolist():
-                right, class_mask = one.corners[one.classes == name], other.classes == name
-                shared = overlaps(other.corners[class_mask], right)
+        for target, answer in zip(targets, answers, strict=True):
+            self._both += len(target.classes) + len(answer.classes)
+            for name in np.unique(np.concatenate([target.classes, answer.classes])).tolist():
+                right, class_mask = target.corners[target.classes == name], answer.classes == name
+                overlap_matrix = overlaps(answer.corners[class_mask], right)
                 self._wanted[name] = self._wanted.get(name, 0) + len(right)
-                self._found.setdefault(name, []).append((other.scores[class_mask], match(shared, OVERLAPS)))
-                self._matched += int(match(shared, np.array([self.terms.iou])).sum())
+                self._found.setdefault(name, []).append((answer.scores[class_mask], match(overlap_matrix, OVERLAPS)))
+                self._matched += int(match(overlap_matrix, np.array([self.terms.iou])).sum())
 
     def values(self) -> list[TaskValue]:
         """Mean average precision and the share of matched boxes."""

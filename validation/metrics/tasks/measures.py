@@ -98,11 +98,11 @@ def cosine_similarities(vectors: Array) -> Array:
     return np.asarray(unit @ unit.T)
 
 
-def rank_correlation(one: Array, other: Array) -> float | None:
+def rank_correlation(one: Array, other_values: Array) -> float | None:
     """Spearman's rank correlation of two [n]; NaN with NaN in either, None where one has equal values alone."""
-    if np.isnan(one).any() or np.isnan(other).any():
+    if np.isnan(one).any() or np.isnan(other_values).any():
         return float("nan")
-    ranks = [_ranks(values) for values in (one, other)]
+    ranks = [_ranks(values) for values in (one, other_values)]
     one_ranks, other_ranks = (values - values.mean() for values in ranks)
     scale = float(np.sqrt((one_ranks @ one_ranks) * (other_ranks @ other_ranks)))
     return float(one_ranks @ other_ranks) / scale if scale else None
@@ -121,12 +121,12 @@ def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
     k = min(k, count - 1)
     if np.isnan(answers).any() or np.isnan(targets).any():
         return float("nan")
-    near = []
-    for similar in (targets, answers):
-        apart = similar.copy()
-        np.fill_diagonal(apart, -np.inf)
-        near.append(np.argsort(-apart, axis=1, kind="stable")[:, :k])
-    return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*near, strict=True)])) / k
+    neighbours = []
+    for matrix in (targets, answers):
+        scores = matrix.copy()
+        np.fill_diagonal(scores, -np.inf)
+        neighbours.append(np.argsort(-scores, axis=1, kind="stable")[:, :k])
+    return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*neighbours, strict=True)])) / k
 
 
 class Regression(Score[Array, Array]):
@@ -158,27 +158,27 @@ class Regression(Score[Array, Array]):
         self._sums += [np.abs(errors).sum(), np.abs(targets).sum()]
         self._squares += float(np.square(errors).sum())
         self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(targets).max()])
-        total, apart = self._count + targets.size, float(targets.mean()) - self._mean
+        total, shift = self._count + targets.size, float(targets.mean()) - self._mean
         self._spread += (
-            float(np.square(targets - targets.mean()).sum()) + apart * apart * self._count * targets.size / total
+            float(np.square(targets - targets.mean()).sum()) + shift * shift * self._count * targets.size / total
         )
-        self._mean += apart * targets.size / total
+        self._mean += shift * targets.size / total
         self._count = total
 
     def values(self) -> list[TaskValue]:
         """The three; not defined where their denominators are 0."""
-        (errors, numbers), (worst, peak) = self._sums.tolist(), self._most.tolist()
-        explained = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
-        r2 = TaskValue("r2", None if explained.value is None else 1 - explained.value, explained.note)
+        (errors, numbers), (worst_error, peak) = self._sums.tolist(), self._most.tolist()
+        unexplained = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
+        r2 = TaskValue("r2", None if unexplained.value is None else 1 - unexplained.value, unexplained.note)
         relative = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
-        task_values = [r2, relative, _over("largest_error", worst, peak, "the wanted numbers are all 0")]
+        task_values = [r2, relative, _over("largest_error", worst_error, peak, "the wanted numbers are all 0")]
         return task_values if self._count else [TaskValue(value.name, None, NOTHING) for value in task_values]
 
 
-def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
-    if not whole and part:
+def _over(name: str, part: float, total: float, note: str) -> TaskValue:
+    if not total and part:
         return TaskValue(name, None, note)
-    return TaskValue(name, float(part / whole) if whole else 0.0)
+    return TaskValue(name, float(part / total) if total else 0.0)
 
 
 class Segmentation(Score[Array, Array]):
@@ -258,9 +258,9 @@ class Signals(Score[Array, Array]):
         """Measure each signal of a case. Labels and answers may differ in axes of one."""
         targets = align(targets, answers)
         length = targets.shape[-1]
-        for one, other in zip(*(side.reshape(-1, max(length, 1)) for side in (targets, answers)), strict=True):
-            if one.any() or other.any():
-                self._ratios.append(si_sdr_db(one.astype(np.float64), other.astype(np.float64)))
+        for target, answer in zip(*(side.reshape(-1, max(length, 1)) for side in (targets, answers)), strict=True):
+            if target.any() or answer.any():
+                self._ratios.append(si_sdr_db(target.astype(np.float64), answer.astype(np.float64)))
 
     def values(self) -> list[TaskValue]:
         """Mean and least."""
@@ -275,12 +275,12 @@ def si_sdr_db(expected: Array, answer: Array) -> float:
     """The ratio of two signals [time] in float64; NaN where one of them has NaN."""
     energy = float(expected @ expected)
     target = expected * (float(answer @ expected) / energy) if energy else expected
-    target_energy, lost = float(target @ target), float(np.square(target - answer).sum())
-    if math.isnan(lost) or math.isinf(lost):
+    target_energy, error_energy = float(target @ target), float(np.square(target - answer).sum())
+    if math.isnan(error_energy) or math.isinf(error_energy):
         return math.nan
-    if not lost or not target_energy:
+    if not error_energy or not target_energy:
         return MOST_DB if target_energy else -MOST_DB
-    return max(min(10 * math.log10(target_energy / lost), MOST_DB), -MOST_DB)
+    return max(min(10 * math.log10(target_energy / error_energy), MOST_DB), -MOST_DB)
 
 
 class Tokens(Score[Array, Array]):
@@ -303,24 +303,24 @@ class Tokens(Score[Array, Array]):
 
     def add(self, targets: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""
-        for one, other in zip(targets, answers, strict=True):
+        for target, answer in zip(targets, answers, strict=True):
             # Places up to the first `until`, with it; all where there is none.
-            ends = () if self.terms.until is None else tuple(np.flatnonzero(one == self.terms.until))
-            length = int(ends[0]) + 1 if ends else len(one)
-            padded = np.full(len(one), NO_ANSWER)
-            padded[: len(other)] = other[: len(one)]
-            counted = np.arange(len(one)) < length
+            ends = () if self.terms.until is None else tuple(np.flatnonzero(target == self.terms.until))
+            length = int(ends[0]) + 1 if ends else len(target)
+            guess = np.full(len(target), NO_ANSWER)
+            guess[: len(answer)] = answer[: len(target)]
+            mask = np.arange(len(target)) < length
             if self.terms.pad is not None:
-                counted &= one != self.terms.pad
-            missing = max(len(other) - len(one), 0) if self.terms.until is None and self.terms.pad is None else 0
-            equal, places = int(np.count_nonzero(counted & (one == padded))), int(counted.sum()) + missing
-            self._equal, self._places = self._equal + equal, self._places + places
-            self._same, self._samples = self._same + (equal == places), self._samples + 1
+                mask &= target != self.terms.pad
+            excess = max(len(answer) - len(target), 0) if self.terms.until is None and self.terms.pad is None else 0
+            hits, places = int(np.count_nonzero(mask & (target == guess))), int(mask.sum()) + excess
+            self._equal, self._places = self._equal + hits, self._places + places
+            self._same, self._samples = self._same + (hits == places), self._samples + 1
 
     def values(self) -> list[TaskValue]:
         """The shares of equal tokens and of equal sequences."""
-        same = share("equal_sequences", self._same, self._samples, True)
-        return [share("equal_tokens", self._equal, self._places), same]
+        sequence_share = share("equal_sequences", self._same, self._samples, True)
+        return [share("equal_tokens", self._equal, self._places), sequence_share]
 
     def read(self, outputs: Tensors, none: int) -> Array:
         """Token ids [samples, places]."""

@@ -107,8 +107,8 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
     """Class indices: integers as they are, else the argmax over an axis. none: class of a row with NaN."""
     if is_exact(value):
         return value.astype(np.int64)
-    missing = np.isnan(value).any(axis=axis)
-    return np.where(missing, none, np.argmax(value, axis=axis)) if value.shape[axis] else np.full(missing.shape, none)
+    gaps = np.isnan(value).any(axis=axis)
+    return np.where(gaps, none, np.argmax(value, axis=axis)) if value.shape[axis] else np.full(gaps.shape, none)
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
@@ -128,10 +128,10 @@ def align(targets: Array, answers: Array) -> Array:
     return targets
 
 
-def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
+def must_fit(shape: Sequence[int], other_shape: Sequence[int]) -> None:
     """Raises DataError for shapes that differ."""
-    if tuple(shape) != tuple(other):
-        raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other)}")
+    if tuple(shape) != tuple(other_shape):
+        raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other_shape)}")
 
 
 class Accuracy(Score[Array, Array]):
@@ -237,8 +237,8 @@ class Perplexity(Score[Following, Array]):
         logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
-            what = f"{value.dtype} {value.shape}"
-            raise DataError(f"metric output {self.terms.output!r} is {what}; perplexity takes logits [.., vocabulary]")
+            form = f"{value.dtype} {value.shape}"
+            raise DataError(f"metric output {self.terms.output!r} is {form}; perplexity takes logits [.., vocabulary]")
         logprobs = log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
         return logprobs if none == NO_ANSWER else Following(logprobs)
 
@@ -290,8 +290,8 @@ class Perplexity(Score[Following, Array]):
 def log_softmax(logits: Array) -> Array:
     """Logarithms of the probabilities [places, vocabulary]; NaN in a row with NaN or an infinity above zero."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+        shifted_logits = logits - logits.max(axis=1, keepdims=True)
+        return np.asarray(shifted_logits - np.log(np.exp(shifted_logits).sum(axis=1, keepdims=True)))
 
 
 # Texts of a recogniser that was trained with connectionist temporal classification (CTC).
@@ -322,11 +322,11 @@ class Texts(Score[list[Symbols], list[Symbols]]):
 
     def add(self, targets: list[Symbols], answers: list[Symbols]) -> None:
         """Compare the texts of a case."""
-        for one, other in zip(targets, answers, strict=True):
-            self._same, self._samples = self._same + (list(one) == list(other)), self._samples + 1
-            self._characters.add(one, other)
+        for target, answer in zip(targets, answers, strict=True):
+            self._same, self._samples = self._same + (list(target) == list(answer)), self._samples + 1
+            self._characters.add(target, answer)
             if self.terms.space is not None:
-                self._words.add(*number_words(one, other, self.terms.space))
+                self._words.add(*number_words(target, answer, self.terms.space))
 
     def values(self) -> list[TaskValue]:
         """Share of equal texts and the error rates."""
@@ -367,17 +367,17 @@ def number_words(target: Symbols, answer: Symbols, space: int) -> tuple[list[int
     numbers: dict[tuple[int, ...], int] = {}
     sides = []
     for text in (target, answer):
-        words = [tuple(group) for between, group in groupby(text, lambda symbol: symbol == space) if not between]
+        words = [tuple(group) for is_space, group in groupby(text, lambda symbol: symbol == space) if not is_space]
         sides.append([numbers.setdefault(word, len(numbers)) for word in words])
     return sides[0], sides[1]
 
 
-def edit_distance(one: Symbols, other: Symbols) -> int:
+def edit_distance(text: Symbols, other_text: Symbols) -> int:
     """The least number of insertions, deletions and replacements that turn one sequence into the other."""
-    places, target = np.arange(len(other) + 1), np.asarray(other, np.int64)
+    places, target = np.arange(len(other_text) + 1), np.asarray(other_text, np.int64)
     row = places.copy()
-    for index, symbol in enumerate(one, start=1):
-        best = np.minimum(row[1:] + 1, row[:-1] + (target != symbol))
-        # Insertions go along the row: row[j] = min over i <= j of best[i] + j - i.
-        row = np.minimum.accumulate(np.concatenate(([index], best)) - places) + places
+    for index, symbol in enumerate(text, start=1):
+        steps = np.minimum(row[1:] + 1, row[:-1] + (target != symbol))
+        # Insertions go along the row: row[j] = min over i <= j of steps[i] + j - i.
+        row = np.minimum.accumulate(np.concatenate(([index], steps)) - places) + places
     return int(row[-1])

@@ -71,20 +71,20 @@ class Metric(Declared):
     @classmethod
     def limit_keys(cls) -> dict[str, str]:
         """The names of values by the keys of their limits."""
-        main_name, *others = cls.values
-        return {"floor": main_name, **{name: name for name in others if name in cls.__dataclass_fields__}}
+        main_name, *other_names = cls.values
+        return {"floor": main_name, **{name: name for name in other_names if name in cls.__dataclass_fields__}}
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name of the value."""
         settings = {value: getattr(self, key) for key, value in self.limit_keys().items()}
-        return {value: float(least) for value, least in settings.items() if least is not None}
+        return {value: float(floor) for value, floor in settings.items() if floor is not None}
 
     @property
     def outputs(self) -> dict[str, str]:
         """The outputs that it names, by key."""
-        named = {key: getattr(self, key, None) for key in ("output", "scores", "classes")}
-        return {key: name for key, name in named.items() if isinstance(name, str)}
+        output_names = {key: getattr(self, key, None) for key in ("output", "scores", "classes")}
+        return {key: name for key, name in output_names.items() if isinstance(name, str)}
 
     @property
     def sets(self) -> tuple[str, ...]:
