@@ -56,6 +56,8 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, ModelShapes, Proof, Recorded
 from validation.latency.machine import SystemLoadMonitor, machine
 
+Toolchain = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True)
 class ReadToolchain:
@@ -65,7 +67,7 @@ class ReadToolchain:
     options: Mapping[str, str | int | float | bool]
     target: Target
 
-    def run(self, _context: WorkerContext) -> tuple[tuple[str, str], ...]:
+    def run(self, _context: WorkerContext) -> Toolchain:
         """The toolchain of a build request made here."""
         return toolchain_of(discovery.configure(self.backend, dict(self.options)), self.target)
 
@@ -159,12 +161,12 @@ def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
 
     Raises InputError where there is none, and where the new environment has other versions than the pinned ones.
     """
-    units, plans, used = list[UnitRehearsal](), list[VersionPlan](), set[str]()
+    units, plans, used, known = list[UnitRehearsal](), list[VersionPlan](), set[str](), dict[bytes, Toolchain]()
     for manifest, channels in served:
         entries = list(entries_of(manifest, environments.old.store, None, None))
         used |= {plain_name(name) for entry in entries for name in entry.toolchain}
         built = [
-            _Unit(environments, manifest, spec_of(manifest), entry).rehearse()
+            _Unit(environments, manifest, spec_of(manifest), entry, known).rehearse()
             for entry in entries
             if any(plain_name(name) in environments.pins for name in entry.toolchain)
         ]
@@ -179,12 +181,14 @@ def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit of a version, to be rehearsed."""
+    """A unit of a version, to be rehearsed. known: what the new environment has answered, by what it was asked: it
+    starts a process for it, and units of one backend ask the same."""
 
     environments: Environments
     manifest: Manifest
     spec: ModelSpec
     entry: EngineEntry
+    known: dict[bytes, Toolchain]
 
     def rehearse(self) -> UnitRehearsal:
         entry, context = self.entry, self.environments.new
@@ -262,11 +266,14 @@ class _Unit:
         job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
         return context.run_to_end(context.local, name, job)
 
-    def _read_toolchain(self) -> tuple[tuple[str, str], ...]:
+    def _read_toolchain(self) -> Toolchain:
         """What the new environment builds with. Raises InputError where that is not what is pinned."""
         request = ReadToolchain(self.entry.backend, dict(self.entry.options), self.entry.hardware)
+        asked = canonical_json(encode(request))
         try:
-            versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
+            if asked not in self.known:
+                self.known[asked] = self._run("new", "build", request)
+            versions = self.known[asked]
         except StepError as error:
             if error.kind == "no-node":
                 raise
