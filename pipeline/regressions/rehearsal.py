@@ -56,6 +56,8 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, ModelShapes, Proof, Recorded
 from validation.latency.machine import SystemLoadMonitor, machine
 
+Toolchain = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True)
 class ReadToolchain:
@@ -65,7 +67,7 @@ class ReadToolchain:
     options: Mapping[str, str | int | float | bool]
     target: Target
 
-    def run(self, _context: WorkerContext) -> tuple[tuple[str, str], ...]:
+    def run(self, _context: WorkerContext) -> Toolchain:
         """The toolchain of a build request made here."""
         return toolchain_of(discovery.configure(self.backend, dict(self.options)), self.target)
 
@@ -160,11 +162,12 @@ def rehearse(versions: Sequence[Served], environments: Environments) -> Rehearsa
     Raises InputError where there is none, and where the new environment has other versions than the pinned ones.
     """
     units, plans, package_names = list[UnitRehearsal](), list[VersionPlan](), set[str]()
+    toolchains: dict[bytes, Toolchain] = {}
     for manifest, channels in versions:
         entries = list(entries_of(manifest, environments.old.store, None, None))
         package_names |= {plain_name(name) for entry in entries for name in entry.toolchain}
         trials = [
-            _Unit(environments, manifest, spec_of(manifest), entry).rehearse()
+            _Unit(environments, manifest, spec_of(manifest), entry, toolchains).rehearse()
             for entry in entries
             if any(plain_name(name) in environments.pins for name in entry.toolchain)
         ]
@@ -179,12 +182,14 @@ def rehearse(versions: Sequence[Served], environments: Environments) -> Rehearsa
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit of a version, to be rehearsed."""
+    """A unit of a version, to be rehearsed. toolchains: what the new environment builds with, by the request: it
+    starts a process for each answer, and units of one backend ask the same."""
 
     environments: Environments
     manifest: Manifest
     spec: ModelSpec
     entry: EngineEntry
+    toolchains: dict[bytes, Toolchain]
 
     def rehearse(self) -> UnitRehearsal:
         entry, context = self.entry, self.environments.new
@@ -262,11 +267,14 @@ class _Unit:
         job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
         return context.run_to_end(context.local, name, job)
 
-    def _read_toolchain(self) -> tuple[tuple[str, str], ...]:
+    def _read_toolchain(self) -> Toolchain:
         """What the new environment builds with. Raises InputError where that is not what is pinned."""
         request = ReadToolchain(self.entry.backend, dict(self.entry.options), self.entry.hardware)
+        request_key = canonical_json(encode(request))
         try:
-            versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
+            if request_key not in self.toolchains:
+                self.toolchains[request_key] = self._run("new", "build", request)
+            versions = self.toolchains[request_key]
         except StepError as error:
             if error.kind == "no-node":
                 raise

@@ -94,8 +94,14 @@ def test_what_cannot_be_measured_is_told(path: str, value: Any, told: str | None
     assert not (tmp_path / "registry" / "models").exists()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry for wholes of the same graphs: what differs is told by their labels alone."""
+    return tmp_path_factory.mktemp("shared") / "registry"
+
+
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tmp_path: Path) -> None:
+def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tmp_path: Path, shared: Path) -> None:
     metric = {"name": "accuracy", "output": "names.names", "floor": 1.0}
     spec = {**READER, "golden": {"data": "golden.npz", "labels": "label", "metric": metric}}
     path = write_reader(tmp_path / "reader", spec)
@@ -108,7 +114,7 @@ def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tm
     labels[first, 0] = -1 if lacking else labels[first, 0]
     np.savez(path.parent / "golden.npz", **data, label=labels)
     count = int((labels >= 0).sum())
-    (engine,) = enginesmith.build(path, registry=tmp_path / "registry", precisions=["fp32"]).engines
+    (engine,) = enginesmith.build(path, registry=shared, precisions=["fp32"]).engines
     if lacking:
         assert engine.entry.status == "failed"
         assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.entry.reason

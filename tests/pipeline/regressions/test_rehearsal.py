@@ -74,7 +74,7 @@ def test_what_no_ray_worker_takes_is_unknown_and_other_failures_are_told(monkeyp
     monkeypatch.setattr(rehearsal, "request_of", lambda _: None)
     environments: Any = SimpleNamespace(on_ray=True, python="the Ray worker", new=None)
     manifest: Any = SimpleNamespace(model="m", version="1")
-    unit = rehearsal._Unit(environments, manifest, None, entry)
+    unit = rehearsal._Unit(environments, manifest, None, entry, {})
 
     def run(kind: str):
         def fail(*_):

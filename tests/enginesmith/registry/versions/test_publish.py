@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -192,9 +193,9 @@ def test_of_racing_publishers_of_one_name_exactly_one_wins_and_the_others_are_to
 
 def test_killed_before_any_write_it_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
     """SIGKILL before the 1st, 2nd, 3rd ... file operation of a publication, until one is not killed any more."""
+    publish_engines(first := open_store(tmp_path / "before", create=True), [engine(first)], "before")
     for step in range(1, 1000):
-        root = tmp_path / str(step)
-        publish_engines(open_store(root, create=True), [engine(open_store(root))], "before")
+        root = shutil.copytree(tmp_path / "before", tmp_path / str(step))
         status = os.waitpid(in_child(lambda root=root, step=step: _publish_until(root, step)), 0)[1]
         store = open_store(root, create=True)
         result = verify(store)

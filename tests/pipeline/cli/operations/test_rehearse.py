@@ -1,22 +1,34 @@
 """`enginesmith rehearse`: with the same toolchain in another process, and with versions that are not there."""
 
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.state import read_channel
 from tests.pipeline.cli.operations.test_check import files_of
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, Result, capture
 
 SAME = f"onnxruntime=={version('onnxruntime')}"
+WORDS = ("tiny@1", "--toolchain", SAME, "--python", sys.executable, "--seconds", "0.2")
 
 
-def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_published(built: Project) -> None:
-    before = files_of(built.registry / "models")
-    words = ("--toolchain", SAME, "--python", sys.executable, "--seconds", "0.2", "--json")
-    done = built.run("rehearse", *words)
+@pytest.fixture(scope="module")
+def rehearsed(built_once: Path, one_server: object, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A copy of the built project after a rehearsal, whose trials are on record, and what that said."""
+    place = shutil.copytree(built_once, tmp_path_factory.mktemp("rehearsed") / "place")
+    with capture() as captured:
+        return place, Project(place / "project", captured).run("rehearse", *WORDS, "--json")
+
+
+def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_published(
+    rehearsed: tuple[Path, Result], built_once: Path
+) -> None:
+    place, done = rehearsed
     units = {item["unit"]: item for item in done.json["units"]}
     assert list(units) == ["cpu fp32 onnxruntime", "cpu int8 onnxruntime"], done.err
     for item in units.values():
@@ -26,20 +38,23 @@ def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_p
         assert old["median_s"] > 0 and new["median_s"] > 0 and item["times"]["bucket"] == "batch=4"
         assert item["verdict"] != "stays" or "times the time" in item["why"]
     assert [(plan["version"], plan["channels"]) for plan in done.json["plan"]] == [("tiny@1", ["candidate"])]
-    assert files_of(built.registry / "models") == before
+    assert files_of(place / "registry" / "models") == files_of(built_once / "registry" / "models")
 
 
-def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(built: Project, monkeypatch) -> None:
+def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
+    rehearsed: tuple[Path, Result], tmp_path: Path, capsys, monkeypatch
+) -> None:
     """The toolchain is the same here, so that a verdict is drawn up, and the measured trials come from the record."""
     from pipeline.regressions import rehearsal
 
+    shutil.copytree(rehearsed[0], tmp_path / "place")
+    built = Project(tmp_path / "place" / "project", capsys)
     monkeypatch.setattr(rehearsal, "judge_trials", lambda *_: ("moves", ""))
-    words = ("tiny@1", "--toolchain", SAME, "--python", sys.executable, "--seconds", "0.2")
-    again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
-    assert again in built.run("rehearse", *words).out
     monkeypatch.setattr(rehearsal._Unit, "_prove", None)
+    again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
+    assert again in built.run("rehearse", *WORDS).out
     (built.folder / "tiny.yaml").unlink()  # nothing of it is read
-    done = built.run("rehearse", *words, "--apply")
+    done = built.run("rehearse", *WORDS, "--apply")
     assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
     assert "enginesmith rollback tiny:candidate    # to undo it" in done.out
     store = open_store(str(built.registry))
@@ -47,7 +62,7 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(bui
     for old, new in zip(before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
         assert (new.report != old.report) == (new.target == "cpu" and new.usable)
-    again = built.run("rehearse", *words, "--apply", "--json")
+    again = built.run("rehearse", *WORDS, "--apply", "--json")
     assert [item["version"] for item in again.json["applied"]] == ["2"]
     assert built.run("rollback", "tiny:candidate").code == 0
     channel = read_channel(store, "tiny", "candidate")
