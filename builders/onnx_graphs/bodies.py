@@ -106,8 +106,8 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
     types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
     new_nodes: list[onnx.NodeProto] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
-        for body, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
-            _rewrite(body, inner_typed, types, results)
+        for body, typed_body in zip(list_bodies(node), list_bodies(twin), strict=True):
+            _rewrite(body, typed_body, types, results)
         kind = types.get(node.input[1], 0) if results.intersection(node.output) else 0
         new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
     del graph.node[:]

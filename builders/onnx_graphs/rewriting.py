@@ -148,10 +148,12 @@ class Writer:
 Writing = Callable[[Writer, Scope], "list[onnx.NodeProto] | None"]
 
 
-def rewrite(graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer: Scope | None = None) -> None:
+def rewrite(
+    graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer_scope: Scope | None = None
+) -> None:
     """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place. rules: by
     operator.  opset: of the model.  outer: what is known around an inner graph; None for the model's own."""
-    scope = (outer or Scope(opset)).inside(graph)
+    scope = (outer_scope or Scope(opset)).inside(graph)
     new_nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for body in list_bodies(node):

@@ -139,8 +139,8 @@ class LazyGroup(Group):
             return None
         if not address:
             return LazyGroup(cmd_name, sections={"Commands": GROUPS[cmd_name]}, help=help_text)
-        module, _, function = address.partition(":")
-        command = getattr(importlib.import_module(module), function)
+        module, _, function_name = address.partition(":")
+        command = getattr(importlib.import_module(module), function_name)
         assert isinstance(command, TakesGlobals)  # noqa: S101 - our own table
         command.name = cmd_name
         return command

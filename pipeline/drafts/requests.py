@@ -351,16 +351,16 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
             _keep(some.setdefault(shapes, {}), digest, request)
     if not count:
         raise DataError(f"{path} holds no requests; give at least two")
-    usual, usual_count = counts.most_common(1)[0]
+    usual_shapes, usual_count = counts.most_common(1)[0]
     if usual_count < 2:
         request_text = f"{pluralize(count, 'request')}, {usual_count} of equal sizes that differ"
         raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
-    usual_requests = [request for _, request in sorted(some[usual].items(), key=lambda pair: pair[0])]
+    usual_requests = [request for _, request in sorted(some[usual_shapes].items(), key=lambda pair: pair[0])]
     golden = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
     calibration = usual_requests[golden : golden + MOST_CALIBRATION]
     drop_counts = [
         (count - len(request_digests), "equal to others"),
-        (len(request_digests) - usual_count, f"of other sizes than {_format(usual)}"),
+        (len(request_digests) - usual_count, f"of other sizes than {_format(usual_shapes)}"),
         (usual_count - golden - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
     notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]

@@ -121,15 +121,15 @@ class CompareAnswers:
         """Their drift and metrics. Raises EnginesmithError where one cannot be opened, or the served one not be run."""
         from validation.comparison.sessions import drift_checks
 
-        place = open_store(context.store)
-        golden = golden_set(place, self.golden, context.workdir)
+        store = open_store(context.store)
+        golden = golden_set(store, self.golden, context.workdir)
         budget = drift_budget((self.new.request.precision, self.served.request.precision), self.limits)
         folders = [context.workdir / name for name in ("new", "served")]
         for folder in folders:
             folder.mkdir()
         with (
-            open_session(place, self.served, folders[1]) as old_session,
-            open_session(place, self.new, folders[0]) as new,
+            open_session(store, self.served, folders[1]) as old_session,
+            open_session(store, self.new, folders[0]) as new,
         ):
             checks = drift_checks("engine", old_session, new, golden, budget)
             values = [_measure(session, golden, self.metrics) for session in (new, old_session)]

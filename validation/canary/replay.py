@@ -340,15 +340,17 @@ def replay_concurrently(
     """
     order = np.random.default_rng(pace.seed)
     requests = list(traffic.arrivals(pace.scale, pace.duration))
-    first_side = count = number = 0
+    first_side = count = segment_number = 0
     for _, stop in segments(len(requests), in_flight, stops):
         while count < stop:
-            first_side = 1 - first_side if number % 2 else int(order.integers(2))
+            first_side = 1 - first_side if segment_number % 2 else int(order.integers(2))
             lead = min(count, in_flight)
-            for pair in _pairs((candidate, baseline), first_side, requests[count - lead : stop], lead, count, number):
+            for pair in _pairs(
+                (candidate, baseline), first_side, requests[count - lead : stop], lead, count, segment_number
+            ):
                 count += 1
                 yield pair
-            number += 1
+            segment_number += 1
 
 
 def _pairs(

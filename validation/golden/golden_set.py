@@ -381,7 +381,7 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
     old = {case: index for index, case in enumerate(case_names(before))}
     new = {case: index for index, case in enumerate(case_names(after))}
     inputs, changed_outputs = list[str](), list[str]()
-    largest: dict[str, tuple[float, str]] = {}
+    largest_differences: dict[str, tuple[float, str]] = {}
     for name in new.keys() & old.keys() if before.digest != after.digest else ():
         left, right = before.cases[old[name]], after.cases[new[name]]
         if not _equal(left.inputs, right.inputs):
@@ -390,8 +390,8 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
             changed_outputs.append(name)
             for output in left.expected.keys() | right.expected.keys():
                 value = _difference(left.expected.get(output), right.expected.get(output))
-                if value > largest.get(output, (0.0, ""))[0]:
-                    largest[output] = (value, name)
+                if value > largest_differences.get(output, (0.0, ""))[0]:
+                    largest_differences[output] = (value, name)
     return GoldenChange(
         before.digest,
         after.digest,
@@ -400,7 +400,7 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
         tuple(name for name in old if name not in new),
         tuple(name for name in new if name in inputs),
         tuple(name for name in new if name in changed_outputs),
-        dict(sorted(largest.items())),
+        dict(sorted(largest_differences.items())),
         not _same(before.labels, after.labels),
         before.noise != after.noise,
         _sequences(before) != _sequences(after),

@@ -51,8 +51,8 @@ class Budget:
         limits = {"sqnr_db": sqnr_db}
         for name in ("centered_sqnr_db", "slice_sqnr_db"):
             before = getattr(self, name)
-            margin_db = sqnr_db is not None and before is not None and self.sqnr_db is not None
-            limits[name] = min(before, before + sqnr_db - self.sqnr_db) if margin_db else None
+            has_margin = sqnr_db is not None and before is not None and self.sqnr_db is not None
+            limits[name] = min(before, before + sqnr_db - self.sqnr_db) if has_margin else None
         return self.override(limits)
 
     def items(self) -> list[tuple[str, float | None]]:

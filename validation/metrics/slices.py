@@ -188,10 +188,10 @@ class Slices:
 
     def scale(self, factor: float) -> "Slices":
         """The slices of an output whose elements are times `factor`, a power of two."""
-        axes = {axis: sums.scale(factor * factor) for axis, sums in self.axes.items()}
+        axis_sums = {axis: sums.scale(factor * factor) for axis, sums in self.axes.items()}
         mean = None if self.mean is None else self.mean * factor
         reach = None if self.reach is None else self.reach * factor
-        return replace(self, axes=axes, centered_sq=self.centered_sq * factor * factor, mean=mean, reach=reach)
+        return replace(self, axes=axis_sums, centered_sq=self.centered_sq * factor * factor, mean=mean, reach=reach)
 
 
 class Marginals:

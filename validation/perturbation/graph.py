@@ -322,11 +322,11 @@ class _Rounding(Nodes):
     def _narrow(self, name: str) -> str:
         return self.add("Cast", self.add("Cast", name, to=self._half), to=_FLOAT)
 
-    def _skippable(self, widen: "NodeProto", exact: str) -> None:
+    def _skippable(self, widen: "NodeProto", exact_name: str) -> None:
         name = widen.output[0]
         widen.output[0] = rounded_name = f"{name}/rounding"
         self.append(widen)
-        self.add("Where", SKIP, exact, rounded_name)
+        self.add("Where", SKIP, exact_name, rounded_name)
         self.rename(name)
 
     def _move(self, name: str, step: str) -> str:

@@ -94,9 +94,15 @@ def sign(
     documents = [("manifest", MANIFEST_FILE, data)]
     for attestation, content in attestation_documents(store, manifest):
         documents.append((f"attestation {attestation.report[:12]} ({attestation.verdict})", ATTESTATION_FILE, content))
-    files = [(file, content) for file, content in attachments(store, manifest) if file.digest in attached]
-    documents += [(f"attachment {file.name} ({file.kind})", ATTACHMENT_FILE, content) for file, content in files]
-    if missing_digests := [digest for digest in attached if digest not in {file.digest for file, _ in files}]:
+    attachment_documents = [
+        (file, content) for file, content in attachments(store, manifest) if file.digest in attached
+    ]
+    documents += [
+        (f"attachment {file.name} ({file.kind})", ATTACHMENT_FILE, content) for file, content in attachment_documents
+    ]
+    if missing_digests := [
+        digest for digest in attached if digest not in {file.digest for file, _ in attachment_documents}
+    ]:
         raise InputError(
             f"{name} has no attachment {missing_digests[0]}; attach the file first (`enginesmith registry attach`)"
         )

@@ -64,9 +64,11 @@ class ListedModel:
     versions: tuple[str, ...]
     channels: Mapping[str, str]
 
-    def without(self, deletions: Container[str]) -> "ListedModel":
-        """With the versions that are not among `deletions`, which are names such as 'model@version'."""
-        return replace(self, versions=tuple(v for v in self.versions if version_name(self.model, v) not in deletions))
+    def without(self, deleted_names: Container[str]) -> "ListedModel":
+        """With the versions that are not among `deleted_names`, which are names such as 'model@version'."""
+        return replace(
+            self, versions=tuple(v for v in self.versions if version_name(self.model, v) not in deleted_names)
+        )
 
 
 @dataclass(frozen=True)
@@ -362,10 +364,10 @@ def _listed_version(store: Store, model: str, version: str, pointers: dict[str, 
     channels = {name: version for name, target in pointers.items() if target == version}
     try:
         manifest = lookup.load(store, model, version)
-        statuses = Counter(entry.status for entry in judge_entries(store, manifest))
+        status_counts = Counter(entry.status for entry in judge_entries(store, manifest))
     except IntegrityError as error:
         return ListedVersion(model, version, None, {}, channels, str(error))
-    return ListedVersion(model, version, manifest.created_at, dict(sorted(statuses.items())), channels)
+    return ListedVersion(model, version, manifest.created_at, dict(sorted(status_counts.items())), channels)
 
 
 def _read_pointers(store: Store, model: str, channels: Iterable[str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ class ProveEnsemble:
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
         answer that is damaged or missing: it says nothing of the engines."""
-        place = open_store(context.store)
+        store = open_store(context.store)
         if self.recorded is not None:
             from validation.gpu.devices import replay_session
 
@@ -78,7 +78,7 @@ class ProveEnsemble:
             for name, blob in self.engines.items():
                 folder = context.workdir / f"engine-{name}"
                 folder.mkdir()
-                sessions[name] = stack.enter_context(open_session(place, blob, folder))
+                sessions[name] = stack.enter_context(open_session(store, blob, folder))
             return self.compare(sessions, context)
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:

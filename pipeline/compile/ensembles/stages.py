@@ -53,7 +53,7 @@ class SourceGraph:
 
 
 def fetch_sources(
-    place: Store, engines: Mapping[str, EngineBlob], exported_digests: Mapping[str, str], parts: Parts, workdir: Path
+    store: Store, engines: Mapping[str, EngineBlob], exported_digests: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
     """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.  place: the store.
     parts: sessions in the place of graphs. Raises as `fetch`."""
@@ -61,8 +61,8 @@ def fetch_sources(
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request
         (folder / "exported").mkdir(parents=True)
-        original = fetch_graph(place, exported_digests[name], folder / "exported" / "graph.onnx")
-        path = runnable(fetch_graph(place, request.model, folder / "graph.onnx"), request.precision)
+        original = fetch_graph(store, exported_digests[name], folder / "exported" / "graph.onnx")
+        path = runnable(fetch_graph(store, request.model, folder / "graph.onnx"), request.precision)
         backend = discovery.configure(request.backend, dict(request.options))
         blocks = request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
         has_changed = request.model != exported_digests[name]

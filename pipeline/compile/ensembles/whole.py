@@ -57,7 +57,7 @@ def tensors_of(graphs: Sequence[ChainedGraph]) -> tuple[TensorSpec, ...]:
 
 @contextmanager
 def open_chain(
-    place: Store,
+    store: Store,
     graphs: Sequence[ChainedGraph],
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
@@ -67,7 +67,7 @@ def open_chain(
     """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
     engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
 
-    place: the registry's store.  graphs: in the order in which they run.  workdir: for the models.
+    store: the registry's store.  graphs: in the order in which they run.  workdir: for the models.
     Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
     """
     from builders.reference import ReferenceSession
@@ -82,9 +82,9 @@ def open_chain(
                 continue
             folder = Path(stack.enter_context(TemporaryDirectory(dir=workdir)))
             if graph.function:
-                nodes[graph.name] = stack.enter_context(_open_function(place, graph.function, folder))
+                nodes[graph.name] = stack.enter_context(_open_function(store, graph.function, folder))
                 continue
-            path = fetch_graph(place, graph.model, folder / "graph.onnx")
+            path = fetch_graph(store, graph.model, folder / "graph.onnx")
             reference = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
             rows = call_rows(reference.inputs, reference.outputs)
             nodes[graph.name] = EnsembleGraph(reference.run, reference.inputs, graph.sources, reference.outputs, rows)
@@ -92,7 +92,7 @@ def open_chain(
 
 
 @contextmanager
-def _open_function(place: Store, function: EnsembleFunction, folder: Path) -> "Iterator[EnsembleGraph]":
+def _open_function(store: Store, function: EnsembleFunction, folder: Path) -> "Iterator[EnsembleGraph]":
     """A function in a process of its own. folder: for its files. Raises ModelError where it cannot be imported."""
     from enginesmith.ensembles import function_node
     from enginesmith.user_code.channel import CallFunction, CallOnce
@@ -102,7 +102,7 @@ def _open_function(place: Store, function: EnsembleFunction, folder: Path) -> "I
     for name, digest in function.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        place.fetch(digest, path)
+        store.fetch(digest, path)
     task = Task(CallFunction(folder, function.file, function.function, function.name))
     with start_user_process(task) as process:
         process.ask(task, CallOnce)

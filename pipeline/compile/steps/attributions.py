@@ -290,9 +290,9 @@ def _list_failed(checks: Sequence[Check]) -> list[str]:
     return [describe(check) for check in checks if not check.passed]
 
 
-def _read_recipe(place: Store, digest: str) -> GraphRecipe:
+def _read_recipe(store: Store, digest: str) -> GraphRecipe:
     try:
-        return decode(json.loads(place.read_blob(digest, MEASURED_BYTES)), GraphRecipe)
+        return decode(json.loads(store.read_blob(digest, MEASURED_BYTES)), GraphRecipe)
     except (ValueError, IntegrityError) as error:
         raise IntegrityError(f"recipe {digest} cannot be read ({error}); build again, which writes it anew") from error
 
@@ -319,12 +319,12 @@ def _propose(
     return replace(propose(recipe, attribution, before, judge, clock.left(WHOLE)), searched=written.searched)
 
 
-def _keep(place: Store, attribution: "Attribution", proposal: "Proposal | None") -> AttributionFound:
+def _keep(store: Store, attribution: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from validation.attribution.result import MOST_ROWS, summarize
 
     snippet = (proposal.snippet if proposal else None) or ""
     value = replace(attribution, rows=attribution.rows[:MOST_ROWS], proposal=proposal)
-    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(attribution), snippet)
+    return AttributionFound(store.put_bytes(text_of(encode_document(value))), summarize(attribution), snippet)
 
 
 def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attributed:

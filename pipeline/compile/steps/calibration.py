@@ -71,8 +71,8 @@ class ObservePart:
         from validation.data.joined import DigestCollector, SequenceSamples
         from validation.data.samples import Samples
 
-        place = open_store(context.store)
-        model = fetch_graph(place, self.model, context.workdir / "model.onnx")
+        store = open_store(context.store)
+        model = fetch_graph(store, self.model, context.workdir / "model.onnx")
         graph = prepare_model(load_outline(model))
         everything, needed_tensors = activations(graph), tensors_to_measure(graph)
         del graph
@@ -85,7 +85,7 @@ class ObservePart:
             inputs = full_source.digests if isinstance(full_source, SequenceSamples) else collector.seen
         if observations.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
-        return _store(place, observations, inputs)
+        return _store(store, observations, inputs)
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ class MergeParts:
         from pipeline.quantization.statistics.observations import Observations
         from validation.data.joined import merge_digests
 
-        place = open_store(context.store)
+        store = open_store(context.store)
         blobs = [part.observations for part in self.parts]
         part_observations = [
-            Observations.from_bytes(place.read_blob(digest, MEASURED_BYTES), digest) for digest in blobs
+            Observations.from_bytes(store.read_blob(digest, MEASURED_BYTES), digest) for digest in blobs
         ]
-        inputs = merge_digests(place.read_blob(part.inputs, MEASURED_BYTES) for part in self.parts)
-        return _store(place, reduce(Observations.merge, part_observations), inputs)
+        inputs = merge_digests(store.read_blob(part.inputs, MEASURED_BYTES) for part in self.parts)
+        return _store(store, reduce(Observations.merge, part_observations), inputs)
 
 
 def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
@@ -148,14 +148,14 @@ def complete_samples(source: "SampleSource", samples: CalibrationSamples, model:
     return SequenceSamples(source, streams, order, steps)
 
 
-def _store(place: Store, observations: "Observations", inputs: bytes) -> Observed:
+def _store(store: Store, observations: "Observations", inputs: bytes) -> Observed:
     return Observed(
-        place.put_bytes(observations.to_bytes()), place.put_bytes(inputs), observations.digest, observations.samples
+        store.put_bytes(observations.to_bytes()), store.put_bytes(inputs), observations.digest, observations.samples
     )
 
 
 def chosen_ranges(
-    place: Store, variant: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
+    store: Store, variant: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
 ) -> "Ranges | None":
     """The ranges of the variant's scheme, chosen from the observations (a blob's digest); None without these.
 
@@ -168,7 +168,7 @@ def chosen_ranges(
 
     if observations is None or calibration is None:
         return None
-    observation_set = Observations.from_bytes(place.read_blob(observations, MEASURED_BYTES))
+    observation_set = Observations.from_bytes(store.read_blob(observations, MEASURED_BYTES))
     if variant.precision != "int8" or variant.scheme is None:
         return ranges(observation_set, MinMax(), "int8")
     range_method = method(calibration.method, calibration.percentile)

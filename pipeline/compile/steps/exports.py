@@ -149,7 +149,7 @@ def _open_golden_samples(data: Path, request: ExportRequest, extra_names: Sequen
         raise
 
 
-def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
+def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
     from builders.onnx_graphs.bodies import list_libraries
     from builders.onnx_graphs.outline import load_outline
@@ -161,7 +161,7 @@ def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
 
     model = load_outline(path)
     inputs, outputs = specs_of(model)
-    stored_graph = put_graph(place, path)
+    stored_graph = put_graph(store, path)
     opset = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     is_quantized = carries_qdq(model)
     share = narrow_share(tidy(model), (), sizes_at(shapes)) if is_quantized else None

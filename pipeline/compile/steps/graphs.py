@@ -177,7 +177,7 @@ class WriteGraph:
 
     def _record(
         self,
-        place: Store,
+        store: Store,
         models: "tuple[ModelProto, ModelProto]",
         notes: QuantizationNotes,
         ranges: "Ranges",
@@ -193,8 +193,8 @@ class WriteGraph:
         levels = variant.scheme.weight_levels if variant.scheme else 127
         evidence = Evidence(model, ranges, observations, weight_levels=levels, share=share)
         if choice:
-            search_document = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
-            tensors = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
+            search_document = decode(json.loads(store.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
+            tensors = Observations.from_bytes(store.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
             evidence = replace(
                 evidence, smoothed=tensors, choice=search_document.recorded, weight_db=search_document.weight_db
             )

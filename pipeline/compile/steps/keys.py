@@ -231,13 +231,13 @@ class BenchmarkPair:
 
 
 def bucket_inputs(
-    place: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
+    store: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
 ) -> "list[BucketInputs]":
     """The inputs of each bucket asked for, made from the first golden group."""
     from validation.latency.measurement.loop import make_buckets, sizes_of_buckets
 
     sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
-    real = golden_set(place, golden, workdir).real_inputs
+    real = golden_set(store, golden, workdir).real_inputs
     return make_buckets(sizes, shapes.inputs, real)
 
 

@@ -242,14 +242,14 @@ class CheckEngine:
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
         answer that is damaged or missing: it says nothing of the engine."""
-        place = open_store(context.store)
+        store = open_store(context.store)
         if self.recorded is not None:
             from validation.gpu.devices import replay_session
 
             actual = replay_session(self.engine.request, self.recorded)
-            _ask_all(actual, golden_set(place, self.golden, context.workdir))
+            _ask_all(actual, golden_set(store, self.golden, context.workdir))
             return self.compare(actual, context)
-        with open_session(place, self.engine, context.workdir) as actual:
+        with open_session(store, self.engine, context.workdir) as actual:
             return self.compare(actual, context)
 
     def compare(self, actual: Session, context: WorkerContext) -> Proof:

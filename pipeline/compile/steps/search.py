@@ -137,23 +137,23 @@ class SearchQuantization:
         pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(kind, choice, place, context.workdir) for kind, choice in pairs))
 
-    def _find_ranges(self, kind: SearchedKind, place: Store) -> "Ranges":
+    def _find_ranges(self, kind: SearchedKind, store: Store) -> "Ranges":
         variant = GraphVariant(kind.kind.precision, _scheme_of(kind.kind))
-        if (kind_ranges := chosen_ranges(place, variant, self.observations, self.calibration)) is None:
+        if (kind_ranges := chosen_ranges(store, variant, self.observations, self.calibration)) is None:
             raise IntegrityError(f"{kind.kind.name} was to be searched without observations; calibrate first")
         return kind_ranges
 
-    def _store(self, kind: SearchedKind, choice: "MixedPrecisionChoice", place: Store, workdir: Path) -> SearchResult:
+    def _store(self, kind: SearchedKind, choice: "MixedPrecisionChoice", store: Store, workdir: Path) -> SearchResult:
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx
 
         save_onnx(choice.model, workdir / "chosen.onnx")
         cannot = kind.probe.cannot if kind.probe else ""
         return SearchResult(
-            place.put_file(workdir / "chosen.onnx"),
-            place.put_bytes(text_of(choice.ranges.to_json())),
-            place.put_bytes(text_of(encode(choice.document(self.search.floor)))),
-            place.put_bytes(Observations(self.model, self.samples.digest, (), choice.smoothed).to_bytes()),
+            store.put_file(workdir / "chosen.onnx"),
+            store.put_bytes(text_of(choice.ranges.to_json())),
+            store.put_bytes(text_of(encode(choice.document(self.search.floor)))),
+            store.put_bytes(Observations(self.model, self.samples.digest, (), choice.smoothed).to_bytes()),
             dict(choice.left),
             choice.point.share,
             "; ".join(filter(None, [choice.summary, f"latency was not measured: {cannot}" if cannot else ""])),

@@ -107,12 +107,12 @@ class Insertion:
         """Take out a node whose work saturation does; `write` must then be called for its output."""
         self.graph.node.remove(self.by_name.pop(node))
 
-    def weight(self, node: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:
+    def weight(self, node_name: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:
         """Quantize a node's constant weight with scales [channels] along `axis`.
 
         pair: keep the float weight and put QuantizeLinear and DequantizeLinear behind it; else store it quantized.
         """
-        reader, grid = self.by_name[node], self.weight_grid
+        reader, grid = self.by_name[node_name], self.weight_grid
         name, key = reader.input[1], (reader.input[1], str(axis), str(pair), scales.tobytes().hex())
         if key not in self._stored:
             scale = self.constant(scales, f"{name}_scale")
