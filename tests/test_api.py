@@ -113,7 +113,7 @@ def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -
         enginesmith.Client(123)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.from_name\('l4'\)"):
         enginesmith.Machine("l4")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="machine 89: give a Machine, or a target's name"):
+    with pytest.raises(InputError, match="target 89: give a Machine, or a target's name"):
         enginesmith.Client(open_store(tmp_path, create=True).uri).resolve("tiny", target=89)  # type: ignore[arg-type]
     for wrong in ((8,), [8, 9], ("8", "9"), 89):
         with pytest.raises(InputError, match="give a pair"):

@@ -185,7 +185,7 @@ class Forecaster:
     def _why_no_rate(self, kind: TimedEngineKind) -> str:
         """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
         times, _ = self._times_of(kind)
-        fastest = max(float(np.quantile(batch_times.curves, self.limit.p, axis=1).min()) for batch_times in times)
+        fastest = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
         p99 = f"{format_plain(1e3 * fastest)} ms"
         words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99}"
         if len(times) > 1:

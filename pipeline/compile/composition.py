@@ -123,17 +123,17 @@ class Run(Work):
             self.context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
         return self.runner.call(export, self)
 
-    def quantize(self, export: Exported) -> Iterator[Quantized]:
+    def quantize(self, export_result: Exported) -> Iterator[Quantized]:
         """The model in every variant that the selection needs, in two batches: first the exported model itself, which
         waits for no calibration, then the others."""
-        variants = buildable_variants(self.spec, self.selection, export)
-        plain_variants = [variant for variant in variants if is_exported(variant, export)]
+        variants = buildable_variants(self.spec, self.selection, export_result)
+        plain_variants = [variant for variant in variants if is_exported(variant, export_result)]
         other_variants = [variant for variant in variants if variant not in plain_variants]
         if plain_variants:
-            yield self._write(plain_variants, export)
-        ranges = self._calibrate(export)
-        choices = self._search(find_searched_kinds(other_variants, self.spec, export), export, ranges)
-        yield self._write(other_variants, export, ranges, choices)
+            yield self._write(plain_variants, export_result)
+        ranges = self._calibrate(export_result)
+        choices = self._search(find_searched_kinds(other_variants, self.spec, export_result), export_result, ranges)
+        yield self._write(other_variants, export_result, ranges, choices)
 
     def plan(self, graphs: Iterable[Quantized]) -> Iterator[Prepared]:
         """The units of each batch of graphs, each unit once; those whose int8 graph missed its limits come last, with
@@ -190,40 +190,40 @@ class Run(Work):
         self.context.progress.emit(RunConcluded(outcome))
         return outcome
 
-    def observe(self, export: Exported) -> Observed | None:
+    def observe(self, export_result: Exported) -> Observed | None:
         """What calibration samples show, observed in as many parts as the spec says; None when there are none. Raises
         what observing raises."""
-        parts = self.runner.map(observe, parts_of(self.spec, export), export, self)
+        parts = self.runner.map(observe, parts_of(self.spec, export_result), export_result, self)
         return parts[0] if len(parts) == 1 else self.runner.call(merge, parts, self) if parts else None
 
-    def _calibrate(self, export: Exported) -> Observed | StepFailure | None:
+    def _calibrate(self, export_result: Exported) -> Observed | StepFailure | None:
         """`observe`, or why the samples could not be observed."""
         try:
-            return self.observe(export)
+            return self.observe(export_result)
         except EnginesmithError as error:
             return fail_step("calibrate", error, self.context)
 
     def _search(
-        self, kinds: Sequence[Searched], export: Exported, ranges: Observed | StepFailure | None
+        self, kinds: Sequence[Searched], export_result: Exported, ranges: Observed | StepFailure | None
     ) -> Mapping[Searched, SearchResult | StepFailure]:
         """What the searches that the spec asks for chose, by kind of int8, or why there is none: calibration failed, or
         the search, which is one job for all kinds."""
         if not kinds or isinstance(ranges, StepFailure):
             return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
         try:
-            return self.runner.call(choose, kinds, export, ranges, self)
+            return self.runner.call(choose, kinds, export_result, ranges, self)
         except EnginesmithError as error:
             return dict.fromkeys(kinds, fail_step("search int8", error, self.context))
 
     def _write(
         self,
         variants: Sequence[GraphVariant],
-        export: Exported,
+        export_result: Exported,
         ranges: Observed | StepFailure | None = None,
         choices: Mapping[Searched, SearchResult | StepFailure] | None = None,
     ) -> Quantized:
-        graphs = self.runner.map(quantize, variants, export, ranges, choices or {}, self)
-        return Quantized(export, tuple(graphs), ranges)
+        graphs = self.runner.map(quantize, variants, export_result, ranges, choices or {}, self)
+        return Quantized(export_result, tuple(graphs), ranges)
 
     @cached_property
     def _waits(self) -> bool:
@@ -234,16 +234,16 @@ class Run(Work):
         return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units)
 
     def _plan_batch(self, batch: Quantized) -> Iterator[Prepared]:
-        export, ranges = batch.exported, batch.ranges
-        plan = self.runner.call(plan_builds, export, batch.graphs, self)
-        missed_graphs = find_missed(plan, self.spec, export)
+        export_result, ranges = batch.exported, batch.ranges
+        plan = self.runner.call(plan_builds, export_result, batch.graphs, self)
+        missed_graphs = find_missed(plan, self.spec, export_result)
         waiting = {graph.variant for kind in missed_graphs for graph in kind.graphs}
         ready_units = tuple(unit for unit in plan.units if unit.graph.variant not in waiting)
-        yield Prepared(export, batch.graphs, replace(plan, units=ready_units))
+        yield Prepared(export_result, batch.graphs, replace(plan, units=ready_units))
         if missed_graphs:
             observed_ranges = None if isinstance(ranges, StepFailure) else ranges
-            graphs = self.runner.call(search_missed, missed_graphs, export, observed_ranges, self)
-            yield Prepared(export, graphs, self.runner.call(plan_builds, export, graphs, self))
+            graphs = self.runner.call(search_missed, missed_graphs, export_result, observed_ranges, self)
+            yield Prepared(export_result, graphs, self.runner.call(plan_builds, export_result, graphs, self))
 
     def _judge(self, batch: Prepared) -> list[JudgedUnit]:
         built_units = self.runner.map(build, batch.plan.wanted, self)
@@ -259,8 +259,8 @@ class Run(Work):
 
 def compile_model(run: Run) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
-    export = run.export()
-    graphs = run.quantize(export)
+    export_result = run.export()
+    graphs = run.quantize(export_result)
     plan = run.plan(graphs)
     judgement = run.build_and_prove(plan)
     return run.publish(judgement)

@@ -169,7 +169,7 @@ def _select(baseline: ServedVersion, selection: Selection) -> list[EngineEntry]:
 def find_pulled(
     entries: Sequence[EngineEntry],
     units: Sequence[JudgedUnit],
-    machine: Machine,
+    target_machine: Machine,
     proven_only: bool,
     context: RunContext,
 ) -> str | None:
@@ -182,7 +182,7 @@ def find_pulled(
         return speeds_of({digest: report for digest, report in reports.items() if digest in digests})
 
     try:
-        ranking = rank_engines(entries, machine, Policy(proven_only=proven_only), "the new version", measured)  # type: ignore[arg-type]
+        ranking = rank_engines(entries, target_machine, Policy(proven_only=proven_only), "the new version", measured)  # type: ignore[arg-type]
         return ranking.resolution().chosen.unit
     except UnknownNameError:
         return None

@@ -301,7 +301,9 @@ def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
 
 def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:
     """What can be read beside a manifest whose report.json is lost or damaged."""
-    manifest_fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
+    manifest_fields = {
+        manifest_field.name: getattr(manifest, manifest_field.name) for manifest_field in dataclasses.fields(Manifest)
+    }
     document = VersionDocument(**manifest_fields)
     document = replace(document, engines=_try(lambda: judge_entries(store, manifest), manifest.engines, problems))
     reports: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)

@@ -163,7 +163,7 @@ def _fields(kind: object) -> Mapping[str, object]:
         return {name: field_info.annotation for name, field_info in kind.model_fields.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
-        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+        return {kind_field.name: hints[kind_field.name] for kind_field in dataclasses.fields(kind)}
     return {}
 
 

@@ -135,14 +135,14 @@ def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None =
 def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
     """Read a stream to its end and return its SHA-256 and, where the library is installed, its BLAKE3. dest: a stream
     that the bytes are copied to."""
-    sha, blake3 = hashlib.sha256(), new_blake3_hasher()
+    sha, blake3_hasher = hashlib.sha256(), new_blake3_hasher()
     for block in _blocks(source):
         sha.update(block)
-        if blake3 is not None:
-            blake3.update(block)
+        if blake3_hasher is not None:
+            blake3_hasher.update(block)
         if dest is not None:
             dest.write(block)
-    return BlobDigest(sha.hexdigest(), None if blake3 is None else blake3.hexdigest())
+    return BlobDigest(sha.hexdigest(), None if blake3_hasher is None else blake3_hasher.hexdigest())
 
 
 def _blocks(stream: BinaryIO) -> Iterator[memoryview]:

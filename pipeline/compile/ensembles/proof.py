@@ -117,8 +117,8 @@ class ProveEnsemble:
     def _stages(self, context: WorkerContext, parts: Parts) -> Stages:
         place, exported_digests = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
         sources = fetch_sources(place, self.engines, exported_digests, parts, context.workdir)
-        open_chain = partial(self._open, context)
-        return Stages(open_chain, sources, self.precision, self.limits, self.metrics, context.workdir)
+        open_graphs = partial(self._open, context)
+        return Stages(open_graphs, sources, self.precision, self.limits, self.metrics, context.workdir)
 
     @property
     def _functions(self) -> list[ChainedGraph]:

@@ -103,15 +103,15 @@ class ExportModel:
         order = read_order(samples, self.sequence) if samples else None
         steps = read_steps(samples, self.steps, order, self.source.dims) if samples else None
         stored_onnx = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
-        export = export_source(self.source, samples, column, workdir, self.limits, stored_onnx, order, steps)
-        frozen = GoldenSet.load(export.golden)
-        drifts = export.spreads, export.free_running
-        proof = Proof(export.checks, (), *drifts)
+        export_result = export_source(self.source, samples, column, workdir, self.limits, stored_onnx, order, steps)
+        frozen = GoldenSet.load(export_result.golden)
+        drifts = export_result.spreads, export_result.free_running
+        proof = Proof(export_result.checks, (), *drifts)
         if self.metrics:
-            threads = threads_for(export.onnx, bool(self.source.states))
-            with ReferenceSession(export.onnx, threads=threads, name="the exported model") as session:
-                proof = proof_of(export.checks, session, frozen, self.metrics, "exported model", drifts)
-        dependences = find_dependences(load_outline(export.onnx).graph)
+            threads = threads_for(export_result.onnx, bool(self.source.states))
+            with ReferenceSession(export_result.onnx, threads=threads, name="the exported model") as session:
+                proof = proof_of(export_result.checks, session, frozen, self.metrics, "exported model", drifts)
+        dependences = find_dependences(load_outline(export_result.onnx).graph)
         drawn_checks = () if self.data else (Check("export", RANDOM_INPUTS, "", "golden", None, None, True),)
         proof = replace(
             proof, checks=(*proof.checks, *drawn_checks, *unmeasured_checks(frozen, dependences, self.metrics))
@@ -124,10 +124,12 @@ class ExportModel:
             groups = (case.inputs for case in frozen.of_kind("golden"))
             inputs = place.put_bytes(golden_digests(groups, samples.complete))
         model = (
-            None if self.known else store_model(place, export.onnx, ModelShapes(self.source.inputs, self.source.dims))
+            None
+            if self.known
+            else store_model(place, export_result.onnx, ModelShapes(self.source.inputs, self.source.dims))
         )
-        answers = KeptAnswers(place.put_file(export.answers), this_machine()) if export.answers else None
-        golden = FrozenGolden(place.put_file(export.golden), inputs, export.notes, proof, answers)
+        answers = KeptAnswers(place.put_file(export_result.answers), this_machine()) if export_result.answers else None
+        golden = FrozenGolden(place.put_file(export_result.golden), inputs, export_result.notes, proof, answers)
         return ExportOutcome(model, golden)
 
 
@@ -280,8 +282,8 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
     digests_by_path = dict[Path, str]()
     if source.kind == "onnx":
         digests_by_path[files[0]] = digest_of_file(files[0])
-        external_files = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
-        files += [files[0].parent / name for name in external_files]
+        external_names = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
+        files += [files[0].parent / name for name in external_names]
     files += [spec.file(name) for name in (source.weights, *(library.file for library in source.libraries)) if name]
     names = {
         place_of(file, spec): digests_by_path.get(file) or digest_of_file(file) for file in files if file.is_file()

@@ -29,6 +29,7 @@ BY_NAME = {
     "config": "IBuilderConfig",
     "runtime": "Runtime",
     "loaded": "ICudaEngine",
+    "cuda_engine": "ICudaEngine",
     "context": "IExecutionContext",
     "problem": "ParserError",
     "registry": "IPluginRegistry",
