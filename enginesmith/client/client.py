@@ -170,18 +170,18 @@ class Client:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
         reference: 'name:CHANNEL'; nothing else can be followed.
-        dest: the folder that the engine's folders and the link to the one that is served lie in.
+        dest: the folder for the engines' folders and the link to the one that is served.
         target: what the engine is for; with `Triton()` several, or ALL_GENERATIONS.
         layout: None is a folder for each version; `Triton()` follows in a model repository of Triton's.
         interval_s: seconds between two looks; None is `watching.server.INTERVAL_S`.
         hook: called after each swap: `Command`, `Post`, or a function of the facts of what is served.
         once: check once, raise any error, and return what is served.
         keep: number of older folders that stay.
-        stop: set by another thread to end this call; None: it ends by an exception alone, as Ctrl-C.
+        stop: set by another thread to end this call; None: only an exception, such as Ctrl-C, ends it.
         say: called with a message when something happens.
         progress: called with the downloaded and the total bytes.
-        health: whether the server is well, for rollouts; None is well after each swap.
-        report: where to reports to rollouts go; True is the registry, False nowhere.
+        health: tells whether the server is well, for rollouts; None: it is well after each swap.
+        report: where reports to rollouts go; True: to the registry, False: nowhere.
         Raises InputError for a reference that is no channel (`watching.watch.ChannelWatcher`).
         """
         from enginesmith.client.layouts.base import Plain

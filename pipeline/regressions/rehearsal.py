@@ -182,8 +182,8 @@ def rehearse(versions: Sequence[Served], environments: Environments) -> Rehearsa
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit of a version, to be rehearsed. toolchains: what the new environment builds with, by the request: it
-    starts a process for each answer, and units of one backend ask the same."""
+    """A unit of a version, to be rehearsed. toolchains: answers of the new environment by request. Each answer
+    takes a process there, and units of one backend ask the same."""
 
     environments: Environments
     manifest: Manifest

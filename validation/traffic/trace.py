@@ -67,7 +67,8 @@ def simulate_batching(
     at: arrival in seconds, [requests], rising.  samples: in each request, [requests], from 1 up.  buckets: index of
     each request's bucket, [requests].
     curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from
-    0 to 1; a batch of more samples than there are curves takes the last. A run time is drawn for each batch.
+    0 to 1; a batch of more samples than there are curves takes the last. Curves of a bucket have one length. A run
+    time is drawn for each batch.
     policy: the batcher's.  seed: of the run times.
     """
     if len(curves) == 1:
@@ -108,11 +109,10 @@ def _simulate_alone(
 ) -> SimulatedService:
     """The same of one bucket where each request runs alone, in whole arrays (Lindley, Proc. Cambridge Philosophical
     Society 48, 1952): it begins when it arrives or the one before ends, whichever is later."""
-    draws = np.random.default_rng(seed).random(len(at)) * (len(curves[0]) - 1)
     rows = np.stack(curves)[np.minimum(samples, len(curves)) - 1]
-    low = np.minimum(draws.astype(np.int64), max(len(curves[0]) - 2, 0))
+    low, parts = _places(np.random.default_rng(seed).random(len(at)), len(curves[0]))
     ends = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
-    service = ends[:, 0] + (draws - low) * (ends[:, 1] - ends[:, 0])
+    service = ends[:, 0] + parts * (ends[:, 1] - ends[:, 0])
     before = np.cumsum(service) - service
     starts = before + np.maximum.accumulate(at - before)
     last = float(starts[-1] + service[-1])
@@ -132,17 +132,15 @@ def _simulate_one_queue(
     ready_s = np.minimum(at + policy.wait_s, filled).tolist()
     fits = (np.searchsorted(cumulative_samples, limits, "right") - 1).tolist()
     arrivals, sums = at.tolist(), cumulative_samples.tolist()
-    draws = np.random.default_rng(seed).random(len(arrivals))
-    places = {size: _places(draws, size) for size in {len(curve) - 1 for curve in table}}
+    places, parts = (each.tolist() for each in _places(np.random.default_rng(seed).random(len(at)), len(curves[0])))
     ends, starts, took = [0], list[float](), list[float]()
     now = 0.0
     while (start := ends[-1]) < len(arrivals):
         now = max(now, ready_s[start])
         end = max(bisect_right(arrivals, now, start, max(fits[start], start)), start + 1)
         curve = table[min(sums[end] - sums[start], len(table)) - 1]
-        lows, parts = places[len(curve) - 1]
-        low = curve[at_low := lows[len(starts)]]
-        seconds = low + parts[len(starts)] * (curve[at_low + 1] - low)
+        low = curve[place := places[len(starts)]]
+        seconds = low + parts[len(starts)] * (curve[place + 1] - low)
         ends.append(end)
         starts.append(now)
         took.append(seconds)
@@ -153,11 +151,11 @@ def _simulate_one_queue(
     return SimulatedService(waits, service, batches, float(sum(took)), now - arrivals[0], members)
 
 
-def _places(shares: Array, size: int) -> tuple[list[int], list[float]]:
+def _places(shares: Array, size: int) -> tuple[Array, Array]:
     """Where shares lie in a curve of `size` quantiles: the index below each, and the part of the way to the next."""
     places = shares * (size - 1)
     lows = np.minimum(places.astype(np.int64), max(size - 2, 0))
-    return lows.tolist(), (places - lows).tolist()
+    return lows, places - lows
 
 
 def _quantile(curve: Sequence[float], share: float) -> float:

@@ -10,7 +10,7 @@ from tests.enginesmith.registry.fault_runs import run_all
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # botocore drops an answer that it cannot parse
 @on_each_bucket
-# An answer of 500 after a write, an upload in parts whose answers are lost all along, and SIGKILL in another one.
+# Three faults: an error 500 after a write, lost answers during an upload in parts, SIGKILL during another upload.
 @pytest.mark.parametrize("seed", [18])
 def test_whatever_happens_to_a_publication_nothing_is_lost_and_a_retry_completes(
     servers, server_kind, s3_environment, tmp_path, seed
