@@ -1,7 +1,9 @@
 """What a graph of the torture set is, and how one is written."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -46,19 +48,6 @@ class Graph:
         return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
 
 
-@dataclass
-class _Graphs:
-    found: dict[str, Graph] = field(default_factory=dict)
-
-    def add(self, name: str, make: Callable[[], onnx.ModelProto], **rest: Any) -> None:
-        assert name not in self.found, name
-        self.found[name] = Graph(name, make, **rest)
-
-
-_graphs = _Graphs()
-GRAPHS = _graphs.found
-add = _graphs.add
-
 BATCH = (Dim("n", 1, 4, 8),)
 
 
@@ -69,9 +58,27 @@ def model(text: str, weights: Mapping[str, Array] | None = None, opset: int = 20
     return made
 
 
-def written(text: str, weights: Mapping[str, Array] | None = None, opset: int = 20) -> Callable[[], onnx.ModelProto]:
-    """`model`, later."""
-    return lambda: model(text, weights, opset)
+GRAPHS: dict[str, Graph] = {}
+
+
+def add(
+    name: str,
+    made_of: str | Callable[[], onnx.ModelProto],
+    weights: Mapping[str, Array] | None = None,
+    *,
+    opset: int = 20,
+    dims: tuple[Dim, ...] | None = None,
+    **rest: Any,
+) -> None:
+    """A graph more, from a text as `model` reads it or by a function. dims: by default BATCH where an input of the text
+    has an axis n."""
+    assert name not in GRAPHS, name
+    if isinstance(made_of, str):
+        dims = BATCH if dims is None and re.search(r"\[[^]]*\bn\b", made_of.partition("=>")[0]) else dims
+        make = partial(model, made_of, weights, opset)
+    else:
+        make = made_of
+    GRAPHS[name] = Graph(name, make, dims or (), **rest)
 
 
 def noise(seed: int, *shape: int, dtype: Any = "float32") -> Array:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.torture.graph import BATCH, add, noise, written
+from tests.conformance.torture.graph import BATCH, add, noise
 
 OPSETS = range(13, 24)
 _WEIGHTS = {"w": noise(1, 4, 4), "axes": np.array([1])}
@@ -18,26 +18,19 @@ def _text(opset: int) -> str:
 
 for _opset in OPSETS:
     _text_of = _text(_opset) if _opset >= 14 else _text(_opset).replace("HardSwish", "Relu")
-    add(f"opset_{_opset}", written(_text_of, _WEIGHTS, _opset), dims=BATCH, core=True)
+    add(f"opset_{_opset}", _text_of, _WEIGHTS, opset=_opset, core=True)
 add(
     "layer_norm_of_opset_17",
-    written(
-        "g (float[n, 4] x) => (float[n, 4] y) { y = LayerNormalization <axis = -1> (x, g1, b1) }",
-        {"g1": noise(1, 4), "b1": noise(2, 4)},
-        17,
-    ),
-    dims=BATCH,
+    "g (float[n, 4] x) => (float[n, 4] y) { y = LayerNormalization <axis = -1> (x, g1, b1) }",
+    {"g1": noise(1, 4), "b1": noise(2, 4)},
+    opset=17,
 )
-add(
-    "gelu_of_opset_20",
-    written('g (float[n, 4] x) => (float[n, 4] y) { y = Gelu <approximate = "tanh"> (x) }'),
-    dims=BATCH,
-    words="Gelu",
-)
+add("gelu_of_opset_20", 'g (float[n, 4] x) => (float[n, 4] y) { y = Gelu <approximate = "tanh"> (x) }', words="Gelu")
 add(
     "rms_norm_of_opset_23",
-    written("g (float[n, 4] x) => (float[n, 4] y) { y = RMSNormalization(x, k) }", {"k": noise(1, 4)}, 23),
-    dims=BATCH,
+    "g (float[n, 4] x) => (float[n, 4] y) { y = RMSNormalization(x, k) }",
+    {"k": noise(1, 4)},
+    opset=23,
     words="RMSNormalization|opset",
 )
 add("a_function_of_the_model", lambda: _with_function(), dims=BATCH, words=r"function|Twice")

@@ -3,95 +3,69 @@
 import numpy as np
 import onnx
 
-from tests.conformance.torture.graph import BATCH, add, model, noise, written
+from tests.conformance.torture.graph import BATCH, add, model, noise
 
 add(
     "one_weight_at_two_places",
-    written(
-        "g (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, w) t = Transpose(w) b = MatMul(a, t) y = MatMul(b, w) }",
-        {"w": noise(1, 4, 4)},
-    ),
-    dims=BATCH,
+    "g (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, w) t = Transpose(w) b = MatMul(a, t) y = MatMul(b, w) }",
+    {"w": noise(1, 4, 4)},
     core=True,
 )
 add(
     "equal_weights_with_two_names",
-    written(
-        "g (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, v) b = Relu(a) y = MatMul(b, w) }",
-        {"v": noise(1, 4, 4), "w": noise(1, 4, 4)},
-    ),
-    dims=BATCH,
+    "g (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, v) b = Relu(a) y = MatMul(b, w) }",
+    {"v": noise(1, 4, 4), "w": noise(1, 4, 4)},
     core=True,
 )
 add(
     "large_weight",
-    written("g (float[n, 512] x) => (float[n, 2048] y) { y = MatMul(x, w) }", {"w": noise(1, 512, 2048) / 16}),
-    dims=(BATCH[0],),
+    "g (float[n, 512] x) => (float[n, 2048] y) { y = MatMul(x, w) }",
+    {"w": noise(1, 512, 2048) / 16},
     core=True,
 )
 add("large_constant_node", lambda: _constant_node(), dims=BATCH, core=True)
 add(
     "weights_in_another_file",
-    written(
-        "g (float[n, 8] x) => (float[n, 8] y) { a = MatMul(x, v) y = MatMul(a, w) }",
-        {"v": noise(1, 8, 8), "w": noise(2, 8, 8)},
-    ),
-    dims=BATCH,
+    "g (float[n, 8] x) => (float[n, 8] y) { a = MatMul(x, v) y = MatMul(a, w) }",
+    {"v": noise(1, 8, 8), "w": noise(2, 8, 8)},
     core=True,
     external=True,
 )
 add("weights_as_lists_of_numbers", lambda: _listed(), dims=BATCH, core=True)
 add(
     "empty_weight",
-    written(
-        "g (float[4, 4] x) => (float[4, 4] y) { y = Concat <axis = 1> (x, none) }", {"none": np.zeros((4, 0), "f")}
-    ),
+    "g (float[4, 4] x) => (float[4, 4] y) { y = Concat <axis = 1> (x, none) }",
+    {"none": np.zeros((4, 0), "f")},
     words=r"none|empty|zero|size|shape|dim|Concat",
 )
-add(
-    "scalar_weight",
-    written("g (float[n, 4] x) => (float[n, 4] y) { y = Mul(x, k) }", {"k": np.array(2.5, "f")}),
-    dims=BATCH,
-    core=True,
-)
+add("scalar_weight", "g (float[n, 4] x) => (float[n, 4] y) { y = Mul(x, k) }", {"k": np.array(2.5, "f")}, core=True)
 add(
     "weights_of_odd_numbers",
-    written(
-        "g (float[n, 6] x) => (float[n, 6] y) { y = Mul(x, w) }",
-        {"w": np.array([-0.0, 1e-40, np.finfo("f").max, np.finfo("f").tiny, 1 + 2**-23, -1], "f")},
-    ),
-    dims=BATCH,
+    "g (float[n, 6] x) => (float[n, 6] y) { y = Mul(x, w) }",
+    {"w": np.array([-0.0, 1e-40, np.finfo("f").max, np.finfo("f").tiny, 1 + 2**-23, -1], "f")},
     fill=lambda sizes, rng: {"x": np.ones((sizes["n"], 6), "f")},
 )
 add(
     "weights_not_finite",
-    written(
-        "g (float[n, 4] x) => (float[n, 4] y) { y = Add(x, w) }", {"w": np.array([np.inf, -np.inf, 0, np.nan], "f")}
-    ),
-    dims=BATCH,
+    "g (float[n, 4] x) => (float[n, 4] y) { y = Add(x, w) }",
+    {"w": np.array([np.inf, -np.inf, 0, np.nan], "f")},
     words=r"nan|inf|finite",
 )
 add(
     "mask_of_the_least_number",
-    written(
-        "g (float[n, 4] x, bool[n, 4] m) => (float[n, 4] y) { a = Where(m, x, least) y = Softmax(a) }",
-        {"least": np.array(np.finfo("f").min, "f")},
-    ),
-    dims=BATCH,
+    "g (float[n, 4] x, bool[n, 4] m) => (float[n, 4] y) { a = Where(m, x, least) y = Softmax(a) }",
+    {"least": np.array(np.finfo("f").min, "f")},
 )
 add(
     "quantized_weight",
-    written(
-        """g (float[n, 8] x) => (float[n, 16] y) {
-            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s, z) y = MatMul(d, v)
-        }""",
-        {
-            "s": np.array(0.05, "f"),
-            "z": np.array(0, "int8"),
-            "w": np.random.default_rng(1).integers(-127, 128, (8, 16)).astype("int8"),
-        },
-    ),
-    dims=BATCH,
+    """g (float[n, 8] x) => (float[n, 16] y) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s, z) y = MatMul(d, v)
+    }""",
+    {
+        "s": np.array(0.05, "f"),
+        "z": np.array(0, "int8"),
+        "w": np.random.default_rng(1).integers(-127, 128, (8, 16)).astype("int8"),
+    },
     precision="int8",
     words="int8",
 )
