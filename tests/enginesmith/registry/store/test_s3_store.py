@@ -1,8 +1,14 @@
-"""What only a registry in a bucket has: doors, requests to be counted, a cache, encryption, other people's settings."""
+"""What only a registry in a bucket has: doors, requests to be counted, a cache, encryption, other people's settings. A
+fork while another thread makes a client: the child can make one too. Proxies are those of the environment, as every
+AWS tool takes them."""
 
 import hashlib
 import io
+import os
+import socket
 from pathlib import Path
+from threading import Event, Lock, Thread
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -16,14 +22,17 @@ from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.api import ObjectFacts
 from enginesmith.registry.store.objects.store import ObjectStore
+from enginesmith.registry.store.s3 import requests
 from enginesmith.registry.store.s3 import requests as clients
 from enginesmith.registry.store.s3.bucket import S3Bucket
+from enginesmith.registry.store.s3.place import S3Location
 from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import catalogue, versions
 from enginesmith.registry.versions.publish import attach_page
-from tests.enginesmith.registries import engine, flip, publish_engines
+from tests.enginesmith.registries import engine, flip, in_child, publish_engines
 from tests.enginesmith.s3_server import BUCKET
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -165,3 +174,59 @@ def test_a_plain_checksum_that_differs_says_that_the_bytes_do_and_one_of_other_p
     plain = f'"{hashlib.md5(content).hexdigest()}"'
     for checksum, wanted in ((plain, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
         assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is wanted
+
+
+def test_no_child_begins_with_a_lock_that_a_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, made, wanted = Lock(), Event(), Event()
+
+    def make(*_: object, **__: object) -> str:
+        with held:  # as botocore's session does
+            made.set()
+            wanted.wait(0.5)
+        return "a client"
+
+    monkeypatch.setattr(requests, "_session", lambda: SimpleNamespace(client=make, region_name=None))
+    thread = Thread(target=requests.client, args=(S3Location("bucket", ""),))
+    thread.start()
+    made.wait()
+
+    def take() -> None:
+        assert held.acquire(timeout=PATIENCE_S), "the lock came over as it was held"
+
+    child = in_child(take)
+    wanted.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    requests._client.cache_clear()
+
+
+def uri(prefix: str) -> str:
+    """A place of its own, since a process keeps a client for each; RFC 6761: no resolver knows the host."""
+    return f"s3://{BUCKET}/{prefix}?endpoint=http://nowhere.invalid"
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
+def test_requests_go_by_the_proxy_of_the_environment_and_not_where_it_is_not_wanted(s3_server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", s3_server)
+    with pytest.raises(UnavailableError, match="there is no bucket"):  # says the proxy, which is moto
+        open_store(uri("by-proxy"))
+    monkeypatch.setenv("NO_PROXY", "nowhere.invalid")
+    with pytest.raises(UnavailableError) as told:
+        open_store(uri("straight"))
+    assert "there is no bucket" not in str(told.value)
+
+
+def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    monkeypatch.setenv("HTTP_PROXY", f"http://user:hunter2@127.0.0.1:{port}")
+    with pytest.raises(UnavailableError, match="proxy cannot be reached; check HTTPS_PROXY") as told:
+        open_store(uri("away"))
+    assert "hunter2" not in str(told.value)
