@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, helper, numpy_helper, parser, shape_inference
+from onnx import ModelProto, helper, parser, shape_inference
 
 from builders.backends.known_faults import gather_samples
 from builders.onnx_graphs.rewriting import rewrite
@@ -17,7 +17,7 @@ from enginesmith.core.types import Dim, Precision, TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import BATCH, series
-from tests.faults.nets import ROWS, rows
+from tests.faults.nets import ROWS, add_constants, put_nodes, rows
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import build, named, run, sqnr_db
 from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_names
@@ -84,15 +84,12 @@ def instead(model: ModelProto, name: str, text: str, **constants: object) -> Mod
     node = named(copied, name)
     added = parser.parse_model(f'<ir_version: 8, opset_import: ["": 20]> g () => (float[N] out) {{{text}}}').graph.node
     names = {f"in{index}": each for index, each in enumerate(node.input)} | {"out": node.output[0]}
-    at = list(copied.graph.node).index(node)
-    copied.graph.node.remove(node)
-    for index, item in enumerate(added):
+    for item in added:
         item.name = name if "out" in item.output else f"{name}/{item.output[0]}"
         item.input[:] = [names.get(each, each) for each in item.input]
         item.output[:] = [names.get(each, each) for each in item.output]
-        copied.graph.node.insert(at + index, item)
-    for constant, value in constants.items():
-        copied.graph.initializer.append(numpy_helper.from_array(np.asarray(value), constant))
+    put_nodes(copied, node, added)
+    add_constants(copied, constants)
     return copied
 
 
@@ -236,7 +233,7 @@ def scaled_twice(model: ModelProto, wrong: bool) -> ModelProto:
     if wrong:
         node = named(copied, "Mul_as1")
         scale = next(name for name in node.input if name.startswith("ascale"))
-        copied.graph.initializer.append(numpy_helper.from_array(weight(model, scale) ** 2, "twice"))
+        add_constants(copied, {"twice": weight(model, scale) ** 2})
         node.input[list(node.input).index(scale)] = "twice"
     return copied
 
@@ -314,14 +311,12 @@ def suppressing() -> ModelProto:
 def later_first(model: ModelProto, wrong: bool) -> ModelProto:
     """Both engines sort a reordered list; the wrong one's is backwards: of equal scores the last comes first."""
     copied, order = copy_of(model), np.arange(PLACES)[::-1] if wrong else np.arange(PLACES)
-    copied.graph.initializer.append(numpy_helper.from_array(order.copy(), "order"))
+    add_constants(copied, {"order": order.copy()})
     node = named(copied, "TopK_best")
     turned = helper.make_node("Gather", [node.input[0], "order"], ["turned"], "TopK_best/turned", axis=1)
     back = helper.make_node("Gather", ["order", "place"], [node.output[1]], "TopK_best/back")
     node.input[0], node.output[1] = "turned", "place"
-    at = list(copied.graph.node).index(node)
-    copied.graph.node.insert(at, turned)
-    copied.graph.node.insert(at + 2, back)
+    put_nodes(copied, node, [turned, node, back])
     return copied
 
 
@@ -374,7 +369,7 @@ def transposed_again(model: ModelProto, wrong: bool) -> ModelProto:
     """The second layer finds the weight transposed, as the first one has left it."""
     values = weight(model, "w").T if wrong else weight(model, "w")
     copied = copy_of(model)
-    copied.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), "w/kept"))
+    add_constants(copied, {"w/kept": np.ascontiguousarray(values)})
     named(copied, "MatMul_g0").input[1] = "w/kept"
     return copied
 
@@ -397,7 +392,7 @@ def batch_error(right: Run, wrong: Run) -> float:
 def far_logits() -> ModelProto:
     """Attention whose logits lie some 1,500 above zero, which a Softmax in fp32 takes off."""
     copied = vision(1.0)
-    copied.graph.initializer.append(numpy_helper.from_array(np.float32(1500), "far"))
+    add_constants(copied, {"far": np.float32(1500)})
     node = named(copied, "Identity_as2")
     node.op_type, node.name, node.input[:] = "Add", "Add_as2", [node.input[0], "far"]
     return copied

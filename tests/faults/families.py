@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, numpy_helper, shape_inference
+from onnx import ModelProto, shape_inference
 
 from enginesmith.core.types import Dim, TensorSpec
-from tests.faults.nets import MLP, ROWS, mlp, rows
+from tests.faults.nets import MLP, ROWS, add_constants, mlp, rows
 from tests.pipeline.quantization.small_nets import MASK, TOKENS, attention_net, build, sentences
 from tests.validation.attribution.planted import weight, with_names, with_weight
 
@@ -142,8 +142,7 @@ def wide(seed: int) -> ModelProto:
 def far(seed: int) -> ModelProto:
     """`mlp` with logits of 288 and more, of which 0.4 (a standard deviation) tells the samples apart."""
     net = mlp(seed, f"{MLP.replace('logits', 'near')} small = Mul(near, part) logits = Add(small, offset)")
-    for name, value in (("part", 0.1), ("offset", 288)):
-        net.graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
+    add_constants(net, {"part": np.float32(0.1), "offset": np.float32(288)})
     return net
 
 

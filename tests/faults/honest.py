@@ -1,9 +1,10 @@
 """Engines that are right and not equal: the same graph as another compiler's kernels would compute it."""
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from pipeline.quantization.schemes.cast import emulate
+from tests.faults.nets import add_constants, put_nodes
 from tests.faults.plants import element_type
 from tests.validation.attribution.planted import copy_of, weight
 
@@ -29,8 +30,7 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
     middle, parts, nodes = values.shape[axis] // 2, [], []
     for index, span in enumerate((range(middle), range(middle, values.shape[axis]))):
         prefix = f"{node.name}/half{index}"
-        model.graph.initializer.append(numpy_helper.from_array(np.take(values, span, axis), f"{prefix}/w"))
-        model.graph.initializer.append(numpy_helper.from_array(np.array(span, np.int64), f"{prefix}/i"))
+        add_constants(model, {f"{prefix}/w": np.take(values, span, axis), f"{prefix}/i": np.array(span, np.int64)})
         nodes.append(
             helper.make_node("Gather", [node.input[0], f"{prefix}/i"], [f"{prefix}/x"], f"{prefix}/Gather", axis=along)
         )
@@ -44,10 +44,7 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
         nodes.append(part)
         parts.append(f"{prefix}/y")
     nodes.append(helper.make_node("Add", parts, [node.output[0]], node.name))
-    at = list(model.graph.node).index(node)
-    model.graph.node.remove(node)
-    for offset, item in enumerate(nodes):
-        model.graph.node.insert(at + offset, item)
+    put_nodes(model, node, nodes)
 
 
 def nudged(model: ModelProto) -> ModelProto:
@@ -60,10 +57,9 @@ def nudged(model: ModelProto) -> ModelProto:
             continue
         name = f"{node.name}/nudged"
         factors = 1 + 2.0**-22 * rng.choice([-1, 1], lengths[tensor])
-        changed.graph.initializer.append(numpy_helper.from_array(factors.astype(np.float32), f"{name}/by"))
-        at = list(changed.graph.node).index(node)
-        changed.graph.node.insert(at, helper.make_node("Mul", [tensor, f"{name}/by"], [name], name))
+        add_constants(changed, {f"{name}/by": factors.astype(np.float32)})
         node.input[0] = name
+        put_nodes(changed, node, [helper.make_node("Mul", [tensor, f"{name}/by"], [name], name), node])
     return changed
 
 

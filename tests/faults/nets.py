@@ -1,6 +1,7 @@
 """Small nets with seeded weights, and ways to plant something in a copy of one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper, parser
@@ -69,6 +70,19 @@ def without(model: ModelProto, tensor: str) -> ModelProto:
     return copied
 
 
+def put_nodes(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]) -> None:
+    """In place: nodes where the one of `node`'s name is, which may be one of them."""
+    before = list(model.graph.node)
+    at = [item.name for item in before].index(node.name)
+    del model.graph.node[:]
+    model.graph.node.extend([*before[:at], *nodes, *before[at + 1 :]])
+
+
+def add_constants(model: ModelProto, constants: Mapping[str, Any]) -> None:
+    """In place: initializers by name, of anything that numpy takes for an array."""
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
+
+
 def after(
     model: ModelProto, tensor: str, text: str, change: Callable[[NodeProto], None] = lambda _: None
 ) -> ModelProto:
@@ -86,14 +100,13 @@ def after(
     for name in sorted({name for item in added for name in item.input if name.startswith("k_")}):
         digits = name.removeprefix("k_").replace("_", ".")
         value = np.array([int(digits[:-1])], np.int64) if digits.endswith("i") else np.float32(digits)
-        copied.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-    at = list(copied.graph.node).index(node) + 1
+        add_constants(copied, {name: value})
     taken = {item.name for item in copied.graph.node}
-    for index, item in enumerate(added):
+    for item in added:
         name = item.name or f"{item.op_type}_{item.output[0]}"
         item.name = f"{name}/planted" if name in taken else name
         change(item)
-        copied.graph.node.insert(at + index, item)
+    put_nodes(copied, node, [node, *added])
     return copied
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from builders.backends.onnxruntime import OrtSession
 from enginesmith.core.reports.proof import Check
@@ -14,7 +14,7 @@ from pipeline.compile.steps.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
-from tests.faults.nets import COUNTED, after, mlp, rows, with_swapped, without
+from tests.faults.nets import COUNTED, add_constants, after, mlp, rows, with_swapped, without
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, run, x_net
 from tests.validation.attribution.planted import weight, with_attribute, with_names, with_weight
@@ -81,7 +81,7 @@ def flipped_scale(folder: Path) -> Caught:
     model = bench.canonical()
     graph, _ = quantize_int8(model, ranges_of(model, rows(2), TENSORS), CPU)
     reader = maker(graph, maker(graph, "m0").input[1])
-    graph.graph.initializer.append(numpy_helper.from_array(-weight(graph, reader.input[1]), "flipped"))
+    add_constants(graph, {"flipped": -weight(graph, reader.input[1])})
     reader.input[1] = "flipped"
     place = blamed(bench.graph_attribution(graph, "int8"))
     return caught(bench.graph_checks(graph, "int8"), "quantization sqnr_db", place)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from enginesmith.core.types import Precision
-from tests.faults.nets import COUNTED, after
+from tests.faults.nets import COUNTED, add_constants, after, put_nodes
 from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_weight
 
 # The changed model, and the nodes of which one must be blamed: none where the fault is in no single one.
@@ -132,7 +132,7 @@ def behind(text: str) -> Callable[[ModelProto, np.random.Generator], Planted]:
         told = text.replace("COUNTED", counted).replace("OUT", output)
         changed = after(model, output, told)
         if "COLUMN" in told:
-            changed.graph.initializer.append(numpy_helper.from_array(np.array([-1, *shape[1:]]), "COLUMN"))
+            add_constants(changed, {"COLUMN": np.array([-1, *shape[1:]])})
         return changed, ()
 
     return change
@@ -147,10 +147,9 @@ def slice_ruined(model: ModelProto, rng: np.random.Generator) -> Planted:
     maker = next(item for item in copied.graph.node if tensor in item.output)
     maker.output[1] = f"{tensor}/whole"
     half = np.asarray(0.5, np.float16 if element_type(model, tensor) == TensorProto.FLOAT16 else np.float32)
-    copied.graph.initializer.append(numpy_helper.from_array(half, "planted/half"))
-    at = list(copied.graph.node).index(maker) + 1
+    add_constants(copied, {"planted/half": half})
     added = helper.make_node("Mul", [f"{tensor}/whole", "planted/half"], [tensor], name="Mul_planted")
-    copied.graph.node.insert(at, added)
+    put_nodes(copied, maker, [maker, added])
     return copied, ()
 
 
@@ -240,11 +239,11 @@ def saturating(model: ModelProto, rng: np.random.Generator) -> Planted:
     for node in found:
         for reader in readers(changed, node.output[0]):
             if reader.op_type == "MatMul" and reader.input[0] == node.output[0]:
-                _saturate(changed, node, reader)
+                saturate(changed, node, reader)
     return (changed, ()) if found else None
 
 
-def _saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> None:
+def saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> None:
     """In place. (x, w) -> clipped sums of pairs, less the zero point's part, times the scales."""
     makers, prefix = sources(model), f"{reader.name}/pairs"
     of_weight = makers.get(reader.input[1])
@@ -253,9 +252,8 @@ def _saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> No
     integers = weight(model, of_weight.input[0]).astype(np.float32)
     scale = weight(model, of_weight.input[1]) * weight(model, activation.input[1])
     zero = weight(model, activation.input[2]).astype(np.float32)
-    given = {
-        "clip": np.float32([-32768, 32767]), "scale": scale.astype(np.float32), "less": zero * integers.sum(0),
-    }  # fmt: skip
+    given = {"low": np.float32(-32768), "high": np.float32(32767)}
+    given |= {"scale": scale.astype(np.float32), "less": zero * integers.sum(0)}
     nodes = [helper.make_node("Cast", [activation.input[0]], [f"{prefix}/x"], f"{prefix}/Cast", to=1)]
     sums = []
     for start in range(0, len(integers), 2):
@@ -268,19 +266,13 @@ def _saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> No
             helper.make_node("Clip", [f"{part}/y", f"{prefix}/low", f"{prefix}/high"], [f"{part}/z"], f"{part}/Clip"),
         ]
         sums.append(f"{part}/z")
-    low, high = given.pop("clip")
-    given |= {"low": low, "high": high}
     nodes += [
         helper.make_node("Sum", sums, [f"{prefix}/sum"], f"{prefix}/Sum"),
         helper.make_node("Sub", [f"{prefix}/sum", f"{prefix}/less"], [f"{prefix}/centred"], f"{prefix}/Sub"),
         helper.make_node("Mul", [f"{prefix}/centred", f"{prefix}/scale"], [reader.output[0]], reader.name),
     ]
-    for name, value in given.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), f"{prefix}/{name}"))
-    at = list(model.graph.node).index(reader)
-    model.graph.node.remove(reader)
-    for offset, node in enumerate(nodes):
-        model.graph.node.insert(at + offset, node)
+    add_constants(model, {f"{prefix}/{name}": value for name, value in given.items()})
+    put_nodes(model, reader, nodes)
 
 
 def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
@@ -290,16 +282,13 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
     if node.op_type != "MatMul" or len(values) < 1024:
         return None
     changed, prefix, step = copy_of(model), f"{node.name}/narrow", 16
-    changed.graph.initializer.append(numpy_helper.from_array(np.float32(2**13 + 1), "narrow/c"))
+    add_constants(changed, {"narrow/c": np.float32(2**13 + 1)})
     reader = next(item for item in changed.graph.node if item.name == node.name)
     nodes, total = [], ""
     for start in range(0, len(values), step):
         part = f"{prefix}/{start}"
-        for kind, value in (
-            ("w", values[start : start + step].astype(np.float32)),
-            ("i", np.arange(start, start + step)),
-        ):
-            changed.graph.initializer.append(numpy_helper.from_array(value, f"{part}/{kind}"))
+        span = values[start : start + step].astype(np.float32)
+        add_constants(changed, {f"{part}/w": span, f"{part}/i": np.arange(start, start + step)})
         nodes += [
             helper.make_node("Gather", [node.input[0], f"{part}/i"], [f"{part}/x"], f"{part}/Gather", axis=-1),
             helper.make_node("Cast", [f"{part}/x"], [f"{part}/wide"], f"{part}/Wide", to=1),
@@ -311,10 +300,7 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
             nodes += _rounded(f"{part}/s", f"{part}/t")
         total = f"{part}/t" if total else f"{part}/r"
     nodes.append(helper.make_node("Cast", [total], [node.output[0]], node.name, to=10))
-    at = list(changed.graph.node).index(reader)
-    changed.graph.node.remove(reader)
-    for offset, item in enumerate(nodes):
-        changed.graph.node.insert(at + offset, item)
+    put_nodes(changed, reader, nodes)
     return changed, (node.name,)
 
 
@@ -330,7 +316,7 @@ def _rounded(tensor: str, to: str) -> list[NodeProto]:
 def _with_input(model: ModelProto, node: NodeProto, index: int, value: np.ndarray) -> ModelProto:
     """Another constant for one input of one node."""
     copied, name = copy_of(model), f"{node.name}/other{index}"
-    copied.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    add_constants(copied, {name: value})
     next(item for item in copied.graph.node if item.name == node.name).input[index] = name
     return copied
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto
 
 from enginesmith.core.types import TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
-from tests.faults.nets import mlp, rows
+from tests.faults.nets import add_constants, mlp, rows
+from tests.faults.plants import saturate
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of
 from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_names, with_weight
@@ -45,7 +46,7 @@ def zero_point_off(model: ModelProto, by: int) -> ModelProto:
     copied = copy_of(model)
     reader = maker(copied, maker(copied, "m0").input[0])
     zero = weight(model, reader.input[2])
-    copied.graph.initializer.append(numpy_helper.from_array((zero + by).astype(zero.dtype), "off"))
+    add_constants(copied, {"off": (zero + by).astype(zero.dtype)})
     reader.input[2] = "off"
     return copied
 
@@ -68,29 +69,7 @@ def one_channel(model: ModelProto, factor: float = 1.5) -> ModelProto:
 def saturating(model: ModelProto) -> ModelProto:
     """Pairs of the last layer's products are added in 16 bits, as x86 does without VNNI."""
     copied, product = copy_of(model), maker(model, "logits")
-    read, given = (maker(model, name) for name in product.input)
-    values = weight(model, given.input[0]).astype(np.float32)
-    scale = weight(model, read.input[1]) * weight(model, given.input[1])
-    offset = values.sum(0) * weight(model, read.input[2]).astype(np.float32)
-    constants = {
-        "pairs": np.array([0, -1, 2, 1]), "weights": values.reshape(-1, 2, values.shape[1]), "inner": np.array([2]),
-        "outer": np.array([1]), "low": np.float32(-32768), "high": np.float32(32767), "offset": offset, "scale": scale,
-    }  # fmt: skip
-    copied.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items())
-    nodes = [
-        helper.make_node("Cast", [read.input[0]], ["wide"], to=1),
-        helper.make_node("Reshape", ["wide", "pairs"], ["paired"]),
-        helper.make_node("Mul", ["paired", "weights"], ["products"]),
-        helper.make_node("ReduceSum", ["products", "inner"], ["sums"], keepdims=0),
-        helper.make_node("Clip", ["sums", "low", "high"], ["clipped"]),
-        helper.make_node("ReduceSum", ["clipped", "outer"], ["total"], keepdims=0),
-        helper.make_node("Sub", ["total", "offset"], ["centered"]),
-        helper.make_node("Mul", ["centered", "scale"], ["logits"], name=product.name),
-    ]
-    at = list(copied.graph.node).index(product)
-    rest = list(copied.graph.node)
-    del copied.graph.node[:]
-    copied.graph.node.extend([*rest[:at], *nodes, *rest[at + 1 :]])
+    saturate(copied, maker(model, product.input[0]), maker(copied, "logits"))
     return copied
 
 

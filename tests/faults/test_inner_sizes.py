@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 from enginesmith.core.types import Precision
 from tests.faults.campaign import Subject
 from tests.faults.families import FAMILIES
-from tests.faults.nets import after
+from tests.faults.nets import add_constants, after
 from tests.faults.plants import element_type
 
 HALVED_AT_7 = """
@@ -25,7 +24,7 @@ def test_the_scores_beside_boxes_halved_at_one_inner_size(precision: Precision, 
     graph = subject.graph(precision)
     planted = after(graph, "found", HALVED_AT_7)
     kind = np.float16 if element_type(graph, "found") == 10 else np.float32
-    planted.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 1, 1, 0.5, 0.5, 0.5], kind), "halves"))
+    add_constants(planted, {"halves": np.array([1, 1, 1, 1, 0.5, 0.5, 0.5], kind)})
     engine = subject.bench.engine(planted, graph, precision)
     (failed,) = [check for check in engine.checks(seconds=2) if not check.passed]
     assert (failed.name, failed.case) == ("sizes", "batch=7 values=realistic")

@@ -12,6 +12,7 @@ from enginesmith.core.types import Precision, TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
+from tests.faults.nets import put_nodes
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of
 from tests.validation.attribution.planted import copy_of, weight, with_names, with_weight
@@ -95,7 +96,7 @@ def after_scores(model: ModelProto, factor: float) -> ModelProto:
     copied.graph.initializer.append(helper.make_tensor("factor", kind, [], [factor]))
     added = helper.make_node("Mul", [name, "factor"], ["scores_off"], name="Mul_off")
     join.input[1] = "scores_off"
-    copied.graph.node.insert(list(copied.graph.node).index(join), added)
+    put_nodes(copied, join, [added, join])
     return copied
 
 
