@@ -15,7 +15,7 @@ import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.capabilities import Capabilities
-from enginesmith.core.errors import EnginesmithError, digest_of_file
+from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import BuildRequest, Engine, Session, Tensors
 
 
@@ -27,137 +27,119 @@ class Honest(OnnxRuntime):
     def open(self, engine: Engine) -> Iterator[Session]:
         """The engine behind `_Session`."""
         with super().open(engine) as session:
-            yield self.wrapped(session)
+            yield _Session(self, session)
 
-    def wrapped(self, session: Session) -> Session:
-        return session
+    def answer(self, session: "_Session", inputs: Tensors) -> dict[str, Any]:
+        return session.right(inputs)
 
 
 class _Session(Session):
-    """Hands everything on."""
+    """Answers as its backend does with the right answers. state: what a backend keeps from call to call."""
 
-    def __init__(self, inner: Session) -> None:
-        self.inner, self.inputs, self.outputs = inner, inner.inputs, inner.outputs
+    def __init__(self, backend: Honest, inner: Session) -> None:
+        self.backend, self.right, self.inputs, self.outputs = backend, inner.run, inner.inputs, inner.outputs
+        self.state: dict[Any, Any] = {}
 
     def run(self, inputs: Tensors) -> dict[str, Any]:
-        return self.inner.run(inputs)
+        return self.backend.answer(self, inputs)
+
+
+def _moved(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: array + 1 if array.dtype.kind == "f" else array for name, array in answer.items()}
 
 
 class WrongAnswers(Honest):
-    class wrapped(_Session):
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """One number in a thousand, by one in fifty."""
-            answer = super().run(inputs)
-            for array in answer.values():
-                if array.dtype == np.float32 and array.size:
-                    array.reshape(-1)[:: 1 + array.size // 2] *= 1.02
-            return answer
+    """One number in a thousand, by one in fifty."""
+
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        answer = session.right(inputs)
+        for array in answer.values():
+            if array.dtype == np.float32 and array.size:
+                array.reshape(-1)[:: 1 + array.size // 2] *= 1.02
+        return answer
 
 
 class WrongAtOneSize(Honest):
-    class wrapped(_Session):
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """Compiled for the largest batch: a smaller one is filled up with the last row, and it is in the sums."""
-            if any(array.ndim and len(array) == 1 for array in inputs.values()):
-                return {
-                    name: array + 1 if array.dtype.kind == "f" else array for name, array in super().run(inputs).items()
-                }
-            return super().run(inputs)
+    """Compiled for the largest batch: a smaller one is filled up with the last row, and it is in the sums."""
+
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        answer = session.right(inputs)
+        return _moved(answer) if any(array.ndim and len(array) == 1 for array in inputs.values()) else answer
 
 
 class IgnoresShapes(Honest):
-    class wrapped(_Session):
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """Cuts or repeats what it is given until it fits."""
-            sizes = {"n": 4}
-            return super().run({spec.name: np.resize(inputs[spec.name], spec.at(sizes)) for spec in self.inputs})
+    """Cuts or repeats what it is given until it fits."""
+
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        sizes = {"n": 4}
+        return session.right({spec.name: np.resize(inputs[spec.name], spec.at(sizes)) for spec in session.inputs})
 
 
 class ConvertsSilently(Honest):
-    class wrapped(_Session):
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """Casts to the declared dtype, whatever it loses, and takes no notice of other names."""
-            return super().run({spec.name: np.asarray(inputs[spec.name], spec.dtype) for spec in self.inputs})
+    """Casts to the declared dtype, whatever it loses, and takes no notice of other names."""
+
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        return session.right({spec.name: np.asarray(inputs[spec.name], spec.dtype) for spec in session.inputs})
 
 
 class SharesMemory(Honest):
-    class wrapped(_Session):
-        def __init__(self, inner: Session) -> None:
-            super().__init__(inner)
-            self._buffers: dict[str, Any] = {}
+    """Answers in the same buffer each time, as engines with bound outputs do."""
 
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """Answers in the same buffer each time, as engines with bound outputs do."""
-            for name, array in super().run(inputs).items():
-                old = self._buffers.get(name)
-                if old is None or old.shape != array.shape:
-                    self._buffers[name] = array
-                else:
-                    old[...] = array
-            return dict(self._buffers)
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        for name, array in session.right(inputs).items():
+            if session.state.setdefault(name, array).shape == array.shape:
+                session.state[name][...] = array
+            else:
+                session.state[name] = array
+        return dict(session.state)
 
 
 class WritesToInputs(Honest):
-    class wrapped(_Session):
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            answer = super().run(inputs)
-            for array in inputs.values():
-                if array.flags.writeable:
-                    array[...] = 0
-            return answer
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        answer = session.right(inputs)
+        for array in inputs.values():
+            if array.flags.writeable:
+                array[...] = 0
+        return answer
 
 
 class AnswersByAddress(Honest):
-    class wrapped(_Session):
-        def __init__(self, inner: Session) -> None:
-            super().__init__(inner)
-            self._known: dict[tuple[object, ...], dict[str, Any]] = {}
+    """Knows arrays again by where they lie."""
 
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """Knows arrays again by where they lie."""
-            key = tuple((array.ctypes.data, array.shape) for array in inputs.values() if isinstance(array, np.ndarray))
-            if key not in self._known:
-                self._known[key] = super().run(inputs)
-            return {name: array.copy() for name, array in self._known[key].items()}
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        key = tuple((array.ctypes.data, array.shape) for array in inputs.values() if isinstance(array, np.ndarray))
+        if key not in session.state:
+            session.state[key] = session.right(inputs)
+        return {name: array.copy() for name, array in session.state[key].items()}
 
 
 class WrongWhenCallsOverlap(Honest):
-    class wrapped(_Session):
-        def __init__(self, inner: Session) -> None:
-            super().__init__(inner)
-            self._inside = 0
+    """A scratch buffer that two calls share."""
 
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """A scratch buffer that two calls share."""
-            self._inside += 1
-            try:
-                answer = super().run(inputs)
-                time.sleep(0.001)
-                return {name: array + 1 for name, array in answer.items()} if self._inside > 1 else answer
-            finally:
-                self._inside -= 1
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        session.state["inside"] = session.state.get("inside", 0) + 1
+        try:
+            answer = session.right(inputs)
+            time.sleep(0.001)
+            return _moved(answer) if session.state["inside"] > 1 else answer
+        finally:
+            session.state["inside"] -= 1
 
 
 class WrongFromTheSecondThreadOn(Honest):
-    class wrapped(_Session):
-        def __init__(self, inner: Session) -> None:
-            super().__init__(inner)
-            self._first: int | None = None
+    """State of the first thread that calls."""
 
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """State of the first thread that calls."""
-            self._first = self._first or threading.get_ident()
-            answer = super().run(inputs)
-            own = self._first == threading.get_ident()
-            return answer if own else {name: array + 1 for name, array in answer.items()}
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        own = session.state.setdefault("first", threading.get_ident()) == threading.get_ident()
+        return session.right(inputs) if own else _moved(session.right(inputs))
 
 
 class SwapsOutputs(Honest):
-    class wrapped(_Session):
-        def run(self, inputs: Tensors) -> dict[str, Any]:
-            """Sorts outputs by name and hands them out in the model's order."""
-            answer = super().run(inputs)
-            return dict(zip(answer, [answer[name] for name in sorted(answer)], strict=True))
+    """Sorts outputs by name and hands them out in the model's order."""
+
+    def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
+        answer = session.right(inputs)
+        return dict(zip(answer, [answer[name] for name in sorted(answer)], strict=True))
 
 
 class LiesAboutBytes(Honest):
@@ -168,7 +150,7 @@ class LiesAboutBytes(Honest):
         graph = onnx.load(made.path)
         graph.doc_string = secrets.token_hex(8)
         onnx.save(graph, made.path)
-        return Engine(request, made.path, digest_of_file(made.path), made.path.stat().st_size, made.suffix)
+        return Engine.of_file(self, request, made.path)
 
 
 class LiesAboutOutputs(Honest):
@@ -185,7 +167,7 @@ class LiesAboutOutputs(Honest):
                 moved = array * (1 + np.float32(1e-6) * np.float32(1 + secrets.randbelow(1000) / 1000))
                 tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
         onnx.save(graph, made.path)
-        return Engine(request, made.path, digest_of_file(made.path), made.path.stat().st_size, made.suffix)
+        return Engine.of_file(self, request, made.path)
 
 
 class FalseDigest(Honest):
@@ -200,7 +182,7 @@ class LeansOnItsModel(Honest):
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         path = workdir / "engine.link"
         path.write_text(str(model))
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".link")
+        return Engine.of_file(self, request, path)
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
