@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.publish import attach_page
 from tests.enginesmith.registries import engine, flip, on_each_store, publish_engines, pull, report
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, interleave
+from tests.enginesmith.registry.memory import MemoryStore, run_alone, steps_of
 from tests.enginesmith.registry.versions.test_policies import passed
 
 
@@ -57,21 +58,12 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
 def test_killed_at_every_call_it_goes_on(tmp_path: Path) -> None:
     source = MemoryStore(uri="memory://source")
     manifest = publish(source)
-    for step in range(2, 70, 2):
-        dest, actor = MemoryStore(), Actor("mirror", kill_at=step)
-        past = dest.seen_by(actor)
-        interleave(
-            [(actor, lambda past=past: mirror(source, [parse_reference("digits")], past))],  # type: ignore[misc]
-            lambda waiting: waiting[0],
-        )
+    work = partial(mirror, source, [parse_reference("digits")])
+    for step in steps_of(MemoryStore(), work)[1::2]:
+        dest, _ = run_alone(MemoryStore(), work, kill_at=step)
         assert verify(dest).sound, step
         known = [key for key in dest.objects if key.startswith("blobs/")]
-        found = mirror(source, [parse_reference("digits")], dest)
-        assert found.present >= len(known) - 1 and verify(dest).sound and manifest.blobs(), step
-        if actor.error is None:
-            return
-        assert isinstance(actor.error, Killed)
-    raise AssertionError("it never came to its end")
+        assert work(dest).present >= len(known) - 1 and verify(dest).sound and manifest.blobs(), step
 
 
 def test_what_is_damaged_does_not_travel(store: Store, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A store in memory, whose every call can be a step of an interleaving: what a file or a request is elsewhere."""
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +217,7 @@ def after(first: Actor, steps: int) -> Choose:
     return choose
 
 
-def in_turns(first: Actor, steps: int, second: Actor, others: int) -> Choose:
+def in_turns(first: Actor, steps: int, second: Actor, others: float) -> Choose:
     """`first` makes so many steps, `second` so many of its own; then `first` ends, and then `second`."""
 
     def choose(waiting: Sequence[Actor]) -> Actor:
@@ -238,6 +240,35 @@ def seeded(seed: int) -> Choose:
         return last[0]
 
     return choose
+
+
+def run_alone(
+    store: MemoryStore, work: Callable[[MemoryStore], object], kill_at: int | None = None
+) -> tuple[MemoryStore, Actor]:
+    """Run a work on a copy of a store, killed before a step or not at all; gives the copy and who worked."""
+    copy, actor = MemoryStore(dict(store.objects)), Actor("alone", kill_at)
+    interleave([(actor, partial(work, copy.seen_by(actor)))], lambda waiting: waiting[0])
+    assert actor.error is None if kill_at is None else isinstance(actor.error, Killed), (kill_at, actor.error)
+    return copy, actor
+
+
+def steps_of(store: MemoryStore, work: Callable[[MemoryStore], object]) -> range:
+    """Each step of a work on a copy of a store, from 1 on."""
+    return range(1, run_alone(store, work)[1].steps + 1)
+
+
+def run_two(
+    store: MemoryStore,
+    first: Callable[[MemoryStore], object],
+    second: Callable[[MemoryStore], object],
+    steps: int,
+    others: float = math.inf,
+) -> tuple[MemoryStore, Actor, Actor]:
+    """Run two works on a copy of a store: `first` makes so many steps, `second` so many of its own, then both end."""
+    copy, one, two = MemoryStore(dict(store.objects)), Actor("first"), Actor("second")
+    works = [(one, partial(first, copy.seen_by(one))), (two, partial(second, copy.seen_by(two)))]
+    interleave(works, in_turns(one, steps, two, others))
+    return copy, one, two
 
 
 def mark_late(store: Any, name: str) -> Callable[[], bool]:

@@ -2,9 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import pytest
 
@@ -16,7 +14,6 @@ from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import (
     MarkShard,
-    Sweeper,
     Tombstone,
     hold_lease,
     read_shards,
@@ -28,7 +25,7 @@ from enginesmith.registry.store.layout import MARK_SHARDS, MARK_STATE, blob_key,
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, set_clocks
+from tests.enginesmith.registry.memory import MemoryStore, run_alone, run_two, set_clocks, steps_of
 from tests.one_thread import registry_in_one_thread
 from tests.waiting import PATIENCE_S
 
@@ -73,13 +70,6 @@ def gather(store: MemoryStore) -> None:
     collect(store, ONE, GRACE, delete=True)
 
 
-def count_steps(store: MemoryStore) -> int:
-    actor = Actor("alone")
-    interleave([(actor, lambda: gather(MemoryStore(dict(store.objects)).seen_by(actor)))], lambda waiting: waiting[0])
-    assert actor.error is None
-    return actor.steps
-
-
 def republish(store: MemoryStore) -> None:
     """Publish what version 1 had under new content: its engine is found, and not uploaded."""
     publish_engines(store, [engine(store, data=DATA + b"a")], "again", channel=None)
@@ -87,10 +77,9 @@ def republish(store: MemoryStore) -> None:
 
 def test_a_collection_killed_at_every_call_leaves_a_sound_registry(due, few, clock):
     """The next one, when its claim is over, ends what it began; until then a writer is served or told."""
-    for step in range(1, count_steps(due) + 1):
-        store, actor = MemoryStore(dict(due.objects)), Actor("collector", kill_at=step)
-        interleave([(actor, partial(gather, store.seen_by(actor)))], lambda waiting: waiting[0])
-        assert isinstance(actor.error, Killed) and verify(store).sound, step
+    for step in steps_of(due, gather):
+        store, _ = run_alone(due, gather, kill_at=step)
+        assert verify(store).sound, step
         try:
             republish(store)
         except EnginesmithError as error:
@@ -113,10 +102,8 @@ def test_a_collection_killed_at_every_call_leaves_a_sound_registry(due, few, clo
 def test_a_writer_between_every_two_calls_of_a_collection(due, few, work):
     """It begins and ends while the collection stands still: no version and no channel is hurt."""
     refused = 0
-    for step in range(1, count_steps(due) + 1):
-        store, collector, writer = MemoryStore(dict(due.objects)), Actor("collector"), Actor("writer")
-        works = [(collector, partial(gather, store.seen_by(collector))), (writer, partial(work, store.seen_by(writer)))]
-        interleave(works, after(collector, step))
+    for step in steps_of(due, gather):
+        store, collector, writer = run_two(due, gather, work, step)
         assert collector.error is None and (writer.error is None or isinstance(writer.error, EnginesmithError)), step
         assert verify(store).sound, step
         refused += writer.error is not None
@@ -125,15 +112,9 @@ def test_a_writer_between_every_two_calls_of_a_collection(due, few, work):
 
 def test_a_writer_that_began_before_the_collection_and_ends_within(due: MemoryStore, few: None) -> None:
     """It has secured its names at every stage when the collection starts, and goes on at every stage of that."""
-    length = count_steps(due)
     for mine in range(2, 16, 3):
-        for theirs in range(1, length, 5):
-            store, collector, writer = MemoryStore(dict(due.objects)), Actor("collector"), Actor("writer")
-            works = [
-                (collector, partial(gather, store.seen_by(collector))),
-                (writer, partial(republish, store.seen_by(writer))),
-            ]
-            interleave(works, in_turns(writer, mine, collector, theirs))
+        for theirs in steps_of(due, gather)[:-1:5]:
+            store, _, _ = run_two(due, republish, gather, mine, theirs)
             assert verify(store).sound, (mine, theirs)
 
 
@@ -144,43 +125,29 @@ def test_a_writer_whose_lease_ends_while_a_collection_reads(due: MemoryStore) ->
     def collect_at_once(store: MemoryStore) -> None:
         collect(store, ONE, timedelta(0), delete=True)
 
-    def count(work: Callable[[MemoryStore], object]) -> int:
-        actor = Actor("alone")
-        interleave([(actor, partial(work, MemoryStore(dict(due.objects)).seen_by(actor)))], lambda waiting: waiting[0])
-        return actor.steps
-
-    length, writing = count(collect_at_once), count(republish)
+    length, writing = (len(steps_of(due, work)) for work in (collect_at_once, republish))
     for mine in range(writing // 3, writing - 1, 2):
         for theirs in range(length // 2, length, 3):
-            store, collector, writer = MemoryStore(dict(due.objects)), Actor("collector"), Actor("writer")
-            works = [
-                (writer, partial(republish, store.seen_by(writer))),
-                (collector, partial(collect_at_once, store.seen_by(collector))),
-            ]
-            interleave(works, in_turns(writer, mine, collector, theirs))
+            store, _, collector = run_two(due, republish, collect_at_once, mine, theirs)
             assert collector.error is None and verify(store).sound, (mine, theirs)
 
 
 def test_of_two_collections_one_works_and_the_other_is_told(due: MemoryStore, few: None) -> None:
-    for step in range(1, count_steps(due), 2):
-        store, actors = MemoryStore(dict(due.objects)), (Actor("one"), Actor("two"))
-        interleave([(actor, partial(gather, store.seen_by(actor))) for actor in actors], after(actors[0], step))
+    for step in steps_of(due, gather)[:-1:2]:
+        store, *actors = run_two(due, gather, gather, step)
         errors = [actor.error for actor in actors if actor.error]
         assert len(errors) <= 1 and all("is at work" in str(error) for error in errors), step
         assert verify(store).sound and read_state(store).sweeper is None, step
 
 
 def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(due, few, clock):
-    for step in range(2, count_steps(due), 3):
-        store, slow = MemoryStore(dict(due.objects)), Actor("slow")
+    def overtake(store: MemoryStore) -> None:
+        clock(2 * SWEEPING)
+        gather(store)
+        republish(store)
 
-        def overtake(store: MemoryStore = store) -> None:
-            clock(2 * SWEEPING)
-            gather(store)
-            republish(store)
-
-        other = Actor("other")
-        interleave([(slow, partial(gather, store.seen_by(slow))), (other, overtake)], after(slow, step))
+    for step in steps_of(due, gather)[1:-1:3]:
+        store, slow, other = run_two(due, gather, overtake, step)
         assert other.error is None and (slow.error is None or isinstance(slow.error, ConflictError)), (
             step,
             other.error,
@@ -315,16 +282,6 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
         gather(due)
     with hold_lease(due, "writing"):  # no lock on writers
         republish(due)
-
-
-def test_a_killed_collection_holds_up_the_next_for_minutes(due, clock):
-    killed = Sweeper("killed", "elsewhere 1", due.now() + SWEEPING)
-    leases.update_state(due, lambda known: replace(known, sweeper=killed))
-    with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"):
-        gather(due)
-    clock(timedelta(minutes=8))
-    gather(due)
-    assert read_state(due).sweeper is None
 
 
 def test_marks_of_a_newer_format_stop_collections_and_writers(due: MemoryStore) -> None:

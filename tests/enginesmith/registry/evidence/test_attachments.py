@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.publish import add_signatures
 from tests.enginesmith.registries import attach, engine, flip, names_in, on_each_store, overwrite, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, interleave
+from tests.enginesmith.registry.memory import MemoryStore, run_alone, steps_of
 from tests.enginesmith.registry.trust.keys import written
 from tests.enginesmith.registry.trust.test_signing import NEEDS_RELEASE, policy_file
 
@@ -173,20 +174,14 @@ def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(st
 
 
 def test_killed_at_every_call_nothing_is_damaged_and_the_next_one_attaches(words: Path) -> None:
-    for step in range(1, 90, 2):
-        store = MemoryStore()
-        manifest = publish(store)
-        actor = Actor("attach", kill_at=step)
-        past = store.seen_by(actor)
-        work = [(actor, lambda past=past, manifest=manifest: attach(past, manifest, words))]  # type: ignore[misc]
-        interleave(work, lambda waiting: waiting[0])
+    begun = MemoryStore()
+    manifest = publish(begun)
+    work = partial(attach, manifest=manifest, file=words)
+    for step in steps_of(begun, work)[::2]:
+        store, _ = run_alone(begun, work, kill_at=step)
         assert {item.kind for item in verify(store).problems if item.fault} <= {"stale"}, step  # the snapshot
-        attach(store, manifest, words)
+        work(store)
         assert verify(store).sound and len(attachments(store, manifest)) == 1, step
-        if actor.error is None:
-            return
-        assert isinstance(actor.error, Killed)
-    raise AssertionError("it never came to its end")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 
 import pytest
 
@@ -16,7 +15,7 @@ from enginesmith.registry.versions import channels, index, lookup
 from enginesmith.registry.versions.index import ListedModel, list_all, list_models, look_at, make_index, read_index
 from enginesmith.registry.versions.lookup import catalogue
 from tests.enginesmith.registries import engine, on_each_store, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave
+from tests.enginesmith.registry.memory import MemoryStore, run_alone, run_two, steps_of
 
 
 def look(store: Store) -> list[ListedModel]:
@@ -49,12 +48,6 @@ def publish_another(store: MemoryStore) -> None:
 WRITERS = [promote, publish_another, lambda store: channels.rollback(store, "letters", "candidate")]
 
 
-def count_steps(store: MemoryStore, work: Callable[[MemoryStore], object]) -> int:
-    actor = Actor("alone")
-    interleave([(actor, partial(work, MemoryStore(dict(store.objects)).seen_by(actor)))], lambda waiting: waiting[0])
-    return actor.steps
-
-
 @on_each_store
 def test_every_writer_keeps_the_index(store: Store) -> None:
     publish(store, "a")
@@ -73,10 +66,8 @@ def test_every_writer_keeps_the_index(store: Store) -> None:
 def test_a_list_between_every_two_calls_of_a_writer(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
     before, last = look(indexed), MemoryStore(dict(indexed.objects))
     work(last)
-    for step in range(1, count_steps(indexed, work) + 1):
-        store, actor = MemoryStore(dict(indexed.objects)), Actor("writer", kill_at=step)
-        interleave([(actor, partial(work, store.seen_by(actor)))], lambda waiting: waiting[0])
-        assert isinstance(actor.error, Killed)
+    for step in steps_of(indexed, work):
+        store, _ = run_alone(indexed, work, kill_at=step)
         assert read_index(store) == look(store), step
     assert before != look(last) == read_index(last)
 
@@ -86,33 +77,21 @@ def test_a_writer_that_begins_and_ends_within_a_list(indexed: MemoryStore, work:
     last = MemoryStore(dict(indexed.objects))
     work(last)
     allowed = [look(indexed), look(last)]
-    length = count_steps(indexed, lambda store: read_index(store))
-    for step in range(1, length + 1):
-        store, reader, writer, found = MemoryStore(dict(indexed.objects)), Actor("reader"), Actor("writer"), []
-        works = [
-            (reader, partial(lambda found, store: found.append(read_index(store)), found, store.seen_by(reader))),
-            (writer, partial(work, store.seen_by(writer))),
-        ]
-        interleave(works, after(reader, step))
-        assert writer.error is None and found[0] in allowed, step
+    found: list = []
+    for step in steps_of(indexed, read_index):
+        _, _, writer = run_two(indexed, lambda store: found.append(read_index(store)), work, step)
+        assert writer.error is None and found.pop() in allowed, step
 
 
 def test_a_list_that_begins_within_a_writer_and_ends_after_it(indexed: MemoryStore) -> None:
     """It never says what was no longer so when it began: the leases are read before the entries."""
-    last = MemoryStore(dict(indexed.objects))
-    promote(last)
-    length = count_steps(indexed, promote)
-    for mine in range(length // 2, length):
-        begun, killed = MemoryStore(dict(indexed.objects)), Actor("killed", kill_at=mine + 1)
-        interleave([(killed, partial(promote, begun.seen_by(killed)))], lambda waiting: waiting[0])
+    last, alone = run_alone(indexed, promote)
+    found: list = []
+    for mine in range(alone.steps // 2, alone.steps):
+        begun, _ = run_alone(indexed, promote, kill_at=mine + 1)
         for theirs in (1, 2, 4, 12):
-            store, writer, reader, found = MemoryStore(dict(indexed.objects)), Actor("writer"), Actor("reader"), []
-            works = [
-                (writer, partial(promote, store.seen_by(writer))),
-                (reader, partial(lambda found, store: found.append(read_index(store)), found, store.seen_by(reader))),
-            ]
-            interleave(works, in_turns(writer, mine, reader, theirs))
-            assert found[0] in (look(begun), look(last)), (mine, theirs)
+            run_two(indexed, promote, lambda store: found.append(read_index(store)), mine, theirs)
+            assert found.pop() in (look(begun), look(last)), (mine, theirs)
 
 
 def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
@@ -121,12 +100,10 @@ def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
     def there_and_back(store: MemoryStore) -> None:
         channels.rollback(store, "digits", "candidate")
 
-    length = count_steps(indexed, promote)
+    length = len(steps_of(indexed, promote))
     for mine in range(length // 2, length):
         for theirs in (5, 20, 35, 99):
-            store, one, two = MemoryStore(dict(indexed.objects)), Actor("one"), Actor("two")
-            works = [(one, partial(promote, store.seen_by(one))), (two, partial(there_and_back, store.seen_by(two)))]
-            interleave(works, in_turns(one, mine, two, theirs))
+            store, one, two = run_two(indexed, promote, there_and_back, mine, theirs)
             assert one.error is None and two.error is None and read_index(store) == look(store), (mine, theirs)
 
 
@@ -140,15 +117,10 @@ def test_a_write_of_the_same_entry_is_a_write(indexed: MemoryStore) -> None:
 def test_the_index_is_made_beside_a_writer(indexed: MemoryStore) -> None:
     for key in [key for key in indexed.objects if key.startswith("index/")]:
         del indexed.objects[key]
-    length = count_steps(indexed, promote)
+    length = len(steps_of(indexed, promote))
     for mine in (1, length // 2, length - 5):
         for theirs in range(3, 72, 2):
-            store, writer, maker = MemoryStore(dict(indexed.objects)), Actor("writer"), Actor("maker")
-            works = [
-                (writer, partial(promote, store.seen_by(writer))),
-                (maker, partial(make_index, store.seen_by(maker))),
-            ]
-            interleave(works, in_turns(writer, mine, maker, theirs))
+            store, writer, maker = run_two(indexed, promote, make_index, mine, theirs)
             assert writer.error is None and maker.error is None
             assert read_index(store) in (None, look(store)), (mine, theirs)
 

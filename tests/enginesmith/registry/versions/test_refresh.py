@@ -4,7 +4,6 @@ import json
 import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -28,7 +27,7 @@ from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import Channel, read_channel
 from tests.enginesmith.registries import flip, on_each_store, overwrite, report
 from tests.enginesmith.registry.counting import CountingStore
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, interleave, set_clocks
+from tests.enginesmith.registry.memory import MemoryStore, run_alone, set_clocks, steps_of
 from tests.enginesmith.registry.versions.test_state import KEY, located, published, state
 
 
@@ -85,13 +84,9 @@ def test_evidence_of_a_killed_writer_comes_into_the_snapshot_when_its_lease_is_o
     """A failed validation that was attached must reach the nodes, wherever its process ended."""
     beginning = MemoryStore()
     one = published(beginning, b"one")
-    alone = Actor("alone")
-    interleave([(alone, partial(_attest, MemoryStore(dict(beginning.objects)).seen_by(alone), one))], after(alone, 99))
-    late = 0
-    for step in range(1, alone.steps + 1):
-        store, actor = MemoryStore(dict(beginning.objects)), Actor("validates", kill_at=step)
-        interleave([(actor, partial(_attest, store.seen_by(actor), one))], after(actor, 99))
-        assert isinstance(actor.error, Killed)
+    late, work = 0, lambda store: _attest(store, one)
+    for step in steps_of(beginning, work):
+        store, _ = run_alone(beginning, work, kill_at=step)
         late += not verify(store).sound
         store.clock.now += PUBLISHING
         collect(store, delete=True)

@@ -1,8 +1,8 @@
 """The state of a channel and its history: what a killed writer leaves, what is damaged, what is refused."""
 
 import json
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.state import MAX_BYTES, Channel, change_channel, read_channel, read_history
 from tests.enginesmith.registries import engine, on_each_store, overwrite, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore
+from tests.enginesmith.registry.memory import MemoryStore, run_alone, steps_of
 from tests.pipeline.rollout import fleet
 
 KEY, HISTORY = channel_key("digits", "stable"), channel_history_key("digits", "stable")
@@ -54,26 +54,18 @@ def test_the_state_has_the_last_move_and_the_history_those_before(store: Store) 
     assert verify(store).problems == ()
 
 
-@pytest.mark.parametrize("steps", range(1, 60))
-def test_a_writer_killed_anywhere_has_moved_the_channel_or_not(steps: int) -> None:
-    store: Any = MemoryStore()
-    published(store, b"one")
-    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
-    actor = Actor("mover", kill_at=steps)
-    actor.turn = lambda call: _die_at(actor)  # type: ignore[method-assign]
-    with suppress(Killed):
-        channels.promote(store.seen_by(actor), two, "stable")
-    assert located(store) == state(store).version and versions(store) in (["1"], ["1", "2"])
-    assert not [item for item in verify(store).problems if item.fault]
-    channels.promote(store, two, "stable")
-    channels.rollback(store, "digits", "stable")
-    assert versions(store) == ["1", "2", "1"] and located(store) == "1"
-
-
-def _die_at(actor: Actor) -> None:
-    actor.steps += 1
-    if actor.kill_at is not None and actor.steps >= actor.kill_at:
-        raise Killed
+def test_a_writer_killed_anywhere_has_moved_the_channel_or_not() -> None:
+    begun: Any = MemoryStore()
+    published(begun, b"one")
+    two = publish_engines(begun, [engine(begun, data=b"two")], "two", channel=None).manifest
+    work = partial(channels.promote, manifest=two, name="stable")
+    for step in steps_of(begun, work):
+        store: Any = run_alone(begun, work, kill_at=step)[0]
+        assert located(store) == state(store).version and versions(store) in (["1"], ["1", "2"]), step
+        assert not [item for item in verify(store).problems if item.fault], step
+        channels.promote(store, two, "stable")
+        channels.rollback(store, "digits", "stable")
+        assert versions(store) == ["1", "2", "1"] and located(store) == "1", step
 
 
 def test_newer_formats_are_refused_with_the_remedy_and_overwritten_by_nobody(store: Store) -> None:
