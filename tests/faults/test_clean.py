@@ -5,7 +5,6 @@ Half of the engines add their sums up in another order than the graph, as anothe
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from enginesmith.core.reports.proof import Check, describe
@@ -15,8 +14,6 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
 from tests.faults.nets import BATCH, MLP, mlp, reordered, rows
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, ranges_of, run
-from tests.validation.canary.simulated import KINDS, pair_evidence
-from validation.canary.judging.judge import judge
 from validation.contracts.terms import BRIER, ECE, FLIPS, JS, KL, TOP_K
 
 SEEDS = range(18)  # every one of DIMS with every one of TEXTS, in both orders of sums
@@ -48,9 +45,3 @@ def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> No
     assert verify(bench.store).sound
     if seed % 10 == 0:
         assert not engine.attribution().blamed and not bench.graph_attribution(graph, "int8").blamed
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_canary_of_equal_engines_fails_in_no_traffic(kind: str) -> None:
-    drawn = pair_evidence(np.random.default_rng(sorted(KINDS).index(kind)), 800, kind)
-    assert judge(drawn, replicates=200).verdict != "FAIL"

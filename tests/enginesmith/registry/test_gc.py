@@ -194,12 +194,6 @@ def test_a_publication_leaves_no_lease(memory: MemoryStore) -> None:
     assert list(memory.list(LEASES)) == [] and memory.read(MARK_STATE) is None
 
 
-def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:
-    publish(memory, *"abc")
-    before = dict(memory.objects)
-    assert collect(memory, ONE, AT_ONCE).items and memory.objects == before
-
-
 @on_each_store
 def test_processes_that_publish_while_others_collect(store: Store) -> None:
     """The interleavings are tested by tests/simulation; this is the same with processes, on the stores themselves."""
