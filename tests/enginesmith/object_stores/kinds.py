@@ -5,10 +5,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from enginesmith.registry.store.base import bucket_at
 from enginesmith.registry.store.objects.store import ObjectStore
@@ -23,7 +22,7 @@ FOREIGN = (
 ENVIRONMENT = {**s3_server.ENVIRONMENT, "AZURE_STORAGE_SAS_TOKEN": azure_server.signature()}
 
 
-class ServerKind(Protocol):
+class ServerKind:
     """A kind of server.
 
     name: its URIs' scheme.  write: the method of a write.  conditions: pattern of what is cut from a request so that it
@@ -31,39 +30,31 @@ class ServerKind(Protocol):
     """
 
     name: str
-    write: str
-    look: str
-    part: int
+    write = "PUT"
+    look = "HEAD"
+    part = 1000
     missing: tuple[int, str]
 
-    def serving(self) -> "contextmanager[str]":
+    def serving(self) -> AbstractContextManager[str]:
         """The URL of a server with the bucket BUCKET."""
-        ...
+        raise NotImplementedError
 
     def uri(self, url: str, prefix: str) -> str:
         """The URI of a place on it."""
-        ...
+        return f"{self.name}://{BUCKET}/{prefix}?endpoint={url}"
 
     def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
         """Write what no writer of ours would."""
-        ...
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class S3:
+class S3(ServerKind):
     """moto."""
 
-    name: str = "s3"
-    write: str = "PUT"
-    look: str = "HEAD"
-    part: int = 1000
-    missing: tuple[int, str] = (404, "NoSuchBucket")
+    name, missing = "s3", (404, "NoSuchBucket")
 
-    def serving(self) -> "contextmanager[str]":
+    def serving(self) -> AbstractContextManager[str]:
         return s3_server.serving()
-
-    def uri(self, url: str, prefix: str) -> str:
-        return f"s3://{BUCKET}/{prefix}?endpoint={url}"
 
     def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
         from enginesmith.registry.store.s3.requests import client
@@ -76,15 +67,11 @@ class S3:
 GOOGLES_LIMIT = "google.cloud.storage.blob._MAX_MULTIPART_SIZE"
 
 
-@dataclass(frozen=True)
-class Gcs:
+class Gcs(ServerKind):
     """Our server of Google's JSON API."""
 
-    name: str = "gs"
-    write: str = "POST"
-    look: str = "GET"
-    part: int = 256 << 10
-    missing: tuple[int, str] = (404, "The specified bucket does not exist.")
+    name, missing = "gs", (404, "The specified bucket does not exist.")
+    write, look, part = "POST", "GET", 256 << 10
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -97,26 +84,18 @@ class Gcs:
                 server.stdin.close()
                 server.wait(PATIENCE_S)
 
-    def uri(self, url: str, prefix: str) -> str:
-        return f"gs://{BUCKET}/{prefix}?endpoint={url}"
-
     def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
         from enginesmith.registry.store.gcs.requests import connect
 
         connect(store.place).bucket.blob(store.place.key(key)).upload_from_string(data)
 
 
-@dataclass(frozen=True)
-class Azure:
+class Azure(ServerKind):
     """Azurite, where it is installed (`make azurite`)."""
 
-    name: str = "az"
-    write: str = "PUT"
-    look: str = "HEAD"
-    part: int = 1000
-    missing: tuple[int, str] = (404, "ContainerNotFound")
+    name, missing = "az", (404, "ContainerNotFound")
 
-    def serving(self) -> "contextmanager[str]":
+    def serving(self) -> AbstractContextManager[str]:
         return azure_server.serving(BUCKET)
 
     def uri(self, url: str, prefix: str) -> str:

@@ -19,6 +19,7 @@ from enginesmith.core.errors import IntegrityError, UnavailableError, digest_of_
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, MAX_DOCUMENT_BYTES, blob_key, check_key
+from tests.enginesmith.registry.memory import MemoryStore
 
 PAGE = 1000
 
@@ -39,15 +40,14 @@ class Requests:
 
 
 @dataclass
-class CountingStore:
-    """`Store` over a dict. down: whether every request fails.  keep_keys: whether to note 'GET key' of each request."""
+class CountingStore(MemoryStore):
+    """`MemoryStore` as a bucket. down: every request fails.  keep_keys: whether to note 'GET key' of each request."""
 
     uri: str = "memory://registry"
     near: bool = False
     delay_s: float = 0.0
     down: bool = False
     keep_keys: bool = True
-    objects: dict[str, bytes] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     folders: dict[str, dict[str, None]] = field(default_factory=dict)
     requests: Requests = field(default_factory=Requests)
@@ -64,12 +64,6 @@ class CountingStore:
             yield self.requests
         finally:
             self.requests = before
-
-    def locator(self, key: str) -> str:
-        return f"{self.uri}/{key}"
-
-    def put_file(self, path: Path) -> str:
-        return self.put_bytes(path.read_bytes())
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
         return BlobDigest(self.put_file(path))
@@ -94,12 +88,6 @@ class CountingStore:
         if found is None:
             raise self._lost(digest)
         return found
-
-    def path(self, digest: str) -> Path:
-        raise AssertionError(f"a blob in memory has no file ({digest})")
-
-    def fetch(self, digest: str, dest: Path) -> None:
-        dest.write_bytes(self.read_blob(digest))
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         data = self.read(blob_key(digest))
@@ -185,15 +173,6 @@ class CountingStore:
     def now(self) -> datetime:
         self._count("HEAD", MARKER)
         return datetime.now(UTC)
-
-    def discard(self, digest: str) -> None:
-        self.remove(blob_key(digest))
-
-    def strays(self) -> tuple[str, ...]:
-        return ()
-
-    def sweep(self) -> int:
-        return 0
 
     def _write(self, key: str, data: bytes) -> None:
         self.objects[key] = data
