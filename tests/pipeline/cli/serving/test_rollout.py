@@ -10,7 +10,7 @@ import pytest
 
 from enginesmith.client.watching.server import ReportUrl
 from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
-from enginesmith.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
+from enginesmith.registry.rollouts.reports import OUTSIDE, TOKEN, NodeReport, SentReport, read_reports
 from enginesmith.registry.rollouts.state import ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.versions import state
@@ -264,3 +264,44 @@ def test_reports_over_http(serving: Store) -> None:
         assert [post("a b"), post("n3", rollout="other"), post("n4", model="../x"), post("n5" * 5000)] == expected
     assert sorted(item.node for item in read_reports(serving, rollout).reports) == ["n1", "n2"]
     assert "2 reports, 0 failing\n" in said("rollout", "status", WHERE)
+
+
+def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said("rollout", "status", "--nodes").startswith("no node has reported; only nodes with `pull --follow`")
+    refused = run("rollout", "status", "none:stable", "--nodes")
+    assert isinstance(refused.exception, UnknownNameError) and "no channel none:stable" in str(refused.exception)
+    begin = serving.now()
+    receiver = ReportReceiver(serving, begin.timestamp)
+
+    def take(node: str, version: str, **changes: object) -> int:
+        report = NodeReport(node, "eu", version, format_time(begin), format_time(begin), machine="sm_89 (l4)")
+        given = {"unit": f"cpu fp32 {version}", "engine": version * 64 or None, **changes}
+        report = replace(report, **given)  # type: ignore[arg-type]
+        return receiver.take(SentReport("digits", "stable", OUTSIDE, report).to_bytes())[0]
+
+    assert [take(f"n{n}", "1") for n in range(3)] == [204] * 3 and take("n1", "1") == 429
+    assert take("n3", "2") == 204 and take("n4", "", failure="pull", detail="no engine fits") == 204
+    assert (take("n5", ""), take("n5", "../x", engine=None), take("n5", "1", machine="x" * 201)) == (422, 422, 422)
+    (status,) = told("rollout", "status", "--nodes")  # type: ignore[misc]
+    assert (status["version"], status["reports"]) == ("1", {"nodes": 5, "read": 5, "damaged": 0})
+    assert status["engines"][0] == {
+        "version": "1", "unit": "cpu fp32 1", "engine": "1" * 64, "nodes": 3, "problems": {}
+    }  # fmt: skip
+    problems = {node["node"]: node["problem"] for node in status["nodes"]}
+    assert problems == {"n0": "", "n1": "", "n2": "", "n3": "serves another version", "n4": "pull"}
+    text = said("rollout", "status", WHERE, "--nodes")
+    assert "digits:stable leads to version 1 since 20" in text and "5 nodes reported; only nodes with" in text
+    assert "pull: no engine fits" in text and "1 serves another version" in text and text.count("sm_89 (l4)") == 5
+    # Of a node that is in a rollout, what it reported there counts.
+    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
+    rollout = read_rollout(serving, "digits", "stable")
+    assert rollout is not None
+    report = NodeReport("n0", "eu", "2", format_time(begin), format_time(begin))
+    assert receiver.take(SentReport("digits", "stable", rollout.id, report).to_bytes())[0] == 204
+    monkeypatch.setattr("pipeline.cli.serving.rollout._MOST_ROWS", 2)
+    text = said("rollout", "status", WHERE, "--nodes")
+    assert "a rollout brings version 2" in text and "3 more nodes: --json" in text
+    (status,) = told("rollout", "status", WHERE, "--nodes")  # type: ignore[misc]
+    assert [node["version"] for node in status["nodes"] if node["node"] == "n0"] == ["2"]
+    monkeypatch.setattr(FileStore, "now", lambda _: begin + timedelta(hours=3, seconds=9))
+    assert said("rollout", "status", "--nodes").count("silent") == 6
