@@ -183,7 +183,7 @@ def format_duration(seconds: int) -> str:
 
 # Nodes that `status --nodes` prints.
 _MOST_ROWS = 50
-_WHO_REPORTS = "only nodes with `pull --follow` report, which may write to the registry or have --report URL"
+_WHO_REPORTS = "nodes that cannot write to the registry report only with `pull --report URL`"
 
 
 @click.group(cls=Group)

@@ -10,7 +10,7 @@ import pytest
 
 from enginesmith.client.watching.server import ReportUrl
 from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
-from enginesmith.registry.rollouts.reports import OUTSIDE, TOKEN, NodeReport, SentReport, read_reports
+from enginesmith.registry.rollouts.reports import OUTSIDE, TOKEN, NodeReport, SentReport, read_reports, report_key
 from enginesmith.registry.rollouts.state import ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.versions import state
@@ -192,17 +192,20 @@ def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, mon
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
     rollout = read_rollout(serving, "digits", "stable")
     assert rollout is not None
-    now = datetime.now(UTC)
+    now, clock = datetime.now(UTC), [datetime.now(UTC).timestamp()]
 
     def take(receiver: ReportReceiver, node: str, channel: str = "stable") -> int:
         report = NodeReport(node, "", "2", format_time(now), format_time(now))
         return receiver.take(SentReport("digits", channel, rollout.id, report).to_bytes())[0]
 
-    receiver = ReportReceiver(serving, now.timestamp)
+    receiver = ReportReceiver(serving, lambda: clock[0])
     assert [take(receiver, f"n{n}") for n in range(5)] == [204, 204, 204, 429, 429]
     assert take(ReportReceiver(serving, now.timestamp), "n9") == 429, "those of before count"
     assert {take(receiver, f"n{n}", f"c{n}") for n in range(50)} == {409}
     assert len(receiver._counts) == 1
+    serving.remove(report_key("digits", "stable", rollout.id, "n1"))
+    clock[0] += 3601
+    assert [take(receiver, f"n{n}") for n in (7, 8)] == [204, 429], "they are counted anew every hour"
 
 
 def test_labels_decide_who_is_reached(serving: Store) -> None:
@@ -267,7 +270,7 @@ def test_reports_over_http(serving: Store) -> None:
 
 
 def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert said("rollout", "status", "--nodes").startswith("no node has reported; only nodes with `pull --follow`")
+    assert said("rollout", "status", "--nodes").startswith("no node has reported; nodes that cannot write")
     refused = run("rollout", "status", "none:stable", "--nodes")
     assert isinstance(refused.exception, UnknownNameError) and "no channel none:stable" in str(refused.exception)
     begin = serving.now()
@@ -290,7 +293,7 @@ def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> No
     problems = {node["node"]: node["problem"] for node in status["nodes"]}
     assert problems == {"n0": "", "n1": "", "n2": "", "n3": "serves another version", "n4": "pull"}
     text = said("rollout", "status", WHERE, "--nodes")
-    assert "digits:stable leads to version 1 since 20" in text and "5 nodes reported; only nodes with" in text
+    assert "digits:stable leads to version 1 since 20" in text and "5 nodes reported; nodes that cannot write" in text
     assert "pull: no engine fits" in text and "1 serves another version" in text and text.count("sm_89 (l4)") == 5
     # Of a node that is in a rollout, what it reported there counts.
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
