@@ -402,15 +402,8 @@ def _print_serving(status: "ServingStatus") -> None:
 
 
 def _as_json(status: Any) -> dict[str, object]:
-    return {
-        "model": status.rollout.model,
-        "channel": status.rollout.channel,
-        "version": status.rollout.version,
-        "state": status.rollout.state,
-        "wave": status.rollout.wave + 1,
-        "action": status.action,
-        "why": status.why,
-    }
+    texts = {name: getattr(status.rollout, name) for name in ("model", "channel", "version", "state")}
+    return {**texts, "wave": status.rollout.wave + 1, "action": status.action, "why": status.why}
 
 
 def _print(state: Rollout, as_json: bool) -> None:
