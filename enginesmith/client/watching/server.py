@@ -240,8 +240,8 @@ def pause_s(interval_s: float, failures: int) -> float:
 GRACE_S = 20.0
 _RETRY_S = 600.0
 _MOST_WHY = 300
-# Outside of a rollout the time to the next try doubles up to so many times, to 64 hours.
-_MOST_DOUBLINGS = 6
+# Outside of a rollout the time to the next try doubles up to so many times, to 85 hours.
+_MOST_DOUBLINGS = 9
 
 
 class HookFailed(EnginesmithError):  # noqa: N818 - says what happened
@@ -325,7 +325,7 @@ class Reporter:
         said once, and tried ever more seldom."""
         delay_s, lists = _RETRY_S, "rollout gates do not count the node"
         if self._asker == OUTSIDE:
-            delay_s = OUTSIDE_HEARTBEAT_S * 2 ** min(self._failures, _MOST_DOUBLINGS)
+            delay_s *= 2 ** min(self._failures, _MOST_DOUBLINGS)
             lists = "`enginesmith rollout status --nodes` does not list the node; --report none sends no reports"
         if self._clock() >= self._silent_until and not (self._asker == OUTSIDE and self._failures):
             self._say(f"the report of this node cannot be delivered, so {lists}: {failure}")

@@ -268,7 +268,9 @@ def show_status(where: str | None, nodes: bool, registry: str, as_json: bool) ->
     rollout_channels = channels if where else [channel for channel in channels if channel.active_rollout]
     statuses = [status for channel in rollout_channels if (status := read_status(store, channel, now))]
     if where and not statuses:
-        raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
+        raise UnknownNameError(
+            f"{where} has no rollout (--nodes shows what nodes serve); `enginesmith rollout start` starts one"
+        )
     if as_json:
         emit_json([status.to_json() for status in statuses])
         return

@@ -252,7 +252,7 @@ def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable
     for _ in range(300):
         mine.once()
         clock.seconds += 3600
-    assert tries == [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]
+    assert tries == [0, 1, 2, 3, 5, 8, 14, 25, 47, 90, 176, 262]
     assert len([line for line in said if "rollout status --nodes` does not list the node" in line]) == 1
 
 
