@@ -4,6 +4,7 @@
 # site   docs/ as a site in build/site                    docs   the pages that are generated from the code
 #                                                        hunt   random examples, and many, for every property test
 # chart  what is generated from the Helm chart           clean  removes what these made
+# chart-package  the chart as an archive in build/chart, signed with the OpenPGP key KEY of the file KEYRING
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/reference/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
@@ -30,7 +31,7 @@ PROSE := README.md AGENTS.md CONTRIBUTING.md docs/index.md docs/getting-started 
 PROSE_RULES := LongSentences,RepeatedWords,Dangling,OurWords
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
+.PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean chart-package \
   check-style check-types check-imports check-links check-prose check-size
 .DEFAULT_GOAL := test
 
@@ -135,6 +136,9 @@ site: $(VENV)/.installed
 
 chart: $(VENV)/.installed
 	$(BIN)/python -m charts.regenerate
+
+chart-package: $(VENV)/.installed
+	$(BIN)/python -m charts.package build/chart $(if $(KEY),--key '$(KEY)' --keyring '$(KEYRING)')
 
 cluster-test: $(VENV)/.installed
 	$(BIN)/python -m pytest -p no:xdist -m '' --log-cli-level=INFO --log-cli-format='%(asctime)s %(message)s' --log-cli-date-format=%H:%M:%S tests/cluster

@@ -15,11 +15,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from enginesmith.client.locate import VersionLocator
+from enginesmith.client.watching.server import Reporter
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.registry.rollouts.reports import Heard, NodeReport
-from enginesmith.registry.rollouts.state import format_time, open_wave
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.gc import collect
+from enginesmith.registry.rollouts.reports import MOST_REPORTERS, Heard, NodeReport
+from enginesmith.registry.rollouts.state import ServingNode, format_time, open_wave
+from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.channel_writes import read_rollout
+from enginesmith.registry.versions.state import read_channel
 from pipeline.rollout.advance import judge_gates
+from pipeline.rollout.operations import read_serving
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.registry.memory import Actor, interleave, seeded
 from tests.pipeline.rollout.fleet import WHERE, Fleet, at, begin, plan, registry
 
@@ -165,6 +174,45 @@ def measure_large(nodes: int, _: int) -> bool:
     return good
 
 
+def measure_outside(nodes: int, _: int) -> bool:
+    """Reports outside of a rollout: nodes poll every 2 min; a collection after two hours; all swap after four."""
+    clock = [at(0).timestamp()]
+    store = CountingStore(keep_keys=False)
+    versions = [
+        publish_engines(store, [engine(store, data=data)], data.decode(), channel=None) for data in (b"1", b"2")
+    ]
+    channels.promote(store, versions[0].manifest, "stable")
+    reference, quiet = parse_reference("digits:stable"), {"say": len, "clock": lambda: clock[0]}
+    fleet = [
+        (Reporter(**quiet), VersionLocator(store, node=ServingNode(f"node-{number}")))  # type: ignore[arg-type]
+        for number in range(nodes)
+    ]
+    print("| hour | GET | PUT | reports that are read |")
+    print("|---|---:|---:|---:|")
+    most = 0
+    for hour, note in enumerate(("the first reports", "a collection at its end", "", "", "all swap", ""), 1):
+        with store.counted() as requests:
+            for minute in range(0, 60, 2):
+                clock[0] = at(3600 * (hour - 1) + 60 * minute).timestamp()
+                if note == "all swap" and minute == 0:
+                    channels.promote(store, versions[1].manifest, "stable")
+                    requests.kinds.clear()
+                channel = read_channel(store, *WHERE)
+                requests.kinds["GET"] -= 1  # which is the poll, and conditional
+                facts = {"version": channel.version, "digest": "0" * 64, "unit": "u", "machine": "m"}  # type: ignore[union-attr]
+                for reporter, locator in fleet:
+                    reporter.look(locator, reference, channel, facts, None)
+        most = max(most, requests.kinds["PUT"]) if hour > 2 else most
+        with store.counted() as reads:
+            read_serving(store, channel, at(0))  # type: ignore[arg-type]
+        print(
+            f"| {hour} {note} | {requests.kinds['GET']} | {requests.kinds['PUT']} | {reads.kinds['GET']} |", flush=True
+        )
+        if hour == 2:
+            collect(store, delete=True)
+    return most <= 2 * 1.25 * MOST_REPORTERS
+
+
 PARTS = {
     "bad": measure_bad,
     "good": measure_good,
@@ -172,6 +220,7 @@ PARTS = {
     "races": measure_races,
     "halts": measure_halts,
     "large": measure_large,
+    "outside": measure_outside,
 }
 
 

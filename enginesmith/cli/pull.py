@@ -95,7 +95,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How a channel is followed, and how the node reports to rollouts."""
+    """How a channel is followed, and how the node reports what it serves."""
 
     follow: Annotated[
         bool, Option("Keep running: pull each new version of the channel REF; DEST/current links to its engine.")
@@ -129,7 +129,7 @@ class FollowOptions:
     report: Annotated[
         str | None,
         Option(
-            "With --follow: URL that receives this node's rollout reports; none: send no reports.",
+            "With --follow: URL that receives this node's reports; none: send no reports.",
             metavar="URL|none",
             shown="the registry",
         ),

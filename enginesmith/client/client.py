@@ -181,7 +181,7 @@ class Client:
         say: called with a message when something happens.
         progress: called with the downloaded and the total bytes.
         health: tells whether the server is well, for rollouts; None: it is well after each swap.
-        report: where reports to rollouts go; True: to the registry, False: nowhere.
+        report: where reports of what is served go; True: to the registry, False: nowhere.
         Raises InputError for a reference that is no channel (`watching.watch.ChannelWatcher`).
         """
         from enginesmith.client.layouts.base import Plain

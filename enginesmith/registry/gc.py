@@ -5,9 +5,12 @@ needs is deleted, at whatever moment (`leases`); docs/concepts/registry-protocol
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
+from enginesmith.core.errors import ConflictError, IntegrityError
 from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds import build_history
@@ -16,13 +19,22 @@ from enginesmith.registry.collection.garbage import Garbage, Sweep, find_garbage
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.latency_series import models_with_series
 from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
+from enginesmith.registry.rollouts.reports import clear_gone, next_share
+from enginesmith.registry.rollouts.state import reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
 from enginesmith.registry.versions.channel_writes import refresh_models
 from enginesmith.registry.versions.index import heal_index
 from enginesmith.registry.versions.lookup import versions
+from enginesmith.registry.versions.state import Channel, change_channel
 
 GRACE = timedelta(days=7)
+# Why documents are deleted that no garbage mark is of, by kind.
+_WHY = {
+    "record": "a blob it speaks of is deleted",
+    "series": "its model has no version left",
+    "report": "its node has reported nothing for 7 days",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,29 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
     for lease in ended_leases:
         store.remove(lease_key(lease.id))
     build_history.remove_stale_locks(store)
+    _tend_reports(sweep, now)
     store.sweep()
+
+
+def _tend_reports(sweep: Sweep, now: datetime) -> None:
+    """Delete reports of nodes that are gone, and ask so many of the others for them that about `MOST_REPORTERS`
+    report."""
+    gone_keys, heard_nodes = clear_gone(sweep.store, now)
+    sweep.gone.update(dict.fromkeys(gone_keys, "report"))
+    for (model, name), nodes in heard_nodes.items():
+        with suppress(ConflictError, IntegrityError):  # a damaged channel is `verify`'s to tell
+            change_channel(sweep.store, model, name, partial(_with_share, nodes))
+
+
+def _with_share(nodes: list[str], channel: Channel | None) -> Channel | None:
+    """The state with the next share of nodes that report. nodes: digests of the names of those that were heard of.
+
+    None, which changes nothing, while a rollout has some of them report to itself.
+    """
+    if channel is None or channel.active_rollout:
+        return None
+    count = sum(reports(node, channel.reporters_ppm) for node in nodes)
+    return replace(channel, reporters_ppm=next_share(channel.reporters_ppm, count))
 
 
 def _summarize(
@@ -134,10 +168,7 @@ def _summarize(
         return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if is_blocked else "due", due)
 
     items = [item(*row) for row in garbage.rows()]
-    records = (key for key, kind in kinds.items() if kind == "record")
-    items += [GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in records]
-    series = (key for key, kind in kinds.items() if kind == "series")
-    items += [GarbageItem("series", key, "its model has no version left", 0, "deleted") for key in series]
+    items += [GarbageItem(kind, key, _WHY[kind], 0, "deleted") for key, kind in kinds.items() if kind in _WHY]
     old_runs, run_state = (prune(store), "deleted") if acted else (surplus(store), "due")
     items += [GarbageItem("run", run, "newer runs are kept", 0, run_state) for run in old_runs]
     keep_reasons = {f"{model}@{version}": why for (model, version), why in garbage.reasons.items()}

@@ -10,8 +10,8 @@ from typing import Literal
 from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
 from enginesmith.core.text import join_first, pluralize
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
-from enginesmith.registry.rollouts.reports import MOST_REPORTERS, NOTHING_HEARD, Heard, NodeReport, read_reports
-from enginesmith.registry.rollouts.state import WHOLE, Rollout, count_time, open_wave, parse_time, raise_reach
+from enginesmith.registry.rollouts.reports import MOST_REPORTERS, Heard, NodeReport, next_share, read_reports
+from enginesmith.registry.rollouts.state import Rollout, count_time, open_wave, parse_time, raise_reach
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup
@@ -170,7 +170,7 @@ class Advance:
     action: str
     why: str
     gates: tuple[GateResult, ...] = ()
-    heard: Heard = NOTHING_HEARD
+    heard: Heard = field(default_factory=Heard)
     is_made: bool = False
 
 
@@ -288,9 +288,8 @@ def _reached(rollout: Rollout) -> str:
 
 def _bound_reports(rollout: Rollout, heard: Heard) -> Rollout:
     """The rollout with fewer nodes that report, where too many do."""
-    if heard.nodes <= 1.25 * MOST_REPORTERS:
-        return rollout
-    return _with_reporters(rollout, rollout.reporters_ppm * MOST_REPORTERS // heard.nodes)
+    share_ppm = rollout.reporters_ppm
+    return replace(rollout, reporters_ppm=min(share_ppm, next_share(share_ppm, heard.nodes)))
 
 
 def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Rollout:
@@ -299,12 +298,8 @@ def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Ro
     if (old.region, old.label) != (new.region, new.label) or not heard.nodes:
         return next_rollout
     node_count = heard.nodes * new.share_ppm / old.share_ppm
-    max_ppm = int(next_rollout.reporters_ppm * MOST_REPORTERS / node_count)
-    return _with_reporters(next_rollout, max_ppm) if max_ppm < next_rollout.reporters_ppm else next_rollout
-
-
-def _with_reporters(rollout: Rollout, ppm: int) -> Rollout:
-    return replace(rollout, reporters_ppm=max(1, min(WHOLE, ppm)))
+    max_ppm = max(1, int(next_rollout.reporters_ppm * MOST_REPORTERS / node_count))
+    return replace(next_rollout, reporters_ppm=min(next_rollout.reporters_ppm, max_ppm))
 
 
 def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:

@@ -1,4 +1,4 @@
-"""What a person does to a rollout and sees of it, and the limit of a wave."""
+"""What a person does to a rollout and sees of it, and of what nodes serve; and the limit of a wave."""
 
 import secrets
 from collections import Counter
@@ -11,7 +11,15 @@ from enginesmith.core.errors import ConflictError, InputError, IntegrityError, U
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.leases import hold_lease, secure_version
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.reports import Heard, clear_reports, read_reports
+from enginesmith.registry.rollouts.reports import (
+    OUTSIDE,
+    OUTSIDE_SILENT_S,
+    Heard,
+    NodeReport,
+    clear_reports,
+    read_newest,
+    read_reports,
+)
 from enginesmith.registry.rollouts.state import (
     MOST_BY,
     MOST_WHY,
@@ -362,9 +370,8 @@ class RolloutStatus:
             "regions": dict(sorted(regions.items())),
             "silent": sum(report.is_silent(self.now) for report in node_reports),
         }
-        gates = [encode(gate) for gate in self.gates]
-        earlier = encode(self.earlier)
-        return {**encode(self.rollout), "earlier": earlier, "gates": gates, "reports": reports}
+        lists = {"earlier": encode(self.earlier), "gates": encode(self.gates)}
+        return {**encode(self.rollout), **lists, "reports": reports}
 
     def list_waves(self) -> list[list[str]]:
         """A row for each wave: number, who, least time in seconds, state."""
@@ -408,3 +415,64 @@ def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus 
     heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
     gates = judge_gates(rollout, heard, canaries(store, manifest), now)
     return RolloutStatus(rollout, gates, heard, earlier, now)
+
+
+# What the nodes of a channel serve, in a rollout or outside of one, as they reported last.
+
+
+@dataclass(frozen=True)
+class ServingStatus:
+    """A channel, and what its nodes reported last. now: by the store's clock."""
+
+    channel: Channel
+    heard: Heard
+    now: datetime
+
+    def find_problem(self, report: NodeReport) -> str:
+        """What is wrong with a node: 'silent', its failure, or a version that the channel does not lead to; '' for
+        nothing."""
+        if report.is_silent(self.now, OUTSIDE_SILENT_S):
+            return "silent"
+        if report.failure or report.version in self.channel.served.values():
+            return report.failure
+        return "serves another version"
+
+    def list_nodes(self) -> list[tuple[NodeReport, str]]:
+        """The reports, each with its problem; those with a problem first."""
+        rows = [(report, self.find_problem(report)) for report in self.heard.reports]
+        return sorted(rows, key=lambda row: (not row[1], row[0].node))
+
+    def count_engines(self) -> list[tuple[str, str, str, int, dict[str, int]]]:
+        """Of each engine that nodes serve, the most frequent first: version, unit, digest, how many nodes, and how many
+        of these have which problem."""
+        counts: dict[tuple[str, str, str], Counter[str]] = {}
+        for report, problem in self.list_nodes():
+            counts.setdefault((report.version, report.unit, report.engine or ""), Counter())[problem] += 1
+        rows = [
+            (*engine, count.total(), {problem: nodes for problem, nodes in count.items() if problem})
+            for engine, count in sorted(counts.items())
+        ]
+        return sorted(rows, key=lambda row: -row[3])
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        channel, rollout = self.channel, self.channel.active_rollout
+        names = ("version", "unit", "engine", "nodes", "problems")
+        return {
+            "model": channel.model,
+            "channel": channel.name,
+            "version": channel.version,
+            "since": channel.move.at,
+            "rollout": rollout.version if rollout else None,
+            "reporters_ppm": channel.reporters_ppm,
+            "reports": {"nodes": self.heard.nodes, "read": len(self.heard.reports), "damaged": self.heard.damaged},
+            "engines": [dict(zip(names, row, strict=True)) for row in self.count_engines()],
+            "nodes": [{**encode(report), "problem": problem} for report, problem in self.list_nodes()],
+        }
+
+
+def read_serving(store: Store, channel: Channel, now: datetime) -> ServingStatus:
+    """What the nodes of a channel serve. now: by the store's clock."""
+    rollout = channel.active_rollout
+    shares = {OUTSIDE: channel.reporters_ppm} | ({rollout.id: rollout.reporters_ppm} if rollout else {})
+    return ServingStatus(channel, read_newest(store, channel.model, channel.name, shares), now)

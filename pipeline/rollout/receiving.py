@@ -1,10 +1,10 @@
 """Takes reports over HTTP from nodes that may read the registry and not write it, and stores them.
 
-A report is taken only of a node that the rollout that runs has reached and asks, of a version that the rollout has, and
-at most once a minute from each; all else is answered with the reason. It counts as of the time when it is stored,
-whatever the node's clock says. What is known of a node is its report in
-the registry: nothing of it is held here. Beyond loopback all nodes show one token (`ENGINESMITH_REPORT_TOKEN`); which
-of them it is, each says of itself.
+A report is taken only of a node that is asked for it: in a rollout that runs, has reached the node and has the version,
+or outside of one; and at most once a minute from each. All else is answered with the reason. It counts as of the time
+when it is stored, whatever the node's clock says. What is known of a node is its report in the registry: nothing of it
+is held here. Beyond loopback all nodes show one token (`ENGINESMITH_REPORT_TOKEN`); which of them it is, each says of
+itself.
 """
 
 import time
@@ -23,12 +23,14 @@ from enginesmith.core.errors import (
     read_token,
     require_token,
 )
+from enginesmith.core.names import is_name
 from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
 from enginesmith.registry.rollouts.reports import (
     LEAST_S,
     MAX_BYTES,
     MOST_DETAIL,
     MOST_REPORTERS,
+    OUTSIDE,
     TOKEN,
     NodeReport,
     SentReport,
@@ -39,11 +41,13 @@ from enginesmith.registry.rollouts.reports import (
 from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached, parse_time, reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import serving_prefix
-from enginesmith.registry.versions.channel_writes import read_rollout
+from enginesmith.registry.versions.state import Channel, read_channel
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
-# Nodes whose reports a rollout has, at most: ten times of those that are asked.
+# Nodes whose reports a rollout has, or a channel outside of one, at most: ten times of those that are asked.
 MOST_NODES = 10 * MOST_REPORTERS
+# Seconds after which they are counted anew, as a collection deletes those of nodes that are gone.
+_COUNTED_S = 3600.0
 
 
 @dataclass
@@ -52,8 +56,8 @@ class ReportReceiver:
 
     store: Store
     clock: Callable[[], float] = time.time
-    # Of the channels whose rollout runs: its id, and how many nodes have reported.
-    _counts: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+    # Of the channels, and whether it is outside of a rollout: the rollout, how many nodes have reported, counted when.
+    _counts: dict[tuple[str, str, bool], tuple[str, int, float]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __call__(self, request: HttpRequest) -> HttpAnswer:
@@ -69,16 +73,17 @@ class ReportReceiver:
             report = parse_report(message.report.to_bytes())
             node = ServingNode(report.node, report.region, message.labels)
             key = report_key(message.model, message.channel, message.rollout, report.node)
-            rollout = read_rollout(self.store, message.model, message.channel)
-            if rollout is None or rollout.is_finished or rollout.id != message.rollout:
+            channel = read_channel(self.store, message.model, message.channel)
+            rollout = channel.active_rollout if channel and message.rollout != OUTSIDE else None
+            if channel is None or message.rollout != (rollout.id if rollout else OUTSIDE):
                 return 409, "no such rollout is running"
-            if why := find_objection(rollout, node, report):
+            if why := find_objection(channel, rollout, node, report):
                 return 422, why
             before = self.store.read(key)
             if before is not None and _is_recent(before, now):
                 return 429, f"a node reports at most every {LEAST_S:g} s"
-            if before is None and not self._admit(rollout):
-                return 429, f"{MOST_NODES} nodes have reported of this rollout, and no more are taken"
+            if before is None and not self._admit(message):
+                return 429, f"{MOST_NODES} nodes have reported, and no more are taken"
         except UnavailableError:
             raise
         except EnginesmithError as error:
@@ -86,26 +91,31 @@ class ReportReceiver:
         write_report(self.store, key, replace(report, at=format_time(now)), before)
         return 204, ""
 
-    def _admit(self, rollout: Rollout) -> bool:
-        """Count one more node of the rollout; False where there are too many."""
+    def _admit(self, message: SentReport) -> bool:
+        """Count one more node of the rollout, or outside of one; False where there are too many."""
+        where, rollout_id = (message.model, message.channel, message.rollout == OUTSIDE), message.rollout
         with self._lock:
-            rollout_id, count = self._counts.get((rollout.model, rollout.channel), ("", 0))
-            if rollout_id != rollout.id:
-                count = sum(1 for _ in self.store.list(serving_prefix(rollout.model, rollout.channel, rollout.id)))
-            self._counts[rollout.model, rollout.channel] = rollout.id, count + (count < MOST_NODES)
+            counted_id, count, counted_s = self._counts.get(where, ("", 0, 0.0))
+            if counted_id != rollout_id or self.clock() > counted_s + _COUNTED_S:
+                count = sum(1 for _ in self.store.list(serving_prefix(message.model, message.channel, rollout_id)))
+                counted_s = self.clock()
+            self._counts[where] = rollout_id, count + (count < MOST_NODES), counted_s
             return count < MOST_NODES
 
 
-def find_objection(rollout: Rollout, node: ServingNode, report: NodeReport) -> str:
-    """Why a report cannot be one of this node in this rollout; '' where it can be."""
-    if not is_reached(node, rollout.id, rollout.reach):
+def find_objection(channel: Channel, rollout: Rollout | None, node: ServingNode, report: NodeReport) -> str:
+    """Why a report cannot be one of this node in this rollout, or (None) outside of one; '' where it can be."""
+    if rollout and not is_reached(node, rollout.id, rollout.reach):
         return f"the rollout has not reached node {node.name}"
-    if not reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm):
+    if not reports(digest_of_bytes(node.name.encode()), (rollout or channel).reporters_ppm):
         return f"node {node.name} is not among those that report"
-    if report.version not in (rollout.version, rollout.base) and (report.version or report.failure != "pull"):
-        return f"version {report.version[:80]!r} is neither {rollout.version}, which comes, nor {rollout.base}"
-    if len(report.detail) > MOST_DETAIL:
-        return f"its detail has {len(report.detail)} characters; {MOST_DETAIL} are the most"
+    # Outside of a rollout a node may serve any version for long, as none that came later fits it.
+    is_known = report.version in (rollout.version, rollout.base) if rollout else is_name(report.version)
+    if not is_known and (report.version or report.failure != "pull"):
+        versions = f"neither {rollout.version}, which comes, nor {rollout.base}" if rollout else "no version"
+        return f"version {report.version[:80]!r} is {versions}"
+    if (length := max(map(len, (report.detail, report.unit, report.machine)))) > MOST_DETAIL:
+        return f"one of its texts has {length} characters; {MOST_DETAIL} are the most"
     return ""
 
 

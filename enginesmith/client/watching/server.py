@@ -16,22 +16,31 @@ from urllib.parse import urlsplit
 
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core import parsing
-from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, digest_of_bytes, read_token
+from enginesmith.core.errors import (
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    UnavailableError,
+    digest_of_bytes,
+    read_token,
+)
 from enginesmith.core.names import Reference
 from enginesmith.core.text import run_command
 from enginesmith.registry.rollouts.reports import (
     HEARTBEAT_S,
     LEAST_S,
     MOST_DETAIL,
+    OUTSIDE,
+    OUTSIDE_HEARTBEAT_S,
     TOKEN,
     Failure,
     NodeReport,
     SentReport,
+    parse_report,
     report_key,
     write_report,
 )
-from enginesmith.registry.rollouts.state import Rollout, format_time, reports
-from enginesmith.registry.store.base import Store
+from enginesmith.registry.rollouts.state import ServingNode, format_time, parse_time, reports
 from enginesmith.registry.versions.state import Channel
 
 _MOST_BYTES = 64 << 10
@@ -221,15 +230,18 @@ def pause_s(interval_s: float, failures: int) -> float:
     return delay_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
 
 
-# Reports to a rollout what this node serves, and whether it is well: one small document, written seldom.
+# Reports what this node serves, and whether it is well: one small document, written seldom.
 #
-# A node reports only what a rollout that has reached it brought, and only if it is among those that are asked
-# (`rollouts.reports`). A report that cannot be sent is said once and tried again later; it never stops a watcher.
+# A node reports to a rollout that has reached it, else outside of one, and only if it is among those that are asked
+# (`rollouts.reports`). The channel's state says all this, so that a look that changes nothing sends no other request. A
+# report that cannot be sent is said once and tried again later; it never stops a watcher.
 
 # Seconds after a swap within which a server that is not well yet counts as starting.
 GRACE_S = 20.0
 _RETRY_S = 600.0
 _MOST_WHY = 300
+# Outside of a rollout the time to the next try doubles up to so many times, to 85 hours.
+_MOST_DOUBLINGS = 9
 
 
 class HookFailed(EnginesmithError):  # noqa: N818 - says what happened
@@ -276,48 +288,61 @@ class Reporter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._url, self._health, self._grace_s, self._say, self._clock = url, health, grace_s, say, clock
-        self._key, self._written = "", b""
+        # The rollout that asks for reports, or OUTSIDE, and what was reported to it last, as it was written.
+        self._asker, self._written = "", b""
         self._last: NodeReport | None = None
+        self._judged: NodeReport | None = None
         self._at = self._swapped_at = self._silent_until = 0.0
-        self._version = ""
+        self._version, self._failures = "", 0
 
     def look(
         self,
         locator: VersionLocator,
         reference: Reference,
         channel: Channel | None,
-        facts: Mapping[str, str] | None,
+        facts: Mapping[str, str],
         error: EnginesmithError | None,
     ) -> None:
         """Report after a look of a watcher, where it is time. channel: what was followed; None where that is not known,
-        and it is read again.  facts: of what is served, as hooks get them.  error: what went wrong, None if nothing.
+        and it is read again.  facts: of what is served, as hooks get them, with `unit` and `machine` as of
+        `NodeReport`; none where nothing is.  error: what went wrong, None if nothing.
 
         locator: where channels are read.  reference: the channel.
         """
-        version = facts["version"] if facts else ""
+        version = facts.get("version", "")
         if version != self._version:
             self._version, self._swapped_at = version, self._clock()
         try:
             if channel is None and not isinstance(error, UnavailableError):
                 channel = locator.read_channel(reference.model, str(reference.channel))
-            if channel and (rollout := channel.active_rollout):
-                self._report(locator, rollout, facts, error)
+            if channel:
+                self._report(locator, channel, facts, error)
         except EnginesmithError as failure:
-            if self._clock() >= self._silent_until:
-                self._say(
-                    f"the report of this node cannot be delivered, so rollout gates do not count the node: {failure}"
-                )
-            self._silent_until, self._written = self._clock() + _RETRY_S, b""
+            self._complain(failure)
+
+    def _complain(self, failure: EnginesmithError) -> None:
+        """Say that a report cannot be delivered, and wait. Outside of a rollout, where many nodes may not write, it is
+        said once, and tried ever more seldom."""
+        delay_s, lists = _RETRY_S, "rollout gates do not count the node"
+        if self._asker == OUTSIDE:
+            delay_s *= 2 ** min(self._failures, _MOST_DOUBLINGS)
+            lists = "`enginesmith rollout status --nodes` does not list the node; --report none sends no reports"
+        if self._clock() >= self._silent_until and not (self._asker == OUTSIDE and self._failures):
+            self._say(f"the report of this node cannot be delivered, so {lists}: {failure}")
+        self._silent_until, self._written = self._clock() + delay_s, b""
+        self._failures += self._asker == OUTSIDE
 
     def _report(
-        self, locator: VersionLocator, rollout: Rollout, facts: Mapping[str, str] | None, error: EnginesmithError | None
+        self, locator: VersionLocator, channel: Channel, facts: Mapping[str, str], error: EnginesmithError | None
     ) -> None:
         node, now_s = locator.node, self._clock()
-        if node is None or now_s < self._silent_until:
+        if node is None or not (asker := _find_asker(channel, node)):
             return
-        if not (rollout.serves(node) and reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm)):
+        if asker != self._asker:
+            self._asker, self._last, self._written, self._silent_until = asker, None, b"", 0.0
+        if now_s < self._silent_until:
             return
-        answer = self._judge(rollout.version, facts, error)
+        answer = self._judge(channel.served_to(node).version, facts, error)
         if answer is None:
             return
         failure, health = answer
@@ -332,19 +357,37 @@ class Reporter:
             health.failure[:MOST_DETAIL],
             health.requests,
             health.errors,
+            facts.get("digest"),
+            facts.get("unit", "")[:MOST_DETAIL],
+            facts.get("machine", "")[:MOST_DETAIL],
         )
-        key = report_key(rollout.model, rollout.channel, rollout.id, node.name)
-        if key != self._key:
-            self._key, self._last, self._written, self._at = key, None, b"", 0.0
+        key = report_key(channel.model, channel.name, asker, node.name)
+        if self._last is None and asker == OUTSIDE and self._url is None:
+            self._adopt(locator.store.read(key), report, now_s)
+        if self._judged and self._judged.has_same_state(report):
+            report = replace(report, since=self._judged.since)
+        self._judged = report
         if self._is_due(report, now_s):
-            sent_report = SentReport(rollout.model, rollout.channel, rollout.id, report, node.labels)
-            self._send(locator.store, key, sent_report, now_s)
+            if self._url:
+                self._url.send(SentReport(channel.model, channel.name, asker, report, node.labels))
+            else:
+                self._written = write_report(locator.store, key, report, self._written or None)
+            self._last, self._at, self._failures = report, now_s, 0
+
+    def _adopt(self, stored: bytes | None, report: NodeReport, now_s: float) -> None:
+        """Go on from what an earlier process of this node reported: a restart is no news."""
+        self._written = stored or b""
+        with suppress(IntegrityError):
+            last_report = parse_report(self._written)
+            if last_report.has_same_state(report):
+                self._last = self._judged = last_report
+                self._at = min(now_s, parse_time(last_report.at).timestamp())
 
     def _judge(
-        self, version: str, facts: Mapping[str, str] | None, error: EnginesmithError | None
+        self, version: str, facts: Mapping[str, str], error: EnginesmithError | None
     ) -> tuple[Failure, HealthAnswer] | None:
-        """How this node is; None where nothing can be said yet. version: the one that the rollout brings."""
-        if facts is None or facts["version"] != version:
+        """How this node is; None where nothing can be said yet. version: the one that the channel leads it to."""
+        if self._version != version:
             return ("pull", HealthAnswer(str(error))) if error else None
         if isinstance(error, HookFailed):
             return "hook", HealthAnswer(str(error))
@@ -355,22 +398,19 @@ class Reporter:
         return None if is_starting else ("unhealthy", answer)
 
     def _is_due(self, report: NodeReport, now: float) -> bool:
-        last_report = self._last
-        if last_report is None:
+        """Whether to report: soon what changed, or after a while. Counts are news to the gates of a rollout alone."""
+        if self._last is None:
             return True
-        is_changed = (report.version, report.failure, report.errors) != (
-            last_report.version,
-            last_report.failure,
-            last_report.errors,
-        )
-        return now - self._at >= (LEAST_S if is_changed else HEARTBEAT_S)
+        is_outside = self._asker == OUTSIDE
+        has_new_counts = not is_outside and report.errors != self._last.errors
+        if has_new_counts or not report.has_same_state(self._last):
+            return now - self._at >= LEAST_S
+        return now - self._at >= (OUTSIDE_HEARTBEAT_S if is_outside else HEARTBEAT_S)
 
-    def _send(self, store: Store, key: str, sent: SentReport, now: float) -> None:
-        last_report, report = self._last, sent.report
-        if last_report and (last_report.version, last_report.failure) == (report.version, report.failure):
-            report = replace(report, since=last_report.since)
-        if self._url:
-            self._url.send(replace(sent, report=report))
-        else:
-            self._written = write_report(store, key, report, self._written or None)
-        self._last, self._at = report, now
+
+def _find_asker(channel: Channel, node: ServingNode) -> str:
+    """The id of the rollout that a node reports to, OUTSIDE, or '' where it is not among those that report."""
+    name_digest, rollout = digest_of_bytes(node.name.encode()), channel.active_rollout
+    if rollout and rollout.serves(node) and reports(name_digest, rollout.reporters_ppm):
+        return rollout.id
+    return OUTSIDE if reports(name_digest, channel.reporters_ppm) else ""

@@ -147,7 +147,8 @@ class Swap:
     """What is served. folder: of the engine.  current: what leads to it.  previous: name of the folder before, or ''.
 
     swapped: whether this look changed it.  origin: where the engine's bytes came from.  identity: as of `Placed`.
-    model, version, channel: what is served, and the channel that leads to it.  digest: of the engine.
+    model, version, channel: what is served, and the channel that leads to it.  digest: of the engine.  unit: of each
+    engine.  machine: of each, what it was chosen for.
     """
 
     model: str
@@ -162,11 +163,17 @@ class Swap:
     swapped: bool
     origin: Origin
     identity: str = ""
+    unit: str = ""
+    machine: str = ""
 
     def facts(self) -> dict[str, str]:
         """The facts that hooks get, as text by name."""
-        omitted_names = ("swapped", "origin", "identity")
+        omitted_names = ("swapped", "origin", "identity", "unit", "machine")
         return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name not in omitted_names}
+
+
+def _describe_machine(machine: Machine) -> str:
+    return ", ".join((machine.name, *(f"{name} {value}" for name, value in machine.list_facts().items())))
 
 
 class ChannelWatcher:
@@ -174,7 +181,7 @@ class ChannelWatcher:
 
     locator: finds versions in the registry; called at each look.  machines: what engines are for; more than one where
     the layout holds several.  interval_s: seconds between looks, as `looking` has them.  keep: number of older folders
-    that stay.  say: called with a message when something happens.  reporter: reports to rollouts what is served.
+    that stay.  say: called with a message when something happens.  reporter: reports what is served.
 
     reference: the channel.  dest: the folder.  policy: what is accepted.  fetcher: makes what downloads the files.
     hook: called after each swap with the facts of what is served; None: nothing is.  layout: how the engines lie.
@@ -251,7 +258,7 @@ class ChannelWatcher:
 
     def look(self) -> Swap:
         """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
-        what came of it, where a rollout asks for that."""
+        what came of it."""
         locator = self._locator()
         try:
             swap = self._try(locator)
@@ -263,8 +270,8 @@ class ChannelWatcher:
 
     def _report(self, locator: VersionLocator, error: EnginesmithError | None) -> None:
         if self._reporter:
-            channel = self._followed if error is None else None
-            facts = self.served.facts() if self.served else None
+            channel, swap = self._followed if error is None else None, self.served
+            facts = {**swap.facts(), "unit": swap.unit, "machine": swap.machine} if swap else {}
             self._reporter.look(locator, self._reference, channel, facts, error)
 
     def _try(self, locator: VersionLocator) -> Swap:
@@ -330,6 +337,8 @@ class ChannelWatcher:
             swapped=placed.swapped,
             origin=engine.origin,
             identity=placed.identity,
+            unit="; ".join(pulled.engine.unit for pulled in placed.pulled),
+            machine="; ".join(_describe_machine(ranking.machine) for ranking in rankings),
         )
         with reachable(f"reading {swap.folder}"):
             self._files = placed_files(self._place, swap.folder)

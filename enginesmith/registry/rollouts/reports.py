@@ -1,14 +1,16 @@
-"""What nodes report of a rollout: one small document a node, and only of nodes that the rollout has reached.
+"""What nodes report that they serve: one small document a node, to a rollout that has reached it, or outside of one.
 
-A node writes when something changed and every two minutes, at most once a minute. About `MOST_REPORTERS` nodes report,
-however many there are: the controller lowers the share of those that do (`PointedRollout.reporters_ppm`) and reads no
-more of them. So neither the writes nor the reads of a rollout grow with the fleet (docs/scale.md).
+A node writes when something changed, at most once a minute, and else every two minutes in a rollout, every hour outside
+of one. About `MOST_REPORTERS` nodes of a channel report, however many there are: the controller lowers the share of
+those that do in a rollout (`Rollout.reporters_ppm`), a collection the share outside of one (`Channel.reporters_ppm`),
+and no more of them are read. So neither the writes nor the reads grow with the fleet (docs/scale.md).
 
-They lie under a prefix of their own, which no collection reads; the next rollout of the channel deletes them. A node's
+They lie under a prefix of their own, and nothing refers to them. The next rollout of the channel deletes those of the
+rollouts before it; a collection deletes those of nodes that have reported nothing for `GONE_S` outside of one. A node's
 document is named by the digest of its name, so that the first of them are a random sample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +20,7 @@ from typing import Annotated, Literal, TypeVar
 from enginesmith.core.codec import encode, parse_as
 from enginesmith.core.errors import (
     ConflictError,
+    Digest,
     IntegrityError,
     UndecidedError,
     canonical_json,
@@ -26,9 +29,9 @@ from enginesmith.core.errors import (
 )
 from enginesmith.core.parsing import Timestamp
 from enginesmith.core.requirements import Count, Format
-from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time, reports
+from enginesmith.registry.rollouts.state import WHOLE, Rollout, format_time, parse_time, reports
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import serving_prefix
+from enginesmith.registry.store.layout import SERVING, serving_prefix
 
 FORMAT = 1
 MAX_BYTES = 4 << 10
@@ -38,6 +41,9 @@ MOST_DETAIL = 200
 TOKEN = "ENGINESMITH_REPORT_TOKEN"  # noqa: S105 - the name of the variable
 # A node writes at most so often, and at least so often; the controller counts it as silent after so long.
 LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 600.0
+# Outside of a rollout: stands for its id in a report's key, which no id can be; as above; and a node is gone for good.
+OUTSIDE = "nodes"
+OUTSIDE_HEARTBEAT_S, OUTSIDE_SILENT_S, GONE_S = 3_600.0, 10_800.0, 7 * 86_400.0
 _AT_ONCE = 16
 T = TypeVar("T")
 
@@ -48,9 +54,10 @@ Failure = Literal["", "pull", "hook", "unhealthy"]
 class NodeReport:
     """What a node serves. failure: '' where all is well.  detail: the failure in words, at most 200 characters.
 
-    since: since when it is so.  at: time of the report (ISO 8601, UTC), by the store's clock where it was read from
-    there, since nodes' clocks may be wrong.  requests, errors: that the server counted of
-    this version, None where it says none.
+    version: '' where it serves none that it knows of.  since: since when it is so.  at: time of the report (ISO 8601,
+    UTC), by the store's clock where it was read from there, since nodes' clocks may be wrong.  requests, errors: that
+    the server counted of this version, None where it says none.  engine: digest of the engine.  unit: of the engine,
+    'sm_89 fp16 tensorrt-rtx'.  machine: what the engine was chosen for, in words; both of at most 200 characters.
     """
 
     node: str
@@ -62,20 +69,27 @@ class NodeReport:
     detail: str = ""
     requests: Count | None = None
     errors: Count | None = None
+    engine: Digest | None = None
+    unit: str = ""
+    machine: str = ""
     format: Annotated[int, Format(FORMAT)] = FORMAT
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
         return canonical_json(encode(self))
 
-    def is_silent(self, now: datetime) -> bool:
+    def is_silent(self, now: datetime, after_s: float = SILENT_S) -> bool:
         """Whether the node has not been heard of for too long. now: by the store's clock."""
-        return (now - parse_time(self.at)).total_seconds() > SILENT_S
+        return (now - parse_time(self.at)).total_seconds() > after_s
+
+    def has_same_state(self, other: "NodeReport") -> bool:
+        """Whether another report says the same of what is served, and of how that is."""
+        return (self.version, self.engine, self.failure) == (other.version, other.engine, other.failure)
 
 
 @dataclass(frozen=True)
 class SentReport:
-    """A report on its way to an endpoint: of a node, about a rollout of a channel. labels: of the node."""
+    """A report on its way to an endpoint: of a node, about a rollout of a channel, or OUTSIDE. labels: of the node."""
 
     model: str
     channel: str
@@ -90,30 +104,30 @@ class SentReport:
 
 @dataclass(frozen=True)
 class Heard:
-    """The reports of a rollout. nodes: how many have reported.  reports: those that were read.  damaged: how many could
-    not be."""
+    """Reports of nodes. nodes: how many have reported.  reports: those that were read.  damaged: how many could not
+    be."""
 
     nodes: int = 0
     reports: tuple[NodeReport, ...] = ()
     damaged: int = 0
 
 
-NOTHING_HEARD = Heard()
-
-
 def report_key(model: str, channel: str, rollout: str, node: str) -> str:
-    """Key of a node's report."""
+    """Key of a node's report about a rollout, or OUTSIDE."""
     return f"{serving_prefix(model, channel, rollout)}{digest_of_bytes(node.encode())}.json"
 
 
 def write_report(store: Store, key: str, report: NodeReport, before: bytes | None) -> bytes:
     """Write a node's report, and return its bytes, for the next one. before: what this process wrote last, or None.
 
-    Raises ConflictError where another process reports under the same name.
+    One that was deleted meanwhile is written anew. Raises ConflictError where another process reports under the same
+    name.
     """
     data = report.to_bytes()
     try:
-        is_written = store.replace(key, data, before) or (before is None and store.replace(key, data, store.read(key)))
+        is_written = store.replace(key, data, before)
+        if not is_written and ((stored := store.read(key)) is None or before is None):
+            is_written = store.replace(key, data, stored)
     except UndecidedError:
         return store.read(key) or data
     if not is_written:
@@ -129,32 +143,76 @@ def parse_report(data: bytes) -> NodeReport:
 
 
 def read_reports(store: Store, rollout: Rollout) -> Heard:
-    """The reports of the nodes that are asked for them; at most MOST_REPORTERS are read, a random sample.
+    """The reports of a rollout's nodes, as `read_newest` of it alone."""
+    return read_newest(store, rollout.model, rollout.channel, {rollout.id: rollout.reporters_ppm})
 
+
+def read_newest(store: Store, model: str, channel: str, shares: Mapping[str, int]) -> Heard:
+    """The newest report of each node that is asked for one; at most MOST_REPORTERS are read, a random sample.
+
+    store, model, channel: whose.
+    shares: of each rollout, or OUTSIDE, the parts per million of the nodes that report.
     A node that is asked no longer, as fewer shall report by now, has left its last report there.
     """
-    prefix = serving_prefix(rollout.model, rollout.channel, rollout.id)
-    write_times = dict(store.stamps(prefix))
-    node_keys = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(write_times))
-    keys = [key for key, node in node_keys if is_digest(node) and reports(node, rollout.reporters_ppm)]
-    documents = _each(store, store.read, keys[:MOST_REPORTERS])
+    newest: dict[str, tuple[datetime, str]] = {}
+    for rollout, reporters_ppm in shares.items():
+        prefix = serving_prefix(model, channel, rollout)
+        for key, written_at in store.stamps(prefix):
+            node = key.removeprefix(prefix).removesuffix(".json")
+            if is_digest(node) and reports(node, reporters_ppm):
+                newest[node] = max(newest.get(node, (written_at, key)), (written_at, key))
+    entries = [newest[node] for node in sorted(newest)]
+    documents = _each(store, store.read, [key for _, key in entries[:MOST_REPORTERS]])
     node_reports, damaged_count = list[NodeReport](), 0
-    for key, data in zip(keys, documents, strict=False):
+    for (written_at, _), data in zip(entries, documents, strict=False):
         try:
             if data is not None:
-                node_reports.append(replace(parse_report(data), at=format_time(write_times[key])))
+                node_reports.append(replace(parse_report(data), at=format_time(written_at)))
         except IntegrityError:
             damaged_count += 1
-    return Heard(len(keys), tuple(node_reports), damaged_count)
+    return Heard(len(entries), tuple(node_reports), damaged_count)
+
+
+def reporting_channels(store: Store) -> Iterator[tuple[str, str]]:
+    """Model and channel of what nodes report, or have reported; one list of names for each model."""
+    for model in store.children(SERVING):
+        for channel in store.children(f"{SERVING}{model}"):
+            yield model.removesuffix("/"), channel.removesuffix("/")
 
 
 def clear_reports(store: Store, running: Rollout) -> int:
     """Delete the reports of a channel's rollouts but the one that runs, at most 10 * MOST_REPORTERS, and return how
     many."""
     model, channel = running.model, running.channel
-    running_prefix = serving_prefix(model, channel, running.id)
-    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(running_prefix))
+    others = tuple(serving_prefix(model, channel, rollout) for rollout in (running.id, OUTSIDE))
+    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(others))
     return len(_each(store, store.remove, list(islice(keys, 10 * MOST_REPORTERS))))
+
+
+def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, str], list[str]]]:
+    """Delete what nodes reported outside of rollouts that are gone for `GONE_S`; return its keys, and by model and
+    channel the digests of the names of those that were heard of lately. now: by the store's clock.
+
+    A node that comes back at the same moment may lose its first report, and writes it anew with the next one
+    (`write_report`).
+    """
+    gone_keys, heard_nodes = list[str](), dict[tuple[str, str], list[str]]()
+    for key, written_at in store.stamps(SERVING):
+        match key.removeprefix(SERVING).removesuffix(".json").split("/"):
+            case [model, channel, rollout, node] if rollout == OUTSIDE and is_digest(node):
+                age_s = (now - written_at).total_seconds()
+                heard_nodes.setdefault((model, channel), []).extend([node] * (age_s <= OUTSIDE_SILENT_S))
+                gone_keys += [key] * (age_s > GONE_S)
+    _each(store, store.remove, gone_keys)
+    return gone_keys, heard_nodes
+
+
+def next_share(share_ppm: int, count: int) -> int:
+    """The share of nodes, in parts per million, that shall report from now on: less where too many do, and at most
+    doubled where few do. count: of nodes that report."""
+    if MOST_REPORTERS / 2.5 <= count <= 1.25 * MOST_REPORTERS:
+        return share_ppm
+    return max(1, min(WHOLE, 2 * share_ppm, share_ppm * MOST_REPORTERS // max(1, count)))
 
 
 def _each(store: Store, work: Callable[[str], T], keys: Sequence[str]) -> list[T]:

@@ -23,6 +23,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
+    serving/<model>/<channel>/nodes/<node>.json            the same while no rollout asks it
     locks/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_history`)
     leases/<id>.json                                      a running writer (`enginesmith.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
@@ -207,7 +208,7 @@ def running_rollout_key(model: str, channel: str, rollout: str) -> str:
 
 
 def serving_prefix(model: str, channel: str, rollout: str | None = None) -> str:
-    """Prefix of what nodes report about a rollout of a channel, or (None) about all of them."""
+    """Prefix of what nodes report about a rollout of a channel ('nodes': outside of one), or (None) all of it."""
     where = f"{SERVING}{check_model(model)}/{check_channel(channel)}/"
     return where if rollout is None else f"{check_key(f'{where}{rollout}')}/"
 

@@ -22,7 +22,7 @@ from enginesmith.core.errors import ConflictError, Digest, EnginesmithError, Inp
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import MAX_COUNT, Count, Format
-from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, ServingNode
+from enginesmith.registry.rollouts.state import WHOLE, EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginesmith.registry.store.layout import channel_history_key, channel_key
@@ -64,7 +64,7 @@ class Channel:
     moves: how many moves it has had.  move: the last one.  rollout: the one that runs, or the last one.  snapshots: by
     a manifest's digest that of the blob with the version's documents (`snapshots`); a version that has none is read
     document by document.  revision: number of the write.  registry: the format of the registry, so that who reads this
-    needs no marker.
+    needs no marker.  reporters_ppm: parts per million of the nodes that report outside of a rollout.
     """
 
     model: str
@@ -74,6 +74,7 @@ class Channel:
     rollout: Rollout | None = None
     snapshots: Mapping[Digest, Digest] = field(default_factory=dict)
     revision: Count = 0
+    reporters_ppm: Count = WHOLE
     registry: Annotated[int, Format(REGISTRY_FORMAT)] = REGISTRY_FORMAT
     format: Annotated[int, Format(FORMAT)] = FORMAT
 

@@ -27,14 +27,15 @@ from enginesmith.core.errors import HttpAddress, InputError, UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.text import pluralize
+from enginesmith.registry.rollouts.reports import reporting_channels
 from enginesmith.registry.rollouts.state import WHOLE, Gates, Rollout, RolloutPlan, check_waves, parse_share, parse_wave
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.lookup import locate
-from enginesmith.registry.versions.state import Channel, read_channel
+from enginesmith.registry.versions.state import read_channel
 
 if TYPE_CHECKING:
-    from pipeline.rollout.operations import Operator, RolloutStatus
+    from pipeline.rollout.operations import Operator, RolloutStatus, ServingStatus
 
 # Options that say how a version comes to a channel: waves, their time, gates, how fast they open.
 
@@ -180,6 +181,10 @@ def format_duration(seconds: int) -> str:
 
 # The commands of rollouts: start, status, watch, receive, pause, resume, abort.
 
+# Nodes that `status --nodes` prints.
+_MOST_ROWS = 50
+_WHO_REPORTS = "nodes that cannot write to the registry report only with `pull --report URL`"
+
 
 @click.group(cls=Group)
 def rollout() -> None:
@@ -244,18 +249,28 @@ def start_rollout(
 
 @rollout.command("status")
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
-def show_status(where: str | None, registry: str, as_json: bool) -> None:
-    """Show a channel's rollout: its waves, node reports, gates and decisions.
+@click.option("--nodes", is_flag=True, help="Show which version and engine each node serves instead.")
+def show_status(where: str | None, nodes: bool, registry: str, as_json: bool) -> None:
+    """Show a channel's rollout: its waves, node reports, gates and decisions. Or show what nodes serve.
 
-    NAME:CHANNEL: a model and its channel (default: all rollouts that are not finished).
+    NAME:CHANNEL: a model and its channel (default: all rollouts that are not finished; with --nodes, all channels that
+    nodes report).
     """
-    from pipeline.rollout.operations import read_status
+    from pipeline.rollout.operations import read_serving, read_status
 
     store = open_store(registry)
-    now = store.now()
-    statuses = [status for channel in _named(store, where) if (status := read_status(store, channel, now))]
+    now, list_others = store.now(), reporting_channels if nodes else running_rollouts
+    wheres = [parse_channel(where, STABLE)] if where else list_others(store)
+    channels = [channel for place in wheres if (channel := read_channel(store, *place))]
+    if nodes:
+        _show_nodes([read_serving(store, channel, now) for channel in channels], where, as_json)
+        return
+    rollout_channels = channels if where else [channel for channel in channels if channel.active_rollout]
+    statuses = [status for channel in rollout_channels if (status := read_status(store, channel, now))]
     if where and not statuses:
-        raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
+        raise UnknownNameError(
+            f"{where} has no rollout (--nodes shows what nodes serve); `enginesmith rollout start` starts one"
+        )
     if as_json:
         emit_json([status.to_json() for status in statuses])
         return
@@ -354,23 +369,43 @@ def receive_reports(listen: HttpAddress, registry: str) -> None:
         say("stopped")
 
 
-def _named(store: Store, channel_text: str | None) -> list[Channel]:
-    """The channel of this name, or (None) those whose rollout is not finished."""
-    wheres = [parse_channel(channel_text, STABLE)] if channel_text else running_rollouts(store)
-    channels = [channel for channel_key in wheres if (channel := read_channel(store, *channel_key))]
-    return channels if channel_text else [channel for channel in channels if channel.active_rollout]
+def _show_nodes(statuses: "list[ServingStatus]", where: str | None, as_json: bool) -> None:
+    if where and not statuses:
+        raise UnknownNameError(f"there is no channel {where}; `enginesmith list` shows the channels")
+    if as_json:
+        emit_json([status.to_json() for status in statuses])
+        return
+    for status in statuses:
+        _print_serving(status)
+    if not statuses:
+        echo(f"no node has reported; {_WHO_REPORTS}")
+
+
+def _print_serving(status: "ServingStatus") -> None:
+    channel, heard, rollout = status.channel, status.heard, status.channel.active_rollout
+    bringing = f"; a rollout brings version {rollout.version}" if rollout else ""
+    echo(f"{channel.model}:{channel.name} leads to version {channel.version} since {channel.move.at}{bringing}")
+    share = f", of {channel.reporters_ppm / 10_000:g}% that are asked to" if channel.reporters_ppm < WHOLE else ""
+    unread = f"; {len(heard.reports)} were read, {heard.damaged} damaged" if len(heard.reports) < heard.nodes else ""
+    echo(f"{pluralize(heard.nodes, 'node')} reported{share}{unread}; {_WHO_REPORTS}")
+    if not heard.reports:
+        return
+    counts = []
+    for version, unit, engine, nodes, problems in status.count_engines():
+        problem_text = ", ".join(f"{count} {problem}" for problem, count in problems.items())
+        counts.append([version or "?", unit, engine[:12], str(nodes), problem_text])
+    print_table(("version", "unit", "engine", "nodes", "problems"), counts)
+    reports, rows = status.list_nodes(), []
+    for report, problem in reports[:_MOST_ROWS]:
+        state = f"{problem}: {report.detail}" if report.detail else problem
+        rows.append([report.node, report.region, report.machine, report.version or "?", state, report.since, report.at])
+    rest = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
+    print_table(("node", "region", "machine", "version", "problem", "since", "last report"), rows, note=rest)
 
 
 def _as_json(status: Any) -> dict[str, object]:
-    return {
-        "model": status.rollout.model,
-        "channel": status.rollout.channel,
-        "version": status.rollout.version,
-        "state": status.rollout.state,
-        "wave": status.rollout.wave + 1,
-        "action": status.action,
-        "why": status.why,
-    }
+    texts = {name: getattr(status.rollout, name) for name in ("model", "channel", "version", "state")}
+    return {**texts, "wave": status.rollout.wave + 1, "action": status.action, "why": status.why}
 
 
 def _print(state: Rollout, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from enginesmith.client.client import Client
 from enginesmith.client.watching.server import Reporter
 from enginesmith.client.watching.watch import ChannelWatcher
+from enginesmith.registry.rollouts.reports import OUTSIDE, report_key
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
 from enginesmith.registry.store.layout import blob_key, channel_key
 from enginesmith.registry.versions.state import read_channel
@@ -53,6 +54,19 @@ def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_req
     with store.counted() as found:
         mine.once()  # it has what the next wave brings to the others
     assert found.keys == [f"GET {CHANNEL}"]
+
+
+def test_outside_of_a_rollout_a_report_costs_two_requests_and_a_look_that_changes_nothing_none(tmp_path):
+    store = CountingStore()
+    publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
+    mine = watcher(store, tmp_path)
+    with store.counted() as found:
+        mine.once()
+    key = report_key("digits", "stable", OUTSIDE, "n1")
+    assert found.keys[-2:] == [f"GET {key}", f"PUT {key}"]
+    with store.counted() as found:
+        mine.once()
+    assert found.keys == [f"UNCHANGED {CHANNEL}"]
 
 
 def test_what_a_controllers_look_costs(tmp_path: Path) -> None:

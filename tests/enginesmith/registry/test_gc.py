@@ -1,9 +1,10 @@
 from contextlib import suppress
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError, digest_of_bytes
 from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.collection import garbage
 from enginesmith.registry.collection.references import Rules
@@ -12,10 +13,15 @@ from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.registered_specs import list_pinned, pin, unpin
+from enginesmith.registry.rollouts.reports import OUTSIDE, NodeReport, report_key, write_report
+from enginesmith.registry.rollouts.state import reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import (
     LEASES,
     MARK_STATE,
+    MARKER,
+    MARKER_CONTENT,
+    SERVING,
     attestation_key,
     channel_key,
     manifest_key,
@@ -25,9 +31,11 @@ from enginesmith.registry.store.layout import (
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import attach_page
+from enginesmith.registry.versions.state import change_channel, read_channel
 from tests.enginesmith.registries import engine, on_each_store, publish_engines, report, run_together
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.one_thread import registry_in_one_thread
+from tests.pipeline.rollout.fleet import NODES, at, running, tell
 
 ONE = Rules(versions=1, moves=1)
 AT_ONCE = timedelta(0)
@@ -258,3 +266,40 @@ def test_a_collection_reads_histories_in_the_order_of_their_names(monkeypatch: p
         collect(store, ONE)
     histories = list(dict.fromkeys(key for key in asked if "/histories/" in key))
     assert len(histories) == len(names) and histories == sorted(histories)
+
+
+def test_reports_of_nodes_that_are_gone_are_deleted_and_so_many_nodes_are_asked_as_are_read(monkeypatch):
+    monkeypatch.setattr("enginesmith.registry.rollouts.reports.MOST_REPORTERS", 100)
+    store = MemoryStore({MARKER: MARKER_CONTENT})
+    publish_engines(store, [engine(store)], "one", channel="stable")
+    begin = datetime(2026, 11, 1, tzinfo=UTC)
+
+    def collect_after(hours: float, nodes: int) -> tuple[int, int]:
+        """After so many hours these nodes report; how many reports are left, and the share that is asked."""
+        store.clock.now = begin + timedelta(hours=hours)
+        share = read_channel(store, "digits", "stable").reporters_ppm
+        for name in map(str, range(nodes)):
+            if reports(digest_of_bytes(name.encode()), share):
+                key = report_key("digits", "stable", OUTSIDE, name)
+                write_report(store, key, NodeReport(name, "", "1", "t", "t"), store.read(key))
+        collect(store, delete=True)
+        return len(list(store.list(SERVING))), read_channel(store, "digits", "stable").reporters_ppm
+
+    assert collect_after(0, 125) == (125, 1_000_000)
+    assert collect_after(1, 1000) == (1000, 100_000)
+    assert collect_after(24 * 7, 1000) == (1000, 100_000), "no report is older than 7 days"
+    assert 70 < collect_after(24 * 7 + 2, 1000)[0] < 130, "who is asked no longer is gone"
+    assert [collect_after(24 * 8 + hours, 20)[1] for hours in (0, 24, 48, 72)] == [200_000, 400_000, 800_000, 1_000_000]
+
+
+def test_a_rollout_has_its_reports_and_its_channel_its_share_whatever_a_collection_finds():
+    store, rollout = running("100%")
+    tell(store, rollout, 0, NODES[:3])
+    before = {key: data for key, data in store.objects.items() if key.startswith(SERVING)}
+    change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=1000))
+    key = report_key("digits", "stable", OUTSIDE, "n1")
+    write_report(store, key, NodeReport("n1", "", "1", "t", "t"), None)
+    store.clock.now = at(8 * 86_400)
+    assert [item.name for item in collect(store, delete=True).items if item.kind == "report"] == [key]
+    assert {key: data for key, data in store.objects.items() if key.startswith(SERVING)} == before
+    assert read_channel(store, "digits", "stable").reporters_ppm == 1000

@@ -183,7 +183,8 @@ def test_a_version_that_the_policy_refuses_by_then_is_halted_and_not_promoted():
 
 
 def test_too_many_reports_make_fewer_nodes_report(monkeypatch):
-    monkeypatch.setattr("pipeline.rollout.advance.MOST_REPORTERS", 100)
+    for module in ("pipeline.rollout.advance", "enginesmith.registry.rollouts.reports"):
+        monkeypatch.setattr(f"{module}.MOST_REPORTERS", 100)
     store, rollout = fleet.running("50%", "100%")
     fleet.tell(store, rollout, 1, fleet.reached(rollout)[:150])
     assert fleet.look(store, 2).rollout.reporters_ppm == 666_666

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enginesmith.registry.rollouts.reports import Heard
-from enginesmith.registry.rollouts.state import count_time
+from enginesmith.registry.rollouts.reports import Heard, NodeReport
+from enginesmith.registry.rollouts.state import count_time, format_time
 from pipeline.rollout import advance
 from pipeline.rollout.advance import GateResult
 from tests.pipeline.rollout.fleet import NODES, at, begin, plan, registry
@@ -18,9 +18,6 @@ def judge(failing: int, count: int, health_ppm: int, second: float = 31, **optio
 
 
 def report(node: str, second: float, fails: bool):
-    from enginesmith.registry.rollouts.reports import NodeReport
-    from enginesmith.registry.rollouts.state import format_time
-
     time = format_time(at(second))
     return NodeReport(node, "eu", "2", time, time, "unhealthy" if fails else "", "told" if fails else "")
 

@@ -24,6 +24,7 @@ from enginesmith.client.watching.server import (
 )
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, digest_of_bytes, read_token
 from enginesmith.registry.rollouts.reports import (
+    OUTSIDE,
     SILENT_S,
     TOKEN,
     NodeReport,
@@ -34,7 +35,9 @@ from enginesmith.registry.rollouts.reports import (
     report_key,
 )
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
-from enginesmith.registry.store.layout import blob_key
+from enginesmith.registry.store.layout import SERVING, blob_key
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.state import change_channel
 from pipeline.rollout import operations
 from tests.enginesmith.client.watching.test_watch import following
 from tests.enginesmith.object_stores.servers import serving
@@ -169,6 +172,88 @@ def test_two_nodes_with_one_name_are_told(store, rollout, tmp_path, clock):
     clock.seconds += 120
     one.once()
     assert [line for line in said if "another process reports as node 'n1'" in line]
+
+
+@pytest.fixture
+def stable(store: Any) -> Any:
+    """digits:stable serves 1, and no rollout runs; the versions 1 and 2."""
+    one = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
+    return one, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+
+
+def outside(store: Any) -> NodeReport:
+    return parse_report(store.read(report_key("digits", "stable", OUTSIDE, NODE.name)))
+
+
+def test_outside_of_a_rollout_it_reports_what_changed_and_every_hour(store, stable, tmp_path, clock):
+    counts = {"requests": 1, "errors": 0}
+    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**counts))
+    times = []
+    for minutes in (*range(0, 190, 10), 191, 192):
+        clock.seconds = NOW.timestamp() + 60 * minutes
+        if minutes == 191:
+            channels.promote(store, stable[1], "stable")
+        counts["errors"] += 1  # is no news
+        mine.once()
+        times.append(outside(store).at[11:16])
+    assert sorted(set(times)) == ["00:00", "01:00", "02:00", "03:00", "03:11"]
+    report = outside(store)
+    assert (report.version, report.failure, report.since[11:16]) == ("2", "", "03:11")
+    assert (report.engine, report.unit) == (stable[1].engines[0].digest, stable[1].engines[0].unit)
+    assert report.machine.startswith("cpu")
+
+
+def test_a_process_goes_on_from_what_the_one_before_reported(store, stable, tmp_path, clock):
+    watcher(store, tmp_path / "a", clock)[0].once()
+    clock.seconds += 600
+    mine, said = watcher(store, tmp_path / "a", clock)
+    mine.once()
+    assert outside(store).at[11:16] == "00:00"
+    clock.seconds += 3000
+    mine.once()
+    assert (outside(store).at[11:16], outside(store).since[11:16]) == ("01:00", "00:00")
+    store.remove(report_key("digits", "stable", OUTSIDE, NODE.name))  # by a collection that counted it as gone
+    clock.seconds += 3600
+    mine.once()
+    assert outside(store).at[11:16] == "02:00" and not [line for line in said if "report" in line]
+
+
+def test_a_pull_that_fails_is_reported_outside_too_with_what_is_served(store, stable, tmp_path, clock):
+    mine, _ = watcher(store, tmp_path / "a", clock)
+    mine.once()
+    channels.promote(store, stable[1], "stable")
+    store.remove(blob_key(digest_of_bytes(b"two")))
+    clock.seconds += 60
+    with pytest.raises(EnginesmithError):
+        mine.once()
+    assert (outside(store).version, outside(store).failure) == ("1", "pull")
+
+
+def test_only_nodes_that_are_asked_report_and_a_rollout_asks_first(store, rollout, tmp_path, clock):
+    change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=0))
+    mine, _ = watcher(store, tmp_path / "a", clock)
+    other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
+    mine.once(), other.once()
+    assert list(store.list(SERVING)) == [report_key("digits", "stable", rollout.id, "n1")]
+    change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=1_000_000))
+    mine.once(), other.once()
+    assert list(store.list(f"{SERVING}digits/stable/{OUTSIDE}/")) == [report_key("digits", "stable", OUTSIDE, "n2")]
+
+
+def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable, tmp_path, clock, monkeypatch):
+    tries = []
+
+    def refuse(*_):
+        tries.append(round((clock.seconds - NOW.timestamp()) / 3600))
+        raise UnavailableError("access denied")
+
+    monkeypatch.setattr("enginesmith.client.watching.server.write_report", refuse)
+    mine, said = watcher(store, tmp_path / "a", clock)
+    for _ in range(300):
+        mine.once()
+        clock.seconds += 3600
+    assert tries == [0, 1, 2, 3, 5, 8, 14, 25, 47, 90, 176, 262]
+    assert len([line for line in said if "rollout status --nodes` does not list the node" in line]) == 1
 
 
 def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollout, tmp_path, clock):

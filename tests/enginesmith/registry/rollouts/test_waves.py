@@ -80,16 +80,13 @@ def test_what_is_no_wave(text):
         parse_wave(text)
 
 
-@pytest.mark.parametrize(
-    ("waves", "why"),
-    [
-        ([], "must be 100%"),
-        (["5%"], "must be 100%"),
-        (["5%", "1%", "100%"], "wave 1% reaches nobody"),
-        (["100%", "label=a", "100%"], "wave label=a reaches nobody"),
-        (["region=eu", "100%", "region=eu:5%"], "must be 100%"),
-    ],
-)
+@pytest.mark.parametrize(("waves", "why"), [
+    ([], "must be 100%"),
+    (["5%"], "must be 100%"),
+    (["5%", "1%", "100%"], "wave 1% reaches nobody"),
+    (["100%", "label=a", "100%"], "wave label=a reaches nobody"),
+    (["region=eu", "100%", "region=eu:5%"], "must be 100%"),
+])  # fmt: skip
 def test_waves_that_reach_nobody_new_or_not_everybody(waves, why):
     with pytest.raises(InputError, match=why):
         check_waves([parse_wave(text) for text in waves])
@@ -97,15 +94,9 @@ def test_waves_that_reach_nobody_new_or_not_everybody(waves, why):
 
 
 def test_a_node_comes_from_the_environment():
-    found = ServingNode.from_environment(
-        {"ENGINESMITH_NODE": "n1", "ENGINESMITH_REGION": "eu", "ENGINESMITH_LABELS": "gpu, canary"}
-    )
-    assert found == ServingNode("n1", "eu", ("canary", "gpu"))
+    given = {"ENGINESMITH_NODE": "n1", "ENGINESMITH_REGION": "eu", "ENGINESMITH_LABELS": "gpu, canary"}
+    assert ServingNode.from_environment(given) == ServingNode("n1", "eu", ("canary", "gpu"))
     assert ServingNode.from_environment({}).name
-    for wrong in (
-        {"ENGINESMITH_NODE": "a b"},
-        {"ENGINESMITH_REGION": "x\n"},
-        {"ENGINESMITH_LABELS": ",".join(NAMES[:40])},
-    ):
+    for name, wrong in (("NODE", "a b"), ("REGION", "x\n"), ("LABELS", ",".join(NAMES[:40]))):
         with pytest.raises(InputError, match="node"):
-            ServingNode.from_environment(wrong)
+            ServingNode.from_environment({f"ENGINESMITH_{name}": wrong})

@@ -10,8 +10,8 @@ import pytest
 
 from enginesmith.client.watching.server import ReportUrl
 from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
-from enginesmith.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
-from enginesmith.registry.rollouts.state import ServingNode, format_time, is_reached
+from enginesmith.registry.rollouts.reports import OUTSIDE, TOKEN, NodeReport, SentReport, read_reports, report_key
+from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.versions import state
 from enginesmith.registry.versions.channel_writes import read_rollout
@@ -28,6 +28,12 @@ def serving(three: Store) -> Store:
     return three
 
 
+def stable_rollout(store: Store) -> Rollout:
+    rollout = read_rollout(store, "digits", "stable")
+    assert rollout is not None
+    return rollout
+
+
 def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "0s", "--why", "faster")
     assert "digits:stable: rollout" in text and "is running (started, wave 50%; the channel serves version 1)" in text
@@ -42,9 +48,8 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     channel = state.read_channel(serving, "digits", "stable")
     assert channel and channel.version == "2" and channel.move.by == "ada"
     (found,) = told("rollout", "status", WHERE)
-    assert [item["what"] for item in found["history"]] == [
-        "started, wave 50%", "paused", "resumed", "wave 100%", "done",
-    ]  # fmt: skip
+    expected = ["started, wave 50%", "paused", "resumed", "wave 100%", "done"]
+    assert [item["what"] for item in found["history"]] == expected
     assert (found["history"][1]["why"], found["history"][1]["by"]) == ("lunch", "ada")
     assert said("rollout", "status") == "no rollout is running\n"
 
@@ -54,8 +59,8 @@ def test_what_an_operator_decides_has_the_stores_time(serving: Store, monkeypatc
     said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "6h")
     for command in ("pause", "resume", "abort"):
         said("rollout", command, WHERE)
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout and {item.at[:4] for item in rollout.history} == {rollout.opened[:4]} == {"2031"}
+    rollout = stable_rollout(serving)
+    assert {item.at[:4] for item in rollout.history} == {rollout.opened[:4]} == {"2031"}
 
 
 def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
@@ -76,49 +81,34 @@ def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
     result = run("rollback", WHERE, "--why", "smoke")
     assert result.exit_code == 0 and "digits:stable -> 2" in result.stdout
     assert "the rollout of 3 is aborted; to leave 2 too, roll back again" in result.stderr
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout and rollout.state == "aborted" and rollout.history[-1].why == "rollback: smoke"
+    rollout = stable_rollout(serving)
+    assert rollout.state == "aborted" and rollout.history[-1].why == "rollback: smoke"
     assert "digits:stable -> 1" in said("rollback", WHERE)
 
 
 def test_a_policy_with_waves(serving: Store) -> None:
-    text = said(
-        "registry",
-        "policy",
-        "set",
-        WHERE,
-        "--wave",
-        "1%,5%,25%,100%",
-        "--soak",
-        "10m",
-        "--gate",
-        "health=95%",
-        "--approve",
-    )
+    given = "--wave 1%,5%,25%,100% --soak 10m --gate health=95% --approve"
+    text = said("registry", "policy", "set", WHERE, *given.split())
     assert "rollout waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, approval" in text
     assert "1%, 5%, 25%, 100%" in said("registry", "policy", "show", WHERE)
     refused = run("promote", "digits@2")
     assert refused.exit_code != 0 and "`enginesmith rollout start digits@2 digits:stable`" in str(refused.exception)
     assert "gates: health 95%, approval" in said("rollout", "start", "digits@2")
-    assert told("registry", "policy", "set", WHERE)["proven"] == [] and "no waves" in str(
-        run("rollout", "start", "digits@3").exception
-    )
+    assert told("registry", "policy", "set", WHERE)["proven"] == []
+    assert "no waves" in str(run("rollout", "start", "digits@3").exception)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--wave", "5%"], "must be 100%"),
-        (["--wave", "x"], "wave 'x'"),
-        (["--soak", "1m"], "go with waves"),
-        (["--wave", "100%", "--soak", "1m", "--soak", "2m"], "2 times of --soak for 1 waves"),
-        (["--wave", "100%", "--gate", "health"], "gate 'health' is none of"),
-        (["--wave", "100%", "--gate", "health=0%"], "give a share"),
-        (["--wave", "100%", "--gate", "reports=3"], "give health=SHARE too"),
-        (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
-        (["--wave", "5%,100%", "--nodes", "100"], "leave --nodes out"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    (["--wave", "5%"], "must be 100%"),
+    (["--wave", "x"], "wave 'x'"),
+    (["--soak", "1m"], "go with waves"),
+    (["--wave", "100%", "--soak", "1m", "--soak", "2m"], "2 times of --soak for 1 waves"),
+    (["--wave", "100%", "--gate", "health"], "gate 'health' is none of"),
+    (["--wave", "100%", "--gate", "health=0%"], "give a share"),
+    (["--wave", "100%", "--gate", "reports=3"], "give health=SHARE too"),
+    (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
+    (["--wave", "5%,100%", "--nodes", "100"], "leave --nodes out"),
+])  # fmt: skip
 def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
     refused = run("rollout", "start", "digits@2", WHERE, *options)
     assert isinstance(refused.exception, InputError) and why in str(refused.exception)
@@ -160,8 +150,7 @@ def test_there_is_none(serving: Store) -> None:
 
 def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--gate", "health=90%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = stable_rollout(serving)
     reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
     others = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
     now = datetime.now(UTC)
@@ -190,25 +179,26 @@ def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
 def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.rollout.receiving.MOST_NODES", 3)
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
-    now = datetime.now(UTC)
+    rollout = stable_rollout(serving)
+    now, clock = datetime.now(UTC), [datetime.now(UTC).timestamp()]
 
     def take(receiver: ReportReceiver, node: str, channel: str = "stable") -> int:
         report = NodeReport(node, "", "2", format_time(now), format_time(now))
         return receiver.take(SentReport("digits", channel, rollout.id, report).to_bytes())[0]
 
-    receiver = ReportReceiver(serving, now.timestamp)
+    receiver = ReportReceiver(serving, lambda: clock[0])
     assert [take(receiver, f"n{n}") for n in range(5)] == [204, 204, 204, 429, 429]
     assert take(ReportReceiver(serving, now.timestamp), "n9") == 429, "those of before count"
     assert {take(receiver, f"n{n}", f"c{n}") for n in range(50)} == {409}
     assert len(receiver._counts) == 1
+    serving.remove(report_key("digits", "stable", rollout.id, "n1"))
+    clock[0] += 3601
+    assert [take(receiver, f"n{n}") for n in (7, 8)] == [204, 429], "they are counted anew every hour"
 
 
 def test_labels_decide_who_is_reached(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "label=canary,100%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = stable_rollout(serving)
     now = datetime.now(UTC)
     report = NodeReport("n1", "", "2", format_time(now), format_time(now))
     sent = SentReport("digits", "stable", rollout.id, report)
@@ -219,14 +209,11 @@ def test_labels_decide_who_is_reached(serving: Store) -> None:
 
 def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    refused = run("rollout", "receive", "--listen", "0.0.0.0:0")
-    assert isinstance(
-        refused.exception, InputError
-    ) and f"needs a token, for anybody may send there: set {TOKEN}" in str(refused.exception)
+    refused = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
+    assert isinstance(refused, InputError) and f"anybody may send there: set {TOKEN}" in str(refused)
     monkeypatch.setenv(TOKEN, "secret")
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = stable_rollout(serving)
     time = format_time(datetime.now(UTC))
     sent = SentReport("digits", "stable", rollout.id, NodeReport("n1", "", "2", time, time))
     with make_server(serving, HttpAddress("127.0.0.1", 0)) as server:
@@ -240,8 +227,7 @@ def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.
 
 def test_reports_over_http(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%", "--gate", "health=90%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = stable_rollout(serving)
     clock = [datetime.now(UTC).timestamp()]
 
     def post(node: str, **changes: str) -> int:
@@ -264,3 +250,41 @@ def test_reports_over_http(serving: Store) -> None:
         assert [post("a b"), post("n3", rollout="other"), post("n4", model="../x"), post("n5" * 5000)] == expected
     assert sorted(item.node for item in read_reports(serving, rollout).reports) == ["n1", "n2"]
     assert "2 reports, 0 failing\n" in said("rollout", "status", WHERE)
+
+
+def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said("rollout", "status", "--nodes").startswith("no node has reported; nodes that cannot write")
+    refused = run("rollout", "status", "none:stable", "--nodes")
+    assert isinstance(refused.exception, UnknownNameError) and "no channel none:stable" in str(refused.exception)
+    begin = serving.now()
+    receiver = ReportReceiver(serving, begin.timestamp)
+
+    def take(node: str, version: str, **changes: object) -> int:
+        report = NodeReport(node, "eu", version, format_time(begin), format_time(begin), machine="sm_89 (l4)")
+        given = {"unit": f"cpu fp32 {version}", "engine": version * 64 or None, **changes}
+        report = replace(report, **given)  # type: ignore[arg-type]
+        return receiver.take(SentReport("digits", "stable", OUTSIDE, report).to_bytes())[0]
+
+    assert [take(f"n{n}", "1") for n in range(3)] == [204] * 3 and take("n1", "1") == 429
+    assert take("n3", "2") == 204 and take("n4", "", failure="pull", detail="no engine fits") == 204
+    assert (take("n5", ""), take("n5", "../x", engine=None), take("n5", "1", machine="x" * 201)) == (422, 422, 422)
+    (status,) = told("rollout", "status", "--nodes")  # type: ignore[misc]
+    assert (status["version"], status["reports"]) == ("1", {"nodes": 5, "read": 5, "damaged": 0})
+    assert list(status["engines"][0].values()) == ["1", "cpu fp32 1", "1" * 64, 3, {}]
+    problems = {node["node"]: node["problem"] for node in status["nodes"]}
+    assert problems == {"n0": "", "n1": "", "n2": "", "n3": "serves another version", "n4": "pull"}
+    text = said("rollout", "status", WHERE, "--nodes")
+    assert "digits:stable leads to version 1 since 20" in text and "5 nodes reported; nodes that cannot write" in text
+    assert "pull: no engine fits" in text and "1 serves another version" in text and text.count("sm_89 (l4)") == 5
+    # Of a node that is in a rollout, what it reported there counts.
+    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
+    rollout = stable_rollout(serving)
+    report = NodeReport("n0", "eu", "2", format_time(begin), format_time(begin))
+    assert receiver.take(SentReport("digits", "stable", rollout.id, report).to_bytes())[0] == 204
+    monkeypatch.setattr("pipeline.cli.serving.rollout._MOST_ROWS", 2)
+    text = said("rollout", "status", WHERE, "--nodes")
+    assert "a rollout brings version 2" in text and "3 more nodes: --json" in text
+    (status,) = told("rollout", "status", WHERE, "--nodes")  # type: ignore[misc]
+    assert [node["version"] for node in status["nodes"] if node["node"] == "n0"] == ["2"]
+    monkeypatch.setattr(FileStore, "now", lambda _: begin + timedelta(hours=3, seconds=9))
+    assert said("rollout", "status", "--nodes").count("silent") == 6
