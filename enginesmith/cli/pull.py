@@ -331,7 +331,7 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
 def _print_pulled(pulled: "Pulled") -> None:
     origin = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
     echo(f"{pulled.path}{origin}")
-    echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
+    echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.reference}")
     echo(f"why:    {pulled.resolution.why}")
     if pulled.located.signed_by:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")

@@ -248,7 +248,7 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": is_new})
     else:
-        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if is_new else " already"))
+        echo(f"{manifest.reference} is pinned" + ("" if is_new else " already"))
 
 
 def _print(report: Collected) -> None:
@@ -332,7 +332,7 @@ def attach(
         emit_json({**encode(entry), "new": is_new})
         return
     measurements = ", ".join(f"{name} {value:g}" for name, value in entry.measured.items())
-    echo(f"{'attached' if is_new else 'already attached'}: {entry.name} to {manifest.model}@{manifest.version}")
+    echo(f"{'attached' if is_new else 'already attached'}: {entry.name} to {manifest.reference}")
     echo(f"{entry.kind} {entry.digest}" + (f"  {measurements}" if measurements else ""))
 
 
@@ -405,7 +405,7 @@ def sign(
             {"model": manifest.model, "version": manifest.version, "signatures": [vars(sig) for sig in signatures]}
         )
         return
-    echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
+    echo(f"{manifest.reference}  manifest {manifest.digest}")
     for line in signed_lines(signatures):
         echo(line)
 
@@ -430,9 +430,9 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(trust_result.signers)})
     elif trust_result.signers:
-        echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(trust_result.signers)}")
+        echo(f"{manifest.reference} is signed by {', '.join(trust_result.signers)}")
     else:
-        echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
+        echo(f"{manifest.reference}: the trust policy asks for no signature")
 
 
 def sign_published(private_key: Path, registry: str, name: str, digest: str | None) -> None:

@@ -198,14 +198,13 @@ def rank_located(
     located, entries = judge_located(store, located, policy)
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
-    version_name = f"{located.manifest.model}@{located.manifest.version}"
 
     def timed(unmeasured: Sequence[EngineEntry]) -> "Mapping[str, MeasuredSpeed]":
         from enginesmith.registry.evidence.latencies import measured_speeds
 
         return measured_speeds(documents, located.manifest, machine, unmeasured)
 
-    ranking = rank_engines(entries, machine, policy, version_name, timed)
+    ranking = rank_engines(entries, machine, policy, located.manifest.reference, timed)
     if not (sure or store.near or located.manifest.graphs):
         return located, ranking
     losses = find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])

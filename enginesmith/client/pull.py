@@ -374,8 +374,8 @@ class Pulled:
 
     def __repr__(self) -> str:
         """One line: the file, what it is of, and its status."""
-        version = f"{self.located.manifest.model}@{self.located.manifest.version}"
-        return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
+        reference, engine = self.located.manifest.reference, self.engine
+        return f"Pulled({self.path.name!r}: {engine.unit} of {reference}, {engine.status})"
 
     def moved_to(self, folder: Path) -> "Pulled":
         """The same after its files were moved to another folder."""
@@ -402,7 +402,7 @@ class Pulled:
             return f"UNPROVEN: {self.engine.unit} is not proven: {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
-            f"run `enginesmith validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
+            f"run `enginesmith validate {self.located.manifest.reference}` there first"
         )
 
     @property

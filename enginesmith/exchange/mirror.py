@@ -18,7 +18,7 @@ from enginesmith.core.parsing import Malformed
 from enginesmith.registry.evidence.attachments import attachments
 from enginesmith.registry.evidence.attestations import Attestation
 from enginesmith.registry.latency_series import merge_series
-from enginesmith.registry.leases import BUILDING, Guard, version_name
+from enginesmith.registry.leases import BUILDING, Guard
 from enginesmith.registry.manifest import Manifest, load_pinned
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
@@ -75,16 +75,14 @@ def mirror(
     for located, trust_result in zip(versions, trust_results, strict=True):
         manifest = located.manifest
         models = [manifest.model, *(graph.model for graph in manifest.graphs)]
-        with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+        with hold_change(dest, models, f"mirroring {manifest.reference}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
             refresh_version(guard, manifest)
         if with_channels and located.channel is not None:
             moves.append(_move(source, located.channel, manifest, dest, by, trust_result.counts))
     for model in dict.fromkeys(located.manifest.model for located in versions):
         merge_series(source, dest, model)
-    labels = tuple(
-        dict.fromkeys(version_name(located.manifest.model, located.manifest.version) for located in versions)
-    )
+    labels = tuple(dict.fromkeys(located.manifest.reference for located in versions))
     new_sizes = [size for size in sizes.values() if size is not None]
     return Mirrored(labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
 
@@ -104,7 +102,7 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
     for digest, title in blob_titles.items():
         if not store.has(digest):
             raise IntegrityError(
-                f"{manifest.model}@{manifest.version} has lost its {title} ({digest}); run `enginesmith registry fsck`"
+                f"{manifest.reference} has lost its {title} ({digest}); run `enginesmith registry fsck`"
             )
     return [*blob_titles, *extras], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
 
@@ -118,7 +116,7 @@ def _copy_version(
     """
     for graph in manifest.graphs:
         _copy_version(source, load_pinned(source, graph), guard, sizes, say)
-    dest, name = guard.store, version_name(manifest.model, manifest.version)
+    dest, name = guard.store, manifest.reference
     key = manifest_key(manifest.model, manifest.version)
     blobs, documents = _list_contents(source, manifest)
     guard.secure([name, *blobs])

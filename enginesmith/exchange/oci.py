@@ -82,7 +82,7 @@ def export_oci(
     ]
     if not entries:
         kind = "proven" if only_proven else "usable"
-        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {kind} engine; `enginesmith show` says why")
+        raise UnknownNameError(f"{manifest.reference} has no {kind} engine; `enginesmith show` says why")
     if triton:
         entries = _find_servable(manifest, entries)
     old_images = _read_index(dest)
@@ -147,7 +147,7 @@ def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[E
     reasons = {entry.unit: find_unservable(entry) for entry in entries}
     if all(reasons.values()):
         reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-        complaint = f"{manifest.model}@{manifest.version} has no engine that Triton can serve; {REMEDY}:"
+        complaint = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
         raise UnknownNameError("\n".join([complaint, *reason_lines]))
     return [entry for entry in entries if not reasons[entry.unit]]
 
@@ -165,11 +165,9 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
                 store.fetch(digest, folder / name)
             (folder / f"{stem}.json").write_bytes(description)
             return
-        version_name = f"{manifest.model}@{manifest.version}"
         candidates = (EngineCandidate(entry, "named"),)
-        ranking = EngineRanking(version_name, Machine(entry.compute_capability), Policy(), candidates, ())
-        triton_place = Triton().at(folder / CAR, manifest.model)
-        triton_place.swap(store, located, [ranking], BlobFetcher(), keep=1)
+        ranking = EngineRanking(manifest.reference, Machine(entry.compute_capability), Policy(), candidates, ())
+        Triton().at(folder / CAR, manifest.model).swap(store, located, [ranking], BlobFetcher(), keep=1)
 
     layer = layout.put_layer(lay_out)
     annotations = _engine_annotations(manifest, entry)

@@ -35,7 +35,7 @@ def list_pinned(store: Store, model: str) -> list[str]:
 def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> bool:
     """Pin a version and return whether it was not pinned before. Raises IntegrityError if it was deleted meanwhile."""
     document = canonical_json({"at": now(), "by": by, "why": why})
-    with hold_lease(store, f"pinning {manifest.model}@{manifest.version}") as guard:
+    with hold_lease(store, f"pinning {manifest.reference}") as guard:
         secure_version(guard, manifest)
         return store.create(pin_key(manifest.model, manifest.version), document)
 

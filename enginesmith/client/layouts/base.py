@@ -305,6 +305,5 @@ def _find_generations(store: Store, located: Located, policy: Policy) -> list[Ma
     located, entries = judge_located(store, located, policy)
     capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
     if not capabilities:
-        version_name = f"{located.manifest.model}@{located.manifest.version}"
-        raise UnknownNameError(f"{version_name} has no engine for a GPU; name a target")
+        raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
     return [Machine(capability) for capability in sorted(capabilities)]

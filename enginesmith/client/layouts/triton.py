@@ -217,7 +217,7 @@ class TritonPlace(SharedFolder):
         for output in hints.labels:
             digest = manifest.sources.get(label_source(output))
             if digest is None:
-                raise IntegrityError(f"{manifest.model}@{manifest.version} has lost the labels of {output!r}; build it")
+                raise IntegrityError(f"{manifest.reference} has lost the labels of {output!r}; build it")
             path = place / Path(label_file(triton_version(manifest.version), output, hints)).name
             fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 

@@ -71,7 +71,7 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 
     engine = report.engine or ""
     entry = next((entry for entry in manifest.engines if entry.digest == engine), None)
-    where = f"{manifest.model}@{manifest.version}"
+    where = manifest.reference
     if entry is None:
         raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
     is_approved = report.verdict in DECIDED and approve(report) is not None

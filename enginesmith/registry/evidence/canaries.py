@@ -48,7 +48,7 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
     if len(matches) != 1:
         units = ", ".join(entry.unit for entry in matches or manifest.engines)
         what = "fits several" if matches else "is none"
-        raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.model}@{manifest.version}: {units}")
+        raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.reference}: {units}")
     entry = matches[0]
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
@@ -144,9 +144,7 @@ def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> N
     """
     entry = next((entry for entry in manifest.engines if entry.digest == verdict.engine), None)
     if entry is None:
-        raise InputError(
-            f"the canary ran engine {verdict.engine}, which {manifest.model}@{manifest.version} does not have"
-        )
+        raise InputError(f"the canary ran engine {verdict.engine}, which {manifest.reference} does not have")
     data = canonical_json({"format": FORMAT, **encode(verdict)})
     try:
         _read(data)

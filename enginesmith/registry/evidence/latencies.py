@@ -30,8 +30,9 @@ def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
     """
     engine = read_latency_report(store, report).engine
     if all(entry.digest != engine for entry in manifest.engines):
-        where = f"{manifest.model}@{manifest.version}"
-        raise IntegrityError(f"the latency report {report} is about engine {engine}, which {where} does not have")
+        raise IntegrityError(
+            f"the latency report {report} is about engine {engine}, which {manifest.reference} does not have"
+        )
     store.create(latency_key(manifest.model, manifest.version, engine, report), store.read_blob(report))
 
 

@@ -299,7 +299,7 @@ def take_registered(findings: Findings) -> None:
 
 def take_version(findings: Findings, manifest: Manifest) -> None:
     """Check the documents of a version, and note the blobs that it needs."""
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     findings.manifests.append(manifest)
     for digest, what in manifest.blobs().items():
         findings.needed.setdefault(digest, []).append(f"{reference} {what}")
@@ -330,7 +330,7 @@ def take_version(findings: Findings, manifest: Manifest) -> None:
 
 def _take_attachments(findings: Findings, manifest: Manifest) -> dict[str, int | None]:
     """Check the documents of a version's attachments, and note their blobs: digest -> size in bytes."""
-    reference, sizes = f"{manifest.model}@{manifest.version}", dict[str, int | None]()
+    reference, sizes = manifest.reference, dict[str, int | None]()
     try:
         for attachment, _ in attachments(findings.store, manifest):
             findings.needed.setdefault(attachment.digest, []).append(f"{reference} attachment {attachment.name}")

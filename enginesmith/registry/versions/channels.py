@@ -63,13 +63,12 @@ def promote(
     )
     if refusal:
         raise InputError(refusal)
-    with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
+    with hold_change(store, [manifest.model], f"promoting {manifest.reference} to {name}") as guard:
         secure_version(guard, manifest)
         if losses := find_lost_of(store, manifest):
-            reference = f"{manifest.model}@{manifest.version}"
             lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in losses.items()]
-            remedy = f"restore it, or build again; `enginesmith registry fsck {reference}` says more"
-            raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
+            remedy = f"restore it, or build again; `enginesmith registry fsck {manifest.reference}` says more"
+            raise IntegrityError("\n".join([f"channel {name!r}: {manifest.reference} is damaged; {remedy}:", *lines]))
         guard.secure(canary.report for canary in canaries)
         return point(
             guard,

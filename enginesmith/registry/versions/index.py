@@ -189,9 +189,8 @@ def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
     """Models with the versions that their channels point to. Reads the channels, side by side."""
     channel_pairs = [(entry.model, name) for entry in models for name in entry.channels]
     pointers: dict[str, dict[str, str]] = {}
-    for (model, name), version in side_by_side(lambda each: _read_pointer(store, *each), channel_pairs):
-        if version is not None:
-            pointers.setdefault(model, {})[name] = version
+    for (model, _), channel in side_by_side(lambda each: _read_pointers(store, each[0], [each[1]]), channel_pairs):
+        pointers.setdefault(model, {}).update(channel)
     return [ListedModel(entry.model, tuple(entry.versions), pointers.get(entry.model, {})) for entry in models]
 
 
@@ -212,14 +211,6 @@ def _refresh(store: Store, key: str, models: list[str]) -> None:
         return (_parse(data) or IndexShard()).updated(entries).to_bytes()
 
     base.change(store, key, make)
-
-
-def _read_pointer(store: Store, model: str, name: str) -> str | None:
-    try:
-        channel = read_channel(store, model, name)
-    except IntegrityError:
-        return UNREADABLE
-    return channel.version if channel is not None else None
 
 
 def _shard_of(model: str) -> str:
@@ -320,15 +311,14 @@ def list_versions(
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
     pointers = _read_pointers(store, model, channel_names(store, model))
     range_versions = [
-        version for version in all_versions if before is None or version_order(version) < version_order(before)
-    ]
-    range_versions = [
-        version for version in range_versions if after is None or version_order(version) > version_order(after)
+        version
+        for version in all_versions
+        if (before is None or version_order(version) < version_order(before))
+        and (after is None or version_order(version) > version_order(after))
     ]
     count = len(range_versions) if limit is None else limit
-    page_versions = (
-        range_versions[:count] if after is not None else range_versions[max(0, len(range_versions) - count) :]
-    )
+    first_index = 0 if after is not None else max(0, len(range_versions) - count)
+    page_versions = range_versions[first_index : first_index + count]
     if store.near or len(page_versions) < 2:  # nothing to wait for
         return [_listed_version(store, model, version, pointers) for version in page_versions]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -371,6 +361,7 @@ def _listed_version(store: Store, model: str, version: str, pointers: dict[str, 
 
 
 def _read_pointers(store: Store, model: str, channels: Iterable[str]) -> dict[str, str]:
+    """The version that each of a model's channels points to; a channel that was deleted meanwhile is left out."""
     pointers: dict[str, str] = {}
     for name in channels:
         try:

@@ -63,7 +63,7 @@ def loss_refusal(
     unaccepted = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
     if channel is None or not unaccepted:
         return None
-    reference, where = f"{manifest.model}@{manifest.version}", f"{channel.model}:{channel.name}"
+    reference, where = manifest.reference, f"{channel.model}:{channel.name}"
     return (
         f"{where} serves {channel.version}, and {reference} has nothing for {join_first(unaccepted, _SHOWN)}; build or "
         "validate what is missing, or accept and record the loss with --accept-loss"
@@ -246,10 +246,10 @@ def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> 
     """The reason why a policy rejects a move at once; None where versions need not come in waves."""
     if policy.rollout is None:
         return None
-    reference, where = f"{manifest.model}@{manifest.version}", f"{manifest.model}:{channel}"
-    waves = ", ".join(map(str, policy.rollout.waves))
+    where, waves = f"{manifest.model}:{channel}", ", ".join(map(str, policy.rollout.waves))
     return (
-        f"the policy of {where} has versions come in waves ({waves}): `enginesmith rollout start {reference} {where}`"
+        f"the policy of {where} has versions come in waves ({waves}): "
+        f"`enginesmith rollout start {manifest.reference} {where}`"
     )
 
 
@@ -261,7 +261,7 @@ def common_refusal(
     entries: the version's engines with their current status.  random_inputs: whether it takes those proven on random
     inputs as others.
     """
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     short_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
     proven = [entry for entry in entries if entry.usable and entry.status not in short_statuses]
     unproven = [entry for entry in entries if entry.status in short_statuses]
@@ -318,7 +318,7 @@ def refusal(
     entries: the version's engines with their current status.  proven_only: the channel will serve only proven ones.
     """
     where = f"the policy of {manifest.model}:{channel}"
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     for target in policy.proven:
         if not any(_is_proven(entry, target) for entry in entries):
             return (
@@ -373,7 +373,7 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     valid_signers, refusals = signers_of(store, manifest, _signers(policy, where))
     if valid_signers:
         return None
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith registry sign {reference} "
