@@ -31,8 +31,6 @@ from enginesmith.descriptions import (
 from enginesmith.streams import Streams
 from enginesmith.user_code.channel import load_function
 
-# Streams over several graphs with state: states are carried, and inputs that all steps have are given once.
-
 # What each graph gave, by name.
 Answers = dict[str, Tensors]
 
@@ -210,9 +208,7 @@ def function_node(
     """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
     another dtype or shape than was declared.
 
-    name: of the node.
     function: arrays by input name -> arrays by output name.
-    inputs, outputs: what was declared of them.
     sources: what gives each of its inputs: 'GRAPH.OUTPUT', or an input of the whole.
     """
 

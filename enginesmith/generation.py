@@ -29,8 +29,6 @@ from enginesmith.streams import Streams
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
 
-# A decoder as the JSON beside its engine describes it: its ids, logits, caches, masks.
-
 
 @dataclass(frozen=True)
 class CacheBound:
@@ -257,7 +255,6 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     """The token that a row of logits [vocabulary] gives, in float64; -1 where a logit, or the greatest, is no number.
 
     seen: of each token, whether it was read.
-    settings: how it is drawn.
     uniform: a random number from [0, 1); not used at temperature 0.
     """
     scores = logits.astype(np.float64)
@@ -277,8 +274,6 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     position = int(np.count_nonzero(sums <= uniform * sums[-1]))
     return int(ranked_tokens[min(position, int(np.count_nonzero(weights)) - 1)])
 
-
-# Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy.
 
 # Numbers that are made of a seed at a time.
 _BLOCK = 256

@@ -21,8 +21,6 @@ from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
 
-# Arguments, options and output that commands share; each is declared once, so that it means the same everywhere.
-
 Callback = TypeVar("Callback", bound=Callable[..., object])
 
 LOG_FORMATS = ("text", "json")
@@ -295,9 +293,6 @@ class Group(TakesGlobals, click.Group):
 def command(name: str | None = None) -> Callable[[Callable[..., object]], Command]:
     """A decorator that makes a command of a function."""
     return click.command(name, cls=Command)
-
-
-# Options from the fields of a frozen dataclass.
 
 
 class Option:

@@ -44,8 +44,6 @@ from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.publish import add_attachment, add_signatures
 
-# The commands that carry versions elsewhere: mirror, export.
-
 
 @command()
 @references_argument
@@ -101,9 +99,6 @@ def export_oci(
     )
 
 
-# The command that KServe calls as a storage initializer: source URIs and folders, in pairs.
-
-
 @command()
 @click.argument("pairs", metavar="SRC DEST ...", nargs=-1, required=True)
 def initialize(pairs: tuple[str, ...], registry: str) -> None:
@@ -121,9 +116,6 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
             pull.pull.main([*arguments, *registry_option, "--dest", dest, "--quiet"], standalone_mode=False)
         except click.UsageError as error:
             raise InputError(f"{uri!r}: {error.format_message()}") from error
-
-
-# The command that lists: models, or the versions of one, in pages.
 
 
 @command("list")
@@ -177,9 +169,6 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
         if row.damage:
             say(f"{model}@{row.version} cannot be read: {row.damage}")
     print_fields(("version", "created_at", "engines", "channels"), rows)
-
-
-# The commands of retention: gc, pin.
 
 
 @command()
@@ -269,9 +258,6 @@ def _print(report: Collected) -> None:
         say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
 
 
-# The command that adds a file to a version.
-
-
 @command()
 @reference_argument
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
@@ -351,8 +337,6 @@ def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requiremen
     )
     return requirements if hardware in requirements else (*requirements, hardware)
 
-
-# The commands of trust: sign, verify.
 
 SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 

@@ -90,7 +90,6 @@ class VersionLocator:
     """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
 
     node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
-    store: the registry that versions are looked up in.
     """
 
     store: Store
@@ -174,10 +173,7 @@ def locate_and_rank(
     """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected. Reads no
     engine.
 
-    store: the registry.
     reference: the version, by name, number or channel.
-    machine: where the engine will run.
-    policy: what is accepted.
     locator: None is one without a cache.
     sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
         lost; always done in a folder, where a look costs nothing.
@@ -190,11 +186,7 @@ def locate_and_rank(
 def rank_located(
     store: Store, located: Located, machine: Machine, policy: Policy, *, sure: bool = True
 ) -> tuple[Located, EngineRanking]:
-    """`locate_and_rank` of a version that is located already.
-
-    store, located: the registry and the version in it.
-    machine, policy, sure: as of `locate_and_rank`.
-    """
+    """`locate_and_rank` of a version that is located already."""
     located, entries = judge_located(store, located, policy)
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)

@@ -272,8 +272,6 @@ def list_sources(store: Store) -> Iterator[Store]:
     yield from getattr(store, "list_rests", lambda: [store])()
 
 
-# The description of an engine, and the downloads of engines.
-
 FORMAT = 1
 
 
@@ -359,7 +357,6 @@ class Pulled:
     weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
     latency: the newest report on machines of this kind, where it was looked for (`Client.pull_all`) and is there.
     attachments: of the version, those that were pulled (`Client.pull`).  left_out: name -> why it was not.
-    located: the version.  resolution: why this engine.
     """
 
     path: Path

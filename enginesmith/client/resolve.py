@@ -71,7 +71,6 @@ class EngineCandidate:
     differs.
 
     speed: as measured on a machine of this kind; None where it was not measured.
-    entry: the engine in the version's manifest.
     """
 
     entry: EngineEntry
@@ -93,7 +92,6 @@ class EngineRanking:
 
     what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
     kinds: of the rejections, by unit.  remedy: of engines that a server does not open.
-    policy: what was accepted.  candidates: the compatible engines, best first.
     """
 
     what: str
@@ -178,7 +176,6 @@ class Resolution:
     """The chosen engine and the reason. ranked: all compatible engines, best first.  rejected: (unit, reason).
 
     remarks: what could not be checked of the chosen one.  lost: see `EngineRanking`.
-    why: the reason in one sentence, for people.
     """
 
     chosen: EngineEntry
@@ -199,9 +196,6 @@ def rank_engines(
     """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
 
     what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
-    entries: the engines of the version's manifest.
-    machine: where the engine will run.
-    policy: what is accepted.
     """
     machine = machine.with_installed(need for entry in entries for need in entry.requires)
     machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]

@@ -106,7 +106,6 @@ class StepError(EnginesmithError):
     kind: 'error' (an exception, or an exit without a result), 'crash' (a signal, or its worker is gone), 'timeout',
     'memory' (over its own limit), 'node-memory' (its node ran out), 'node-lost', 'no-node' (none fits), 'cancelled'.
     peak_mib: the most memory it was seen to hold, 0 when unknown.
-    message: what failed, and the remedy.
     """
 
     def __init__(self, message: str, kind: str = "error", log: str = "", peak_mib: float = 0.0) -> None:

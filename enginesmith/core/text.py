@@ -20,8 +20,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Thread, current_thread
 
-# Runs a command within a time limit, which ends it with all that it started.
-
 # Of what a command prints; it may go on, and the rest is dropped.
 MOST_BYTES = 64 << 10
 

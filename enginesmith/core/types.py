@@ -326,7 +326,6 @@ class BuildRequest:
 class Engine:
     """A compiled model on disk.
 
-    request: what it was built from.
     path: the file.  digest: SHA-256 of its bytes.  size_bytes: their number.  suffix: of the file, as '.onnx'.
     requires: what a machine must have to run it (`enginesmith.core.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
@@ -353,12 +352,7 @@ class Engine:
         notes: tuple[str, ...] = (),
         also: tuple[Requirement, ...] = (),
     ) -> "Engine":
-        """The engine that a backend has written to `path`. also: requirements that only the file shows.
-
-        backend: the one that wrote it; it knows what a machine needs.
-        request: what it was built from.
-        notes: as in `Engine`.
-        """
+        """The engine that a backend has written to `path`. also: requirements that only the file shows."""
         size = path.stat().st_size
         memory = () if request.target.is_cpu else (GpuMemory(size),)
         requires = (*backend.requires(request), *memory, *also)

@@ -22,8 +22,6 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, model_prefix, pin_key, registered_key
 
-# Pins: versions that garbage collection keeps whatever their age.
-
 
 def list_pinned(store: Store, model: str) -> list[str]:
     """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""

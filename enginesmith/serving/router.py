@@ -38,9 +38,6 @@ def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
     return f"no bucket holds a request of {sizes_text}; buckets are {bucket_list or 'none'}"
 
 
-# Opens pulled engines for a router, as the JSON beside each describes it.
-
-
 # Gives for an engine's file a function that runs it.
 Opens = Callable[[Path], Callable[[Tensors], Tensors]]
 

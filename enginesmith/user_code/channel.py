@@ -107,9 +107,6 @@ class MessageChannel:
         self._connection.send_bytes(json.dumps(encode(message)).encode())
 
 
-# Calls a function of the user's on numpy arrays: one that lies between the graphs of an ensemble.
-
-
 @dataclass(frozen=True)
 class CallOnce:
     """Call the function on the arrays that come with this; or the answer, with those that it gave."""

@@ -81,8 +81,6 @@ def missing_function(file: Path, function: str) -> str:
 def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
     """Why a spec's entry point cannot be called, without running it; '' where it can, or may. root, entry, module: as
     for `source_files`.
-
-    function: its name in the file.
     """
     try:
         source_files(root, entry, module)
@@ -165,7 +163,6 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
     """Import a file and return its function; inside `importing_from`.
 
-    root, file, function, module: as of `call_entry_point`.
     Raises ModelError where there is none, and whatever importing it raises.
     """
     loaded_module = _import(root / file, module)

@@ -31,8 +31,6 @@ TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
 class Program:
     """A captured torch program. inputs: names of its inputs, in the graph's order.  call: runs the original on tensors
     by name.  notes: for people.
-
-    exported: what torch captured.
     """
 
     exported: "torch.export.ExportedProgram"
@@ -294,7 +292,6 @@ def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: in
     """Write a captured program as ONNX, translated by torch's dynamo exporter; its weights in a file beside it
     (`weights_beside`), one after the other, where they take more than `most_embedded_bytes`.
 
-    path: the file to write.
     opset: ONNX's, which torch has to reach.
     Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
     """

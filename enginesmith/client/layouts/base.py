@@ -69,9 +69,6 @@ class Place(Protocol):
     ) -> Placed:
         """Bring the best engine of each ranking, have it served, and delete what was served before but the last `keep`.
 
-        store, located: the registry and the version in it.
-        rankings: the engines of each machine, best first.
-        fetcher: brings the files.
         Raises IntegrityError, UnavailableError, UnknownNameError where nothing fits, InputError.
         """
 
@@ -262,9 +259,6 @@ class PlainPlace:
         return previous
 
 
-# The engines of a version for one machine or several, as far as a server of the layout can open them.
-
-
 class AllGenerations(Enum):
     """In the place of machines: every compute capability that a version has an engine for."""
 
@@ -285,10 +279,6 @@ def rank_each(
 ) -> tuple[Located, list[EngineRanking]]:
     """The version, and for each machine the ranking of its engines. sure: as of `rank_located`.
 
-    store, located: the registry and the version in it.
-    machines: what engines are for.
-    policy: what is accepted.
-    layout: how the engines will lie.
     Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
     InputError for several machines and a layout of one.
     """

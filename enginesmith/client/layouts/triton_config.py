@@ -232,8 +232,6 @@ def write_config(
 
     version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
     libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes on to the loader.
-    name: of the model in Triton's repository.
-    files: the engines that the version's folder holds.
     hints: the section `triton` of the version's spec.
     batching: how Triton joins requests; None: it does not.
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.

@@ -187,8 +187,6 @@ class RecordCopies:
             remember(self._listing.store, KIND, self._key, {"records": copies})
 
 
-# Runs in the registry: their state as values, and how they are named, read and deleted.
-
 FORMAT = 1
 MAX_STATE_BYTES = 32 << 20
 # The most items of a run that are stored; running and failed ones come first.

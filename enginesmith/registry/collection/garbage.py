@@ -140,9 +140,6 @@ def hold_claim(store: Store) -> Iterator[Claim]:
         raise
 
 
-# What a registry can delete: versions and blobs that nothing needs, found by one mark, and records without blobs.
-
-
 @dataclass(frozen=True)
 class Garbage:
     """What a registry can delete. reasons: versions that stay -> reasons.  versions: to be deleted.  remains: versions'

@@ -230,8 +230,6 @@ def _parse(data: bytes | None) -> IndexShard | None:
     return IndexShard(document.serial, document.complete, models)
 
 
-# The data that `enginesmith list`, `enginesmith show` and `enginesmith registry history` print.
-
 # Concurrent requests to a remote registry.
 _AT_ONCE = 16
 

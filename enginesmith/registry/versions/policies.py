@@ -24,8 +24,6 @@ from enginesmith.registry.versions.state import Channel
 if TYPE_CHECKING:
     from enginesmith.registry.trust.signatures import KeySigner
 
-# What nodes would lose by a move of a channel: targets and precisions that it serves now and would not serve then.
-
 # Losses that a move may have, as `list_losses` names them; None: any.
 AcceptedLosses = Collection[str] | None
 _SHOWN = 8

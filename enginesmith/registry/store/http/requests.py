@@ -17,8 +17,6 @@ from enginesmith.registry.store.files import count_io
 from enginesmith.registry.store.layout import is_key
 from enginesmith.registry.store.objects.api import ATTEMPTS, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, pauses
 
-# The place of a registry behind HTTP: an `http(s)://host:port/prefix` URI as a value.
-
 _PORTS = {"http": 80, "https": 443}
 
 

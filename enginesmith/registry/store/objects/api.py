@@ -16,8 +16,6 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import BlobDigest, count_io
 from enginesmith.registry.store.layout import MAX_KEYS, check_size
 
-# Bytes that are to be uploaded: their parts, digested while they are read.
-
 T = TypeVar("T")
 
 PART_BYTES = 16 << 20
@@ -339,9 +337,6 @@ def refuse(bucket: BucketApi, doing: str, failure: Failed, *, last: bool) -> Non
         kind = InputError if failure.unknown else UnavailableError
         raise kind(f"{doing} in {bucket.place.locator('')}: {failure.words}") from failure
     count_io("retries")
-
-
-# Lists what is in a bucket: keys, a request for each thousand of them.
 
 
 def keys_below(bucket: BucketApi, prefix: str) -> list[str]:

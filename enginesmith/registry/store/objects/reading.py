@@ -29,8 +29,6 @@ from enginesmith.registry.store.objects.api import (
     refuse,
 )
 
-# The body of an HTTP answer that urllib3 has received, read as it comes.
-
 
 class NoWholeAnswerError(ValueError):
     """An answer without what belongs to it: one that ends among its headers looks to Python like one that has no more
@@ -256,9 +254,6 @@ class Range:
         if self._body is not None:
             self._body.close()
             self._body = None
-
-
-# Reads the URIs of places in buckets, `SCHEME://HOST/PREFIX?option=value`, which never hold credentials.
 
 
 @dataclass(frozen=True)
