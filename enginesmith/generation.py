@@ -118,26 +118,16 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     tokens = next((spec for spec in inputs if spec.name == ids), None)
     if not isinstance(vocabulary, int) or tokens is None:
         raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
-    state_names = {state.input for state in states}
-    progress, unknown_inputs = find_progress([spec for spec in inputs if spec.name not in state_names], ids, states)
-    if unknown_inputs:
+    own_names = {ids, *(state.input for state in states)}
+    other_inputs = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name not in own_names}
+    if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
             f"{description}: the model takes {', '.join(unknown_inputs)} beside its ids, and that is neither a mask of "
             "the tokens so far nor their places; run it by Streams"
         )
     rows, places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
-    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress)
-
-
-def find_progress(
-    inputs: Sequence[TensorSpec], ids: str, states: Sequence[State]
-) -> tuple[tuple[Progress, ...], list[str]]:
-    """The inputs of a caller that follow from how many tokens were read, and the names of others beside the ids."""
-    tokens = next(spec for spec in inputs if spec.name == ids)
-    progress_by_name = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name != ids}
-    return tuple(progress for progress in progress_by_name.values() if progress), [
-        name for name, progress in progress_by_name.items() if not progress
-    ]
+    progress_inputs = tuple(progress for progress in other_inputs.values() if progress)
+    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress_inputs)
 
 
 def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:

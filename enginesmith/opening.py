@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from enginesmith.arrays import InputCheck
 from enginesmith.core.codec import Excerpt, decode
@@ -12,16 +12,11 @@ from enginesmith.core.requirements import LIBRARY_ENTRY
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
 from enginesmith.descriptions import find_engine, find_libraries, read_description, read_engine
 
+if TYPE_CHECKING:
+    from enginesmith.client.pull import Pulled
+
 # Where the session looks for weights in files of their own, of a model that it is given as bytes.
 _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-class DescribedFile(Protocol):
-    """A pulled engine (`client.pull.Pulled`), as far as it takes to open it."""
-
-    @property
-    def description(self) -> Path:
-        """The JSON beside the engine."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +25,7 @@ class _OnnxGraph(Excerpt):
     profiles: tuple[ShapeProfile, ...]
 
 
-def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors]:
+def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
     """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
     one, the file of one, or the JSON beside it.
 

@@ -215,13 +215,8 @@ def rank_engines(
     )
 
 
-def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
-    """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
-    verdict = _reject(entry, machine, policy)
-    return verdict and verdict[1]
-
-
 def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[RejectionKind, str] | None:
+    """Why an engine is incompatible with the machine or the policy; None if it is compatible."""
     unmet_findings = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
     if mismatch := next((finding for finding in unmet_findings if finding.requirement is processor), None):

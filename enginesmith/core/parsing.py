@@ -175,11 +175,12 @@ def _finite(text: str) -> float:
     return value
 
 
-def _refuse_constant(text: str) -> None:
+def refuse_constant(text: str) -> None:
+    """Raise ValueError for 'NaN' and the like, which Python's reader would take."""
     raise ValueError(f"{text} is not JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_twins)
+_STRICT = json.JSONDecoder(parse_constant=refuse_constant, parse_float=_finite, object_pairs_hook=without_twins)
 
 
 # Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine.

@@ -100,17 +100,14 @@ def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> Lat
     return parse_series(series_bytes or b"", series.key)
 
 
-def merge_series(source: Store, dest: Store, model: str) -> int:
-    """Add the points of a model's series to those of another registry; the number of series."""
-    count = 0
+def merge_series(source: Store, dest: Store, model: str) -> None:
+    """Add the points of a model's series to those of another registry."""
     for series in list_series(source, model):
 
         def add(data: bytes | None, new: LatencySeries = series) -> bytes:
             return merged(parse_series(data, new.key) if data else replace(new, points=()), new.points)
 
         change(dest, series.key, add)
-        count += 1
-    return count
 
 
 def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:

@@ -10,15 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from threading import Condition
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from enginesmith.arrays import Array, InputCheck
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.state import Padding
-from enginesmith.core.text import WorkerThread, describe_error
+from enginesmith.core.text import SelfClosing, WorkerThread, describe_error
 from enginesmith.core.types import Session, Tensors
 from enginesmith.serving.pad_plan import PadPlan, plan_padding
 from enginesmith.serving.router import MOST_ROUTES, Router
@@ -137,7 +136,7 @@ class _Waiting:
     future: "Future[Answer]" = field(default_factory=lambda: Future())
 
 
-class Batcher:
+class Batcher(SelfClosing):
     """A dynamic batcher with one worker thread; `submit` is for several threads at once.
 
     session: a router, or an opened engine.  most: samples of a batch, at most.  wait_s: seconds that a request waits
@@ -196,12 +195,6 @@ class Batcher:
             self._closed = True
             self._changed.notify()
         self._worker.wait_for_end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _make_join(self, key: _Key, sizes: Mapping[str, int]) -> _Join:
         session, padding, padded_sizes = self._session, Padding(), dict(sizes)

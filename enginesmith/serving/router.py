@@ -4,22 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from enginesmith.arrays import Array, InputCheck, dtype_of
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError, IntegrityError
 from enginesmith.core.reports.latency import LatencyReport, Timed, timed_alike
 from enginesmith.core.state import Padding
+from enginesmith.core.text import SelfClosing, join_first
 from enginesmith.core.types import PLUS, Session, Tensors
 from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
-from enginesmith.opening import DescribedFile, open_onnx
+from enginesmith.opening import open_onnx
 from enginesmith.serving.buckets import (
     EngineBucket,
     Route,
     RoutedEngine,
-    Sizes,
     converting,
     list_buckets,
     make_route,
@@ -27,28 +26,12 @@ from enginesmith.serving.buckets import (
 )
 from enginesmith.serving.counts import RequestCounter, RouterCounts
 
+if TYPE_CHECKING:
+    from enginesmith.client.pull import Pulled
+
 _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fallback"
-
-
-def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
-    """The message that no bucket holds a request, with its sizes and those that the buckets take."""
-    sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
-    bucket_names = [bucket.name for bucket in buckets]
-    bucket_list = "; ".join(bucket_names[:4]) + (f"; and {len(bucket_names) - 4} more" if len(bucket_names) > 4 else "")
-    return f"no bucket holds a request of {sizes_text}; buckets are {bucket_list or 'none'}"
-
-
 # Gives for an engine's file a function that runs it.
 Opens = Callable[[Path], Callable[[Tensors], Tensors]]
-
-
-class PulledEngine(DescribedFile, Protocol):
-    """What a router needs of a pulled engine (`client.pull.Pulled`)."""
-
-    @property
-    def latency(self) -> LatencyReport | None:
-        """How fast it was on machines of this kind; None where it was not timed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -116,7 +99,7 @@ def open_described(
 MOST_ROUTES = 4096
 
 
-class Router(Session):
+class Router(Session, SelfClosing):
     """Several engines of one model as one session, for several threads at once.
 
     engines: best first; the inputs and outputs are those of the first one, and floats are converted for the others.
@@ -155,12 +138,7 @@ class Router(Session):
         self._known = dict[tuple[tuple[int, ...], ...], Route]()
 
     @classmethod
-    def opened(
-        cls,
-        pulled: Sequence[PulledEngine],
-        *,
-        opens: Opens | None = None,
-    ) -> Self:
+    def opened(cls, pulled: "Sequence[Pulled]", *, opens: Opens | None = None) -> Self:
         """A router over pulled engines of one version, best first (`Client.pull_all`).
 
         An engine that takes any size, as the version's graph (`Policy(fallback="onnx")`), is a fallback. opens: gives
@@ -220,12 +198,6 @@ class Router(Session):
         """Requests are refused from now on."""
         self._closed = True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def _alike(self, engine: RoutedEngine) -> RoutedEngine:
         """The engine, taking and giving the dtypes of the router."""
         shapes, common_shapes = ({spec.name: spec.shape for spec in specs} for specs in (engine.inputs, self.inputs))
@@ -276,7 +248,9 @@ class Router(Session):
                 self._counter.add_fallback(engine.name, requests)
                 return answer
         self._counter.add_fallback(None, requests)
-        miss_text = describe_miss(sizes, self.buckets)
+        sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
+        bucket_list = join_first([bucket.name for bucket in self.buckets], 4, "; ") or "none"
+        miss_text = f"no bucket holds a request of {sizes_text}; buckets are {bucket_list}"
         if not reasons:
             raise DataError(f"{miss_text}; {_WIDEN}")
         raise EnginesmithError(f"{miss_text}, and no fallback answers: {'; '.join(reasons)}")

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError, error_from_json, error_to_json
+from enginesmith.core.text import SelfClosing
 from enginesmith.user_code.entry_point import find_function, importing_from, place, reason
 from enginesmith.user_code.published import importing_published
 
@@ -39,7 +39,7 @@ class _Message:
     exception: str | None = None
 
 
-class MessageChannel:
+class MessageChannel(SelfClosing):
     """One end of a socket, of which it takes over and closes the descriptor `file`."""
 
     def __init__(self, file: int) -> None:
@@ -96,12 +96,6 @@ class MessageChannel:
         """Close this end."""
         with suppress(OSError):
             self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _send(self, message: _Message) -> None:
         self._connection.send_bytes(json.dumps(encode(message)).encode())

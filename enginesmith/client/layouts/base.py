@@ -90,14 +90,6 @@ class Layout(Protocol):
         """The place of a model in the folder `dest`."""
 
 
-def without_rejected(ranking: EngineRanking, layout: Layout) -> EngineRanking:
-    """The ranking without engines that a server of this layout cannot open."""
-    judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
-    return ranking.rejecting(
-        {str(engine.entry.digest): reason for engine, reason in judgements if reason}, layout.remedy
-    )
-
-
 @contextmanager
 def hold(place: Place) -> Iterator[None]:
     """Be the one process that writes at a place. Raises UnavailableError where another one is."""
@@ -286,8 +278,13 @@ def rank_each(
         machines = _find_generations(store, located, policy)
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
-    rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    return rankings[0][0], [without_rejected(ranking, layout) for _, ranking in rankings]
+    layout_rankings = []
+    for machine in machines:
+        version, ranking = rank_located(store, located, machine, policy, sure=sure)
+        judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
+        reasons = {str(engine.entry.digest): reason for engine, reason in judgements if reason}
+        layout_rankings.append(ranking.rejecting(reasons, layout.remedy))
+    return version, layout_rankings
 
 
 def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:

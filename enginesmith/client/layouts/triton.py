@@ -204,7 +204,8 @@ class TritonPlace(SharedFolder):
             stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
             number = str(triton_version(located.manifest.version))
             folder = self.root / number
-            dest = folder if _describes(folder / f"{stem}.json", engine) else self.root / STAGING / number
+            is_there = _read_json(folder / f"{stem}.json").get("digest") == engine.digest
+            dest = folder if is_there else self.root / STAGING / number
             return download_engine(store, located, resolution, dest, fetcher, file=f"{stem}{file_suffix(engine)}")
 
         return download_best(ranking, download)
@@ -309,21 +310,15 @@ def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list
     return [str(folder.absolute() / build.sha256) for build in builds if build]
 
 
-def _describes(path: Path, engine: EngineEntry) -> bool:
-    """Whether a description is that of an engine."""
-    description = _read_json(path)
-    return description is not None and description.get("digest") == engine.digest
-
-
 def _is_described(path: Path) -> bool:
     """Whether a file is a description of ours."""
-    description = _read_json(path)
-    return description is not None and {"manifest", "digest", "file"} <= description.keys()
+    return {"manifest", "digest", "file"} <= _read_json(path).keys()
 
 
-def _read_json(path: Path) -> dict[str, object] | None:
+def _read_json(path: Path) -> dict[str, object]:
+    """The JSON object in a file; an empty one for a file that holds none."""
     with suppress(OSError, ValueError, RecursionError):
         document = json.loads(path.read_bytes())
         if isinstance(document, dict):
             return document
-    return None
+    return {}

@@ -343,7 +343,7 @@ class Sweep:
 
     def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
         deletable_names: list[str] = []
-        for shard, marks in self._change(batch, lambda marks, tombstones: _take(marks, tombstones)):
+        for shard, marks in self._change(batch, _take):
             deletable_names += (name for name in batch[shard] if name in marks.going)
         for name, _ in side_by_side(self._delete, deletable_names):
             self.gone[name] = "version" if "@" in name else "blob"

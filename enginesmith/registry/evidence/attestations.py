@@ -71,9 +71,8 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 
     engine = report.engine or ""
     entry = next((entry for entry in manifest.engines if entry.digest == engine), None)
-    where = manifest.reference
     if entry is None:
-        raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
+        raise InputError(f"the report is about engine {engine or '(none)'}, which {manifest.reference} does not have")
     is_approved = report.verdict in DECIDED and approve(report) is not None
     if not is_approved and report.verdict != "failed":
         raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")

@@ -113,7 +113,7 @@ def point(
     move = Move(
         manifest.version,
         manifest.digest,
-        _now(store),
+        store.now().isoformat(timespec="seconds"),  # by the store's clock, as evidence that comes later
         by,
         why,
         proven_only,
@@ -171,10 +171,8 @@ def rollback(
                 f"promote another one: `enginesmith list {model}` shows them"
             )
         secure_version(guard, manifest)
-        return replace(
-            Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback"),
-            random_inputs=previous.random_inputs,
-        )
+        at = store.now().isoformat(timespec="seconds")
+        return replace(previous, at=at, by=by, why=why, action="rollback", canary=(), losses=())
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -265,11 +263,6 @@ def _move(
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
     refresh_channel(guard, model, name)  # a writer of evidence may have read the state before this move
     return new_channel
-
-
-def _now(store: Store) -> str:
-    """The time of a move: by the store's clock, as that of evidence that comes later."""
-    return store.now().isoformat(timespec="seconds")
 
 
 def _end_rollout(rollout: Rollout, move: Move) -> Rollout:
