@@ -124,7 +124,6 @@ def print_table(
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
-    """The least width of each column."""
     widths = []
     for index, heading in enumerate(headings):
         cells = [row[index] for row in rows]

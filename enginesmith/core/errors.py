@@ -134,9 +134,6 @@ def error_from_json(data: Mapping[str, object]) -> EnginesmithError:
     return error
 
 
-# Where a server listens, and what it wants to be shown.
-
-
 @dataclass(frozen=True)
 class HttpAddress:
     """Where to listen. port: 0 is any free one."""

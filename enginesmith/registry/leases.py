@@ -27,7 +27,7 @@ from enginesmith.core.errors import (
     is_digest,
 )
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, stamp
+from enginesmith.core.parsing import Malformed, explain_damage, stamp
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.manifest import Manifest, load_pinned, parse
 from enginesmith.registry.store import base
@@ -206,11 +206,8 @@ def _parse_shard(key: str, data: bytes | None) -> MarkShard:
 
 
 def _parse(key: str, data: bytes, limit: int, kind: type[Document]) -> Document:
-    try:
+    with explain_damage(key, "restore it, or stop all writers, delete it and run `enginesmith registry gc`"):
         return parse_as(data, limit, kind)
-    except Malformed as error:
-        remedy = "restore it, or stop all writers, delete it and run `enginesmith registry gc`"
-        raise IntegrityError(f"{key}: {error}; {remedy}") from error
 
 
 # Leases: nothing that a writer to a registry refers to is deleted by garbage collection meanwhile.

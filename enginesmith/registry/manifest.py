@@ -12,7 +12,7 @@ from annotated_types import Interval, Predicate, doc
 from enginesmith.core.codec import decode, encode, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import Name, is_suffix
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, explain_damage, parse_json
 from enginesmith.core.requirements import Count, Cpu, Format, Gpu, JsonObject, Requirement, Unknown, Weights
 from enginesmith.core.state import FUNCTION, EnsembleFunction, PinnedGraph, read_functions
 from enginesmith.core.types import (
@@ -326,10 +326,8 @@ def function_sources(functions: Iterable[EnsembleFunction]) -> dict[str, str]:
 
 def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
     """The functions between the graphs of a version. Raises IntegrityError for what describes none."""
-    try:
+    with explain_damage(manifest.reference, "build it again"):
         return read_functions(manifest.spec, manifest.sources)
-    except Malformed as error:
-        raise IntegrityError(f"{manifest.reference}: {error}; build it again") from error
 
 
 def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
@@ -341,10 +339,8 @@ def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
 def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
     """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
     none."""
-    try:
+    with explain_damage(f"engine {digest} of an ensemble", "build it again"):
         return parse_as(store.read_blob(digest, MAX_ENSEMBLE_BYTES), MAX_ENSEMBLE_BYTES, _EnsembleEngine).engines
-    except Malformed as error:
-        raise IntegrityError(f"engine {digest} of an ensemble: {error}; build it again") from error
 
 
 def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:

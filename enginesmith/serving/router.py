@@ -146,7 +146,10 @@ class Router(Session, SelfClosing):
         Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
-        _check_pulled(pulled)
+        if not isinstance(pulled, Sequence) or isinstance(pulled, str):
+            raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
+        if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
+            raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
         timing_kind = timed_alike(engine.latency for engine in pulled if engine.latency)
         engines = [open_described(engine.description, opens, engine.latency, timing_kind) for engine in pulled]
         return cls(
@@ -254,14 +257,6 @@ class Router(Session, SelfClosing):
         if not reasons:
             raise DataError(f"{miss_text}; {_WIDEN}")
         raise EnginesmithError(f"{miss_text}, and no fallback answers: {'; '.join(reasons)}")
-
-
-def _check_pulled(pulled: object) -> None:
-    """Raise InputError for what is no list of pulled engines."""
-    if not isinstance(pulled, Sequence) or isinstance(pulled, str):
-        raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
-    if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
-        raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
 
 
 def _check_arguments(engines: object, padding: object, fallbacks: object) -> None:

@@ -274,8 +274,12 @@ def rank_each(
     Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
     InputError for several machines and a layout of one.
     """
-    if isinstance(machines, AllGenerations):
-        machines = _find_generations(store, located, policy)
+    if isinstance(machines, AllGenerations):  # those that a usable engine is built for
+        located, entries = judge_located(store, located, policy)
+        capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
+        if not capabilities:
+            raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
+        machines = [Machine(capability) for capability in sorted(capabilities)]
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
     layout_rankings = []
@@ -285,12 +289,3 @@ def rank_each(
         reasons = {str(engine.entry.digest): reason for engine, reason in judgements if reason}
         layout_rankings.append(ranking.rejecting(reasons, layout.remedy))
     return version, layout_rankings
-
-
-def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:
-    """A machine for each compute capability that a usable engine of the version is built for."""
-    located, entries = judge_located(store, located, policy)
-    capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
-    if not capabilities:
-        raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
-    return [Machine(capability) for capability in sorted(capabilities)]

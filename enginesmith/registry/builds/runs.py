@@ -21,7 +21,7 @@ from enginesmith.core.errors import (
     digest_of,
 )
 from enginesmith.core.names import is_name
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, explain_damage, parse_json
 from enginesmith.core.requirements import Amount, Count, Format, JsonObject
 from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.store.base import Store, change
@@ -322,10 +322,8 @@ def read_run(store: Store, run: str) -> RunState | None:
 
 def parse_run(key: str, data: bytes) -> RunState:
     """Read a run's document. Raises IntegrityError that names the key."""
-    try:
+    with explain_damage(key, "it is only a memory: delete it"):
         return parse_as(data, MAX_STATE_BYTES, RunState)
-    except IntegrityError as error:
-        raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:

@@ -8,7 +8,7 @@ from enginesmith.core.codec import parse_as
 from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine, product_of
 from enginesmith.core.names import version_order
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.reports.latency import BucketLatency, Interval, LatencyReport, MachineKind, Timed, timed_alike
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Documents, Store
@@ -50,12 +50,10 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         data = store.read(key) or b""
-        try:
+        with explain_damage(f"{key} of {store.uri}", _REMEDY):
             report = _parse(data)
             if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
                 raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
-        except IntegrityError as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; {_REMEDY}") from error
         yield report
 
 

@@ -197,26 +197,14 @@ def policy_refusal(
     entries = judge_entries(store, manifest, counts)
     policy = policies.of_channel(store, manifest.model, name)
     at_once = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
-    return (
+    refusal = (
         at_once
         or policies.common_refusal(manifest, entries, name, proven_only=proven_only, random_inputs=random_inputs)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
-        or _loss(store, manifest, name, proven_only, counts, accepted_losses)
     )
-
-
-def _loss(
-    store: Store,
-    manifest: Manifest,
-    name: str,
-    proven_only: bool,
-    counts: Callable[[Attestation], bool] | None,
-    accepted_losses: AcceptedLosses,
-) -> str | None:
-    """`loss_refusal` of what the channel serves at this moment."""
-    if accepted_losses is None:
-        return None
+    if refusal or accepted_losses is None:
+        return refusal
     channel = read_channel(store, manifest.model, name)
     return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted_losses, manifest, channel)
 

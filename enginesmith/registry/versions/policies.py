@@ -9,7 +9,7 @@ from enginesmith.core.errors import ConflictError, Digest, InputError, Integrity
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.requirements import Format
 from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.attestations import Attestation, JudgedEntry, judge_entries
@@ -172,12 +172,9 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
     data = store.read(policy_key(model, channel))
     if data is None:
         return None
-    try:
+    remedy = "set it again with `enginesmith registry policy set`"
+    with explain_damage(f"policy of {model or '*'}:{channel}", remedy):
         return parse_as(data, MAX_BYTES, ChannelPolicy)
-    except IntegrityError as error:
-        raise IntegrityError(
-            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
-        ) from error
 
 
 def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
@@ -278,15 +275,13 @@ def common_refusal(
         )
     if unproven and not proven_only and name not in OPEN_CHANNELS:
         units = join_first([entry.unit for entry in unproven], 3)
+        is_on_random = all(entry.status == ON_RANDOM for entry in unproven)
+        what = f"engines that are {ON_RANDOM}" if is_on_random else "unproven ones"
         return (
-            f"channel {name!r} takes only proven engines; {reference} has {_describe_short(unproven)}: {units}; "
+            f"channel {name!r} takes only proven engines; {reference} has {what}: {units}; "
             f"{remedy}{f', or {serve}' if proven else ''}"
         )
     return None
-
-
-def _describe_short(entries: Sequence[EngineEntry]) -> str:
-    return f"engines that are {ON_RANDOM}" if all(entry.status == ON_RANDOM for entry in entries) else "unproven ones"
 
 
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:

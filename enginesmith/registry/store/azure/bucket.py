@@ -144,7 +144,6 @@ def code_of(error: Exception) -> str:
 
 
 def _is_transient(status: int, code: str, error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
     if status:
         # Without a code, the request could not be read. Azurite's code for another MD5 is InvalidOperation.
         corrupt = status == 400 and (not code or "md5" in str(error).lower())
@@ -157,7 +156,6 @@ def _mentions(error: Exception, *words: str) -> bool:
 
 
 def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
-    """What an error response of the server means, and the remedy."""
     place_text = f" at {place.url}"
     if code in _ELSEWHERE:
         return f"there is no container {place.container!r}{place_text} ({code}); create it, or check its name"
@@ -176,7 +174,6 @@ def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
 
 
 def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
-    """Why there was no response, and the remedy."""
     place_text, kind = f" at {place.url}", type(error).__name__
     if isinstance(error, az.ClientAuthenticationError):
         return (

@@ -130,7 +130,6 @@ def is_transient(status: int, error: Exception) -> bool:
 
 
 def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
-    """What an error response of the server means, and the remedy."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
     if status == 404:
         return f"there is no bucket {place.bucket!r}{place_text}; create it, or check its name"
@@ -149,7 +148,6 @@ def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
 
 
 def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
-    """Why there was no response, and the remedy."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
     kind = type(error).__name__
     if isinstance(error, auth.GoogleAuthError):

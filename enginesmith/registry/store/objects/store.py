@@ -218,14 +218,14 @@ class ObjectStore:
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
         """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
-        self._check_writable()
+        require_conditional_writes(self.bucket)
         with reachable(f"reading {path}"), path.open("rb") as stream:
             digest = digest_stream(stream)
             put(self.bucket, UploadSource(stream, path.stat().st_size, digest))
         return digest
 
     def put_bytes(self, data: bytes) -> str:
-        self._check_writable()
+        require_conditional_writes(self.bucket)
         digest = digest_of_bytes(data)
         put(self.bucket, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
         return digest
@@ -307,7 +307,7 @@ class ObjectStore:
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         check_key(key)
-        self._check_writable()
+        require_conditional_writes(self.bucket)
         if expected is None:
             return write(self.bucket, key, data, None)
         tag = tag_of(self.bucket, key, expected)
@@ -355,9 +355,6 @@ class ObjectStore:
 
     def sweep(self) -> int:
         return self.bucket.sweep()
-
-    def _check_writable(self) -> None:
-        require_conditional_writes(self.bucket)
 
     def _prefix(self, prefix: str) -> str:
         if prefix:

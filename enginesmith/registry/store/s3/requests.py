@@ -130,7 +130,6 @@ def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str
 
 
 def _explain_no_answer(_place: S3Location, place_text: str, error: Exception) -> str:
-    """Why there was no response, and the remedy."""
     kind = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
         return (
