@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
-from enginesmith.client.locate import VersionLocator, locate_and_rank
+from enginesmith.client.locate import VersionLocator, rank_located
 from enginesmith.client.pull import (
     BlobFetcher,
     Progress,
@@ -268,8 +268,9 @@ class Client:
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
     def _rank(self, reference: str, target: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
-        locator, parsed_reference = self._locator, parse_reference(reference)
-        return locate_and_rank(locator.store, parsed_reference, _machine(target), self.policy, locator, sure=sure)
+        parsed_reference, machine = parse_reference(reference), _machine(target)
+        located = self._locator.locate(parsed_reference)
+        return rank_located(self._locator.store, located, machine, self.policy, sure=sure)
 
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)

@@ -161,32 +161,16 @@ class VersionLocator:
         return self.store.read_blob(digest, max_bytes)
 
 
-def locate_and_rank(
-    store: Store,
-    reference: Reference,
-    machine: Machine,
-    policy: Policy,
-    locator: VersionLocator | None = None,
-    *,
-    sure: bool = True,
-) -> tuple[Located, EngineRanking]:
-    """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected. Reads no
-    engine.
-
-    reference: the version, by name, number or channel.
-    locator: None is one without a cache.
-    sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
-        lost; always done in a folder, where a look costs nothing.
-    Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust policy requires.
-    """
-    located = (locator or VersionLocator(store, checked=True)).locate(reference)
-    return rank_located(store, located, machine, policy, sure=sure)
-
-
 def rank_located(
     store: Store, located: Located, machine: Machine, policy: Policy, *, sure: bool = True
 ) -> tuple[Located, EngineRanking]:
-    """`locate_and_rank` of a version that is located already."""
+    """The version with its signers, and its engines ranked for a machine; those whose blobs are lost are rejected.
+    Reads no engine.
+
+    sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
+        lost; always done in a folder, where a look costs nothing.
+    Raises IntegrityError, and UntrustedError without the signatures that the trust policy requires.
+    """
     located, entries = judge_located(store, located, policy)
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
@@ -220,7 +204,10 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
 
 
 def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """Resolve a reference to its version and engines with their current status; raises as `locate_and_rank`."""
+    """Resolve a reference to its version and engines with their current status.
+
+    Raises UnknownNameError, and as `rank_located`.
+    """
     return judge_located(store, VersionLocator(store, checked=True).locate(reference), policy)
 
 

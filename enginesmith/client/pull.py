@@ -88,15 +88,6 @@ class BlobFetcher:
     rehash: bool = False
     beside: int = 1
 
-    @classmethod
-    def for_store(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "BlobFetcher":
-        """The fetcher with this machine's cache (`cache.local_cache`); without one for a registry on this machine."""
-        if store.near:
-            return cls(None, progress, rehash)
-        from enginesmith.registry.store.cache import local_cache
-
-        return cls(local_cache(), progress, rehash)
-
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
@@ -443,25 +434,18 @@ def download_each(
 
 
 def download_engine(
-    store: Store,
-    located: Located,
-    resolution: Resolution,
-    dest: Path,
-    fetcher: BlobFetcher | None = None,
-    *,
-    file: str = "",
+    store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher, *, file: str = ""
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
     An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
     gets these, side by side, before the engine itself. Of an ensemble the engines and functions come into a folder of
     this version, in it a folder for each, before the description of the whole.
-    fetcher: None uses this machine's cache, without progress.  file: the engine's name there; '' for one that tells
-    model, version, target and precision. Raises IntegrityError for other bytes than were published, UnavailableError
-    when registry or disk are out of reach, and InputError where another version's engine has the file's name.
+    file: the engine's name there; '' for one that tells model, version, target and precision. Raises IntegrityError for
+    other bytes than were published, UnavailableError when registry or disk are out of reach, and InputError where
+    another version's engine has the file's name.
     """
     engine, manifest = resolution.chosen, located.manifest
-    fetcher = fetcher or BlobFetcher.for_store(store)
     if manifest.graphs:
         return _download_graphs(store, located, resolution, dest, fetcher)
 

@@ -35,16 +35,6 @@ Opens = Callable[[Path], Callable[[Tensors], Tensors]]
 
 
 @dataclass(frozen=True)
-class DescribedEngine:
-    """An engine as its description has it, opened. bounded: whether it takes certain sizes only; the version's graph
-    takes any."""
-
-    engine: RoutedEngine
-    padding: Padding
-    bounded: bool
-
-
-@dataclass(frozen=True)
 class _RoutedDescription(DescribedGraph):
     target: str
     precision: str
@@ -55,9 +45,9 @@ class _RoutedDescription(DescribedGraph):
 
 def open_described(
     description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
-) -> DescribedEngine:
-    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.  timed: what
-    of it counts (`timed_alike`).
+) -> tuple[RoutedEngine, Padding]:
+    """The engine beside a description, opened, and how its requests are padded. opens: None for `open_onnx`.
+    latency: None where it was not timed.  timed: what of it counts (`timed_alike`).
 
     Raises DataError for a file that describes no engine and for a model with state, IntegrityError for other bytes than
     were published, and what `opens` raises.
@@ -77,8 +67,7 @@ def open_described(
     run = opens(check_engine(path, document)) if opens else open_onnx(path)
     seconds = measured_seconds(latency, details.inputs, timed) if latency else None
     name = f"{details.target} {details.precision} {details.backend}"
-    engine = RoutedEngine(name, run, details.inputs, details.outputs, details.profiles, seconds)
-    return DescribedEngine(engine, details.padding, bool(details.profiles))
+    return RoutedEngine(name, run, details.inputs, details.outputs, details.profiles, seconds), details.padding
 
 
 # Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
@@ -153,9 +142,9 @@ class Router(Session, SelfClosing):
         timing_kind = timed_alike(engine.latency for engine in pulled if engine.latency)
         engines = [open_described(engine.description, opens, engine.latency, timing_kind) for engine in pulled]
         return cls(
-            [engine.engine for engine in engines if engine.bounded],
-            next((engine.padding for engine in engines if engine.padding.inputs), None),
-            fallbacks=[engine.engine for engine in engines if not engine.bounded],
+            [engine for engine, _ in engines if engine.profiles],
+            next((padding for _, padding in engines if padding.inputs), None),
+            fallbacks=[engine for engine, _ in engines if not engine.profiles],
         )
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
