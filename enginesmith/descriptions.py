@@ -16,7 +16,7 @@ from enginesmith.core.errors import DataError, Digest, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed, parse_json
-from enginesmith.core.requirements import Count, Library, Requirement, numbers
+from enginesmith.core.requirements import LIBRARY_ENTRY, Count, Library, Requirement, numbers
 from enginesmith.core.state import State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 
@@ -121,11 +121,11 @@ def check_engine(description: Path, document: Mapping[str, object]) -> Path:
     return path
 
 
-def find_libraries(description: Path, document: Mapping[str, object], entry: str) -> list[Path]:
-    """The libraries with operators of an engine, for this machine, each checked. entry: the function that they have.
-    Raises as `find_library`."""
+def find_libraries(description: Path, document: Mapping[str, object]) -> list[Path]:
+    """The libraries with operators of an engine of ONNX Runtime, for this machine, each checked. Raises as
+    `find_library`."""
     needs = decode(document, _Requirements, "").requires
-    libraries = [need for need in needs if isinstance(need, Library) and need.entry == entry]
+    libraries = [need for need in needs if isinstance(need, Library) and need.entry == LIBRARY_ENTRY]
     return [find_library(description.parent, need) for need in libraries]
 
 

@@ -1,7 +1,7 @@
 """Runs several graphs that make one model, also with state between calls."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -301,9 +301,8 @@ class Ensemble(Session):
                     function.name, run, function.inputs, function.outputs, function.sources
                 )
             order = order_nodes(graphs, {function.name: function.sources for function in node_functions})
-            states = _WholeStates.of(stateful_engines, nodes, ensemble.inputs)
-            ordered_nodes = {name: nodes[name] for name in order}
-            return cls(ordered_nodes, states.inputs, ensemble.outputs, states.states, states.ends)
+            inputs, states, ends = _join_states(stateful_engines, nodes, ensemble.inputs)
+            return cls({name: nodes[name] for name in order}, inputs, ensemble.outputs, states, ends)
         except OtherBytesError:
             raise
         except IntegrityError as error:
@@ -346,33 +345,22 @@ class Ensemble(Session):
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
-@dataclass(frozen=True)
-class _WholeStates:
-    """The inputs of an ensemble, states as engines take them, and what `Ensemble` needs of its states."""
-
-    inputs: list[TensorSpec]
-    states: tuple[State, ...] = ()
-    ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        engines: Mapping[str, Mapping[str, object]],
-        nodes: Mapping[str, EnsembleGraph],
-        inputs: Sequence[TensorSpec],
-    ) -> "_WholeStates":
-        """Of the JSON of those engines that have states."""
-        states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
-        dtypes = dict[str, str]()
-        for name, engine in engines.items():
-            node, engine_states = nodes[name], decode(engine, DescribedStates, name)
-            dims = name_dims(node.inputs, node.sources, inputs)
-            ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
-            states += name_states(name, engine_states.state, node.sources, dims, input_names)
-            dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
-        state_inputs = {state.input for state in states}
-        specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
-        return cls(specs, tuple(states), ends)
+def _join_states(
+    engines: Mapping[str, Mapping[str, object]], nodes: Mapping[str, EnsembleGraph], inputs: Sequence[TensorSpec]
+) -> tuple[list[TensorSpec], list[State], dict[str, tuple[int, int]]]:
+    """The inputs of an ensemble, those that are states in the dtypes of their engines; its states; and the ends of
+    their dims. engines: the JSON of those that have states."""
+    states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
+    dtypes = dict[str, str]()
+    for name, engine in engines.items():
+        node, engine_states = nodes[name], decode(engine, DescribedStates, name)
+        dims = name_dims(node.inputs, node.sources, inputs)
+        ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
+        states += name_states(name, engine_states.state, node.sources, dims, input_names)
+        dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
+    state_inputs = {state.input for state in states}
+    specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
+    return specs, states, ends
 
 
 def _open_graph(

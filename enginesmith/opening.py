@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from enginesmith.arrays import InputCheck
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.requirements import LIBRARY_ENTRY
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
 from enginesmith.descriptions import find_engine, find_libraries, read_description, read_engine
 
@@ -51,7 +50,7 @@ def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
     import onnxruntime
 
     options, data = onnxruntime.SessionOptions(), read_engine(path, description)
-    for library in find_libraries(path, description, LIBRARY_ENTRY):
+    for library in find_libraries(path, description):
         options.register_custom_ops_library(str(library))
     session = open_session(data, file.parent, options)
     output_names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)

@@ -7,9 +7,9 @@ on: blobs that are there are not sent again, and no version is there in part.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, digests_in
@@ -22,6 +22,7 @@ from enginesmith.registry.leases import BUILDING, Guard
 from enginesmith.registry.manifest import Manifest, load_pinned
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
+from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.trust.signatures import read_bundle
@@ -126,10 +127,10 @@ def _copy_version(
         refusal = ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
         refusal.nothing_written = not sizes
         raise refusal
-    with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder:
         pending_blobs = [digest for digest in blobs if sizes.get(digest) is None]
-        copied_sizes = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), pending_blobs)
-        for digest, size in zip(pending_blobs, copied_sizes, strict=True):
+        copy = partial(_copy_blob, source, dest, Path(folder))
+        for digest, size in side_by_side(copy, pending_blobs, _AT_ONCE):
             say(digest)
             sizes[digest] = size
     # The last moment to stop: the lease must still be held, and every blob be there.
@@ -143,7 +144,7 @@ def _copy_version(
         raise ConflictError(f"{dest.uri} has another {name} since a moment; versions never change")
 
 
-def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | None:
+def _copy_blob(source: Store, dest: Store, folder: Path, digest: str) -> int | None:
     """Copy a blob through a file in `folder`; its size in bytes if it was sent, None if it was there."""
     size = source.size(digest)
     if dest.has(digest) and dest.size(digest) == size:

@@ -150,12 +150,7 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
     Raises ConflictError when the document keeps changing, and whatever `change` raises.
     """
 
-    def make(data: bytes | None) -> bytes | None:
-        state = _parse_state(data)
-        new_state = change(state)
-        return None if new_state == state else canonical_json(encode(new_state))
-
-    return _parse_state(base.change(store, MARK_STATE, make))
+    return _update(store, MARK_STATE, _parse_state, change)
 
 
 def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
@@ -167,13 +162,18 @@ def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
 def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkShard]) -> MarkShard:
     """Change a shard of marks by compare-and-swap; see `update_state`."""
     key = mark_shard_key(shard)
+    return _update(store, key, lambda data: _parse_shard(key, data), change)
 
+
+def _update(
+    store: Store, key: str, parse: Callable[[bytes | None], Document], change: Callable[[Document], Document]
+) -> Document:
     def make(data: bytes | None) -> bytes | None:
-        shard_marks = _parse_shard(key, data)
-        new_marks = change(shard_marks)
-        return None if new_marks == shard_marks else canonical_json(encode(new_marks))
+        old_document = parse(data)
+        new_document = change(old_document)
+        return None if new_document == old_document else canonical_json(encode(new_document))
 
-    return _parse_shard(key, base.change(store, key, make))
+    return parse(base.change(store, key, make))
 
 
 def unmark(store: Store, names: Iterable[str]) -> None:

@@ -135,7 +135,8 @@ class Router(Session, SelfClosing):
         Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
-        if not isinstance(pulled, Sequence) or isinstance(pulled, str):
+        engine_list: object = pulled  # whoever makes a router may give anything
+        if not isinstance(engine_list, Sequence) or isinstance(engine_list, str):
             raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
         if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
             raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")

@@ -6,7 +6,7 @@ that its signature is worth nothing beside another version.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from annotated_types import Len, Predicate, doc
@@ -67,6 +67,10 @@ class Attachment:
     def is_code(self) -> bool:
         """Whether who uses it runs code out of it."""
         return self.kind in CODE_KINDS
+
+    def says_same(self, other: "Attachment") -> bool:
+        """Whether it differs from another one in who attached it, and when, alone."""
+        return replace(self, by=other.by, created_at=other.created_at) == other
 
     def to_bytes(self) -> bytes:
         """The document. Raises Malformed for a field that no document has."""

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -25,7 +24,7 @@ from enginesmith.registry.manifest import Manifest, pinned_engines
 from enginesmith.registry.store import base
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, index_key, page_key
-from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.store.parallel import AT_ONCE, side_by_side
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import Listed, catalogue, channel_names
 from enginesmith.registry.versions.state import Move, read_channel, read_history
@@ -230,10 +229,6 @@ def _parse(data: bytes | None) -> IndexShard | None:
     return IndexShard(document.serial, document.complete, models)
 
 
-# Concurrent requests to a remote registry.
-_AT_ONCE = 16
-
-
 @dataclass(frozen=True)
 class ListedVersion:
     """A version, the number of its engines by current status, and the channels that point to it.
@@ -317,10 +312,10 @@ def list_versions(
     count = len(range_versions) if limit is None else limit
     first_index = 0 if after is not None else max(0, len(range_versions) - count)
     page_versions = range_versions[first_index : first_index + count]
-    if store.near or len(page_versions) < 2:  # nothing to wait for
-        return [_listed_version(store, model, version, pointers) for version in page_versions]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda version: _listed_version(store, model, version, pointers), page_versions))
+    rows = side_by_side(
+        lambda version: _listed_version(store, model, version, pointers), page_versions, 1 if store.near else AT_ONCE
+    )
+    return [row for _, row in rows]
 
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:

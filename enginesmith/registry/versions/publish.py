@@ -90,9 +90,7 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
     with hold_change(store, [manifest.model], what, BUILDING) as guard:
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
-        who_and_when = {"by": attachment.by, "created_at": attachment.created_at}
-        old_attachments = [old for old, _ in attachments(store, manifest) if replace(old, **who_and_when) == attachment]
-        old_attachment = old_attachments[0] if old_attachments else None
+        old_attachment = next((other for other, _ in attachments(store, manifest) if other.says_same(attachment)), None)
         if store.put_file(path) != attachment.digest:
             raise InputError(f"{path} changed while it was read; attach it again")
         guard.secure([manifest.reference, attachment.digest])
