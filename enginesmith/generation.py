@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
 from enginesmith.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
-from enginesmith.descriptions import DescribedGraph, DescribedStates, read_description
+from enginesmith.descriptions import DescribedGraph, DescribedStates, decode_description, read_description
 from enginesmith.opening import open_onnx
 from enginesmith.streams import Streams
 
@@ -108,10 +107,8 @@ class Decoder:
 def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:
     """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
     document = read_description(description)
-    try:
-        graph, state_spec = decode(document, DescribedGraph, ""), decode(document, DescribedStates, "")
-    except IntegrityError as error:
-        raise DataError(f"{description} describes no decoder: {error}") from error
+    graph = decode_description(document, DescribedGraph, description)
+    state_spec = decode_description(document, DescribedStates, description)
     inputs, states, profiles, ends = graph.inputs, state_spec.state, graph.profiles, state_spec.ends
     outputs = {spec.name: spec for spec in graph.outputs}
     vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginesmith.arrays import InputCheck
-from enginesmith.core.codec import Excerpt, decode
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.codec import Excerpt
+from enginesmith.core.errors import DataError
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
-from enginesmith.descriptions import find_engine, find_libraries, read_description, read_engine
+from enginesmith.descriptions import decode_description, find_engine, find_libraries, read_description, read_engine
 
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
@@ -43,10 +43,7 @@ def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
             f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
             "ensemble, and `run` to streams and generators"
         )
-    try:
-        graph = decode(description, _OnnxGraph, "")
-    except IntegrityError as error:
-        raise DataError(f"{path} describes no engine: {error}") from error
+    graph = decode_description(description, _OnnxGraph, path)
     import onnxruntime
 
     options, data = onnxruntime.SessionOptions(), read_engine(path, description)

@@ -88,15 +88,13 @@ def export_oci(
     """Write the engines of REF to the folder DEST as an OCI image layout: an image for each engine, and an index."""
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    image_export = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
+    tags = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
     if as_json:
-        emit_json({"path": str(image_export.path), "tags": list(image_export.tags)})
+        emit_json({"path": str(dest), "tags": list(tags)})
         return
-    for tag in image_export.tags:
-        echo(f"oci:{image_export.path}:{tag}")
-    say(
-        f"push one with: skopeo copy --all --preserve-digests oci:{image_export.path}:{image_export.tags[0]} docker://HOST/NAME:TAG"
-    )
+    for tag in tags:
+        echo(f"oci:{dest}:{tag}")
+    say(f"push one with: skopeo copy --all --preserve-digests oci:{dest}:{tags[0]} docker://HOST/NAME:TAG")
 
 
 @command()

@@ -47,14 +47,6 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd6
 Json = dict[str, object]
 
 
-@dataclass(frozen=True)
-class OciExport:
-    """A layout that was written. tags: its names of the version (the first) and of each engine."""
-
-    path: Path
-    tags: tuple[str, ...]
-
-
 def export_oci(
     store: Store,
     located: Located,
@@ -63,8 +55,9 @@ def export_oci(
     proven_only: bool = False,
     triton: bool = False,
     trust: TrustPolicy | Path | str | None = None,
-) -> OciExport:
+) -> tuple[str, ...]:
     """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
+    Returns the layout's tags of the version (the first) and of each engine.
 
     triton: each image holds a repository of Triton's in `/models`, and engines that Triton cannot serve are left out.
     Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
@@ -107,7 +100,7 @@ def export_oci(
     new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in tags.items()]
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*other_images, *new_manifests]}
     write_whole(dest / "index.json", canonical_json(index))
-    return OciExport(dest, tuple(tags))
+    return tuple(tags)
 
 
 def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:

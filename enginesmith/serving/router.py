@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from enginesmith.arrays import Array, InputCheck, dtype_of
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError, IntegrityError
+from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError
 from enginesmith.core.reports.latency import LatencyReport, Timed, timed_alike
 from enginesmith.core.state import Padding
 from enginesmith.core.text import SelfClosing, join_first
 from enginesmith.core.types import PLUS, Session, Tensors
-from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
+from enginesmith.descriptions import DescribedGraph, check_engine, decode_description, find_engine, read_description
 from enginesmith.opening import open_onnx
 from enginesmith.serving.buckets import (
     EngineBucket,
@@ -54,15 +53,12 @@ def open_described(
     """
     path = Path(description)
     document = read_description(path)
-    try:
-        if "state" in document or "graphs" in document:
-            kind, remedy_class = (
-                ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
-            )
-            raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {remedy_class}")
-        details = decode(document, _RoutedDescription, "")
-    except IntegrityError as error:
-        raise DataError(f"{description} describes no engine: {error}") from error
+    if "state" in document or "graphs" in document:
+        kind, remedy_class = (
+            ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
+        )
+        raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {remedy_class}")
+    details = decode_description(document, _RoutedDescription, description)
     find_engine(path, document)
     run = opens(check_engine(path, document)) if opens else open_onnx(path)
     seconds = measured_seconds(latency, details.inputs, timed) if latency else None
