@@ -213,7 +213,7 @@ class Client:
         health: "Health | None" = None,
         report: "ReportUrl | bool" = True,
     ) -> "tuple[Swap, ...]":
-        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`).
+        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watching.watch.GroupWatcher`).
 
         references: the channels, each as 'name:CHANNEL'.
         target: what all the engines are for; one machine.

@@ -7,7 +7,7 @@ Engines are ordered by these rules, the first that tells two apart decides:
    portable (target `gpu`); the ONNX model, if the policy allows it;
 2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
 3. by speed, where one was shown to be faster on a machine of this kind (`evidence.latencies`), else the more accurate
-   one (`core.reports.ranking`);
+   one (`core.reports.latency`);
 4. by the order in the manifest, which is that of the spec's backends.
 
 A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of

@@ -147,7 +147,7 @@ def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[s
     """Number of the cheapest bucket that holds a request, and its sizes there; None where none does.
 
     Of an engine's buckets the one with the least elements in the padded inputs. Of engines the first that no other was
-    shown to be faster than, at the sizes that the request has there (`core.reports.ranking`).
+    shown to be faster than, at the sizes that the request has there (`core.reports.latency`).
     """
     best_fits = dict[int, _Held]()
     for index, bucket in enumerate(buckets):

@@ -102,15 +102,15 @@ class MessageChannel(SelfClosing):
 
 
 @dataclass(frozen=True)
-class CallOnce:
-    """Call the function on the arrays that come with this; or the answer, with those that it gave."""
+class ArraysOnly:
+    """No more than the arrays that come with this: what a function or a model is called on, or what it gave."""
 
 
 @dataclass(frozen=True)
 class CallFunction:
     """Import a function and call it whenever asked. node: what messages call it.
 
-    The first answer is `CallOnce`; then each `CallOnce` gets one.
+    The first answer is `ArraysOnly`; then each `ArraysOnly` gets one.
 
     root: the folder of the spec.  file, function: where it is, relative to `root`, and its name.
     """
@@ -124,13 +124,13 @@ class CallFunction:
         """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
         with importing_from(self.root, self.file):
             callee = find_function(self.root, self.file, self.function)
-            channel.send(CallOnce())
+            channel.send(ArraysOnly())
             while True:
-                _, arrays = channel.receive(CallOnce)
+                _, arrays = channel.receive(ArraysOnly)
                 channel.answer(partial(self._answer, callee, arrays))
 
-    def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[CallOnce, Mapping[str, Array]]:
-        return CallOnce(), call(function, arrays, self.node, self.root)
+    def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[ArraysOnly, Mapping[str, Array]]:
+        return ArraysOnly(), call(function, arrays, self.node, self.root)
 
 
 def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, root: Path) -> dict[str, Array]:

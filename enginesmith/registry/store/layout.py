@@ -5,7 +5,7 @@ A key is a relative path with '/' between its parts::
     enginesmith-registry.json                                the marker, {"format": 1}: this place is a registry
     blobs/sha256/ab/abcd...                               bytes, by digest
     records/<kind>/<key>.json                             the result of a step (`enginesmith.registry.builds.runs`)
-    records/copies/<key>.json                             copies of a model's records (`registry.record_copies`)
+    records/copies/<key>.json                             copies of a model's records (`registry.builds.runs`)
     models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
@@ -21,7 +21,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
-    rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
+    rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`versions.channel_writes`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
     locks/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_history`)
     leases/<id>.json                                      a running writer (`enginesmith.registry.leases`)

@@ -80,7 +80,7 @@ def _connect(place: AzureLocation, _process: int) -> ContainerClient:
             credential=_credential(place),
             connection_timeout=api.CONNECT_TIMEOUT_S,
             read_timeout=api.READ_TIMEOUT_S,
-            # `attempts.ask` repeats requests.
+            # `api.ask` repeats requests.
             retry_total=0,
             max_single_get_size=CHUNK_BYTES,
             max_chunk_get_size=CHUNK_BYTES,

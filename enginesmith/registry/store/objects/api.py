@@ -108,8 +108,7 @@ def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]
 # What the store in a bucket asks of an object store's API: one request each, and how an answer is told from none.
 #
 # A *tag* changes whenever an object is written: an ETag in S3 and Azure, a generation in Google Cloud Storage. A write
-# requires that the object is absent or still has the tag that was read. Attempts, write tokens and digests are
-# `attempts`, `reading` and `writing`, the same for all.
+# requires that the object is absent or still has the tag that was read.
 
 # The name of a write's token among an object's metadata.
 TOKEN = "enginesmith-write"  # noqa: S105 - a name

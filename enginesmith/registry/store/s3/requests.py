@@ -175,7 +175,7 @@ def _client(place: S3Location, _process: int) -> Any:
         read_timeout=api.READ_TIMEOUT_S,
         max_pool_connections=api.CONNECTIONS,
         tcp_keepalive=True,
-        # `attempts.ask` repeats requests.
+        # `api.ask` repeats requests.
         retries={"total_max_attempts": 1},
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",
