@@ -455,11 +455,6 @@ def log_format() -> str:
     return str((settings or {}).get(LOG_FORMAT, "text"))
 
 
-def progress_speaker(quiet: bool) -> Callable[[str], object]:
-    """`say` for lines of progress, of a command that has no display; nothing where it is quiet."""
-    return str if quiet else say
-
-
 def emit_json(value: object) -> None:
     """Print a JSON value on stdout. Raises ValueError for NaN, which JSON does not have."""
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))

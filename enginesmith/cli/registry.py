@@ -39,7 +39,7 @@ from enginesmith.registry.registered_specs import unpin as unpin_version
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import load_policy, policy_of_key
-from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
+from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.publish import add_attachment, add_signatures
@@ -428,11 +428,6 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
         raise IntegrityError(f"{name} was published as manifest {digest}, and is now {manifest.digest}; not signed")
     for line in signed_lines(add_signatures(store, manifest, _signer(private_key, None, (), keyless=False))):
         say(line)
-
-
-def check_signing_key(private_key: Path) -> None:
-    """Raise InputError for a key that cannot sign, before hours of work end with it."""
-    check_signer(_signer(private_key, None, (), keyless=False))
 
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:

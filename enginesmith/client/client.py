@@ -19,7 +19,7 @@ docs/guides/client.md.
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
@@ -31,7 +31,6 @@ from enginesmith.client.pull import (
     Progress,
     Pulled,
     download_best,
-    download_each,
     download_engine,
     silent,
     with_attachments,
@@ -119,8 +118,16 @@ class Client:
         reference, target, progress: as of `pull`.
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
+        from enginesmith.registry.evidence.latencies import measured_latencies
+
         located, ranking = self._rank(reference, target)
-        return download_each(self._locator.store, located, ranking, Path(dest), self._fetcher(progress))
+        store, fetcher, resolution = self._locator.store, self._fetcher(progress), ranking.resolution()
+        latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
+        pulled = [
+            download_engine(store, located, replace(resolution, chosen=engine), Path(dest), fetcher)
+            for engine in resolution.ranked
+        ]
+        return [replace(engine, latency=latencies.get(str(engine.engine.digest))) for engine in pulled]
 
     def place(
         self,

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Policy, rank_engines
-from enginesmith.core.errors import IntegrityError, UntrustedError, digest_of_bytes
+from enginesmith.core.errors import IntegrityError, UnavailableError, UntrustedError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import TRUST_VARIABLE, Reference
 from enginesmith.core.requirements import Library
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.rollouts.state import ServingNode
-from enginesmith.registry.store.base import Store, check_marker, place_of
+from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.files import make_folder
-from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.store.layout import MARKER, channel_key, check_format
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import (
     DEFAULT_CHANNELS,
@@ -137,7 +137,12 @@ class VersionLocator:
     def check_registry(self) -> None:
         """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
         if not self.checked:
-            check_marker(self.store)
+            marker = self.store.read(MARKER)
+            if marker is None:
+                raise UnavailableError(
+                    f"there is no registry at {self.store.uri}; `enginesmith build` makes one, or set --registry"
+                )
+            check_format(marker, self.store.uri)
             self.checked = True
 
     def read_blob(self, digest: str, max_bytes: int) -> bytes:
@@ -201,14 +206,6 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
         for digest, loss in find_lost_engines(store, [engine for _, engine in engines.values()]).items():
             loss_reasons[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
     return loss_reasons
-
-
-def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """Resolve a reference to its version and engines with their current status.
-
-    Raises UnknownNameError, and as `rank_located`.
-    """
-    return judge_located(store, VersionLocator(store, checked=True).locate(reference), policy)
 
 
 def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:

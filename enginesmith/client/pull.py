@@ -163,9 +163,11 @@ class BlobFetcher:
     def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Other bytes are downloaded again from the start, as `list_sources` says; then IntegrityError is raised.
+        Where they are other bytes, they are downloaded anew: of a list of places from what is left of it, ever shorter;
+        of any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError is
+        raised.
         """
-        for source in list_sources(store):
+        for source in (store, *getattr(store, "list_rests", lambda: [store])()):
             actual_digest = download(
                 partial,
                 blob,
@@ -254,13 +256,6 @@ def _lock_download(partial: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
-
-
-def list_sources(store: Store) -> Iterator[Store]:
-    """The store, and what is read after it where its bytes were wrong: of a list of places what is left of it, ever
-    shorter; any other store once more, since a resumed part or the network may have been at fault."""
-    yield store
-    yield from getattr(store, "list_rests", lambda: [store])()
 
 
 FORMAT = 1
@@ -413,24 +408,6 @@ def download_best(ranking: EngineRanking, download: Callable[[Resolution], Pulle
             if len(ranking.candidates) == 1:
                 raise
             ranking = ranking.without({str(resolution.chosen.digest): str(error)})
-
-
-def download_each(
-    store: Store, located: Located, ranking: EngineRanking, dest: Path, fetcher: BlobFetcher
-) -> list[Pulled]:
-    """Download every compatible engine, best first, each with its latency on machines of this kind.
-
-    Raises as `EngineRanking.resolution`, `download_engine`, and IntegrityError for a damaged latency report.
-    """
-    from enginesmith.registry.evidence.latencies import measured_latencies
-
-    latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
-    resolution = ranking.resolution()
-    pulled = [
-        download_engine(store, located, replace(resolution, chosen=engine), dest, fetcher)
-        for engine in resolution.ranked
-    ]
-    return [replace(engine_pulled, latency=latencies.get(str(engine_pulled.engine.digest))) for engine_pulled in pulled]
 
 
 def download_engine(

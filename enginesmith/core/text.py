@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from threading import Thread, current_thread
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -209,11 +209,6 @@ class WorkerThread(Thread):
             self._work()
         except BaseException as error:
             self._fail(error)
-
-    def wait_for_end(self) -> None:
-        """Wait until it has ended; not in the thread itself, where a callback may close its owner."""
-        if current_thread() is not self:
-            self.join()
 
 
 class SelfClosing:

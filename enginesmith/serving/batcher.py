@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from threading import Condition
+from threading import Condition, current_thread
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -188,7 +188,8 @@ class Batcher(SelfClosing):
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._worker.wait_for_end()
+        if current_thread() is not self._worker:  # in which a callback may close its owner
+            self._worker.join()
 
     def _make_join(self, key: _Key, sizes: Mapping[str, int]) -> _Join:
         session, padding, padded_sizes = self._session, Padding(), dict(sizes)

@@ -19,9 +19,10 @@ from enginesmith.user_code.channel import Arrays, ArraysOnly, CallFunction, Mess
 from enginesmith.user_code.describing import describe_module, describe_program
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from enginesmith.user_code.torch_source import (
+    SEED,
     Program,
     build_module,
-    from_entry_point,
+    capture,
     from_pt2,
     load_pt2,
     run_once,
@@ -148,7 +149,13 @@ class TorchProgram:
             else:  # its code may import its local modules as long as it is asked
                 stack.enter_context(importing_from(self.root, self.file, self.module))
                 entry = (self.file, self.function, self.arguments, self.module)
-                program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
+                model = build_module(self.root, entry, self.weights)
+                exported = capture(model, self.inputs, self.dims, self.root)
+                names = tuple(spec.name for spec in self.inputs)
+                notes = (
+                    () if self.weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
+                )
+                program = Program(exported, names, lambda tensors: model(**tensors), notes)
             channel.send(Captured(program.outputs, program.notes))
             while True:
                 request, arrays = channel.receive(Asked)

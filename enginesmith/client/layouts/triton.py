@@ -52,7 +52,6 @@ from enginesmith.client.layouts.triton_config import (
     label_source,
     largest_batch,
     read_warmup,
-    warmup_files,
     write_config,
 )
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
@@ -261,10 +260,11 @@ class TritonPlace(SharedFolder):
         self._prune(str(number), before, keep)
         if warmup:
             request = with_int8_states(make_request(engine))
-            is_batched = largest_batch(request) > 0
+            is_batched = largest_batch(request) > 0  # Triton then adds the batch axis
             make_folder(self.root / WARMUP / str(number))
-            for name, data in warmup_files(request.inputs, warmup, is_batched).items():
-                write_whole(self.root / WARMUP / str(number) / name, data)
+            for index, spec in enumerate(request.inputs):
+                tensor = warmup[spec.name].first_row() if is_batched else warmup[spec.name]
+                write_whole(self.root / WARMUP / str(number) / f"input{index}", tensor.data)
         is_new = staging.is_dir()
         if is_new and folder.exists():
             # Another engine of the version that is served: between two renames it is not there. Triton then keeps what

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
+from enginesmith.core.errors import ConflictError, InputError, UndecidedError
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.folder import FileStore as FileStore
 from enginesmith.registry.store.folder import open_folder
-from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
+from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi, BucketPlace
@@ -256,14 +256,6 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
-
-
-def check_marker(store: Store) -> None:
-    """Raise UnavailableError where no registry is, InputError for one of a newer format; one request."""
-    marker = store.read(MARKER)
-    if marker is None:
-        raise UnavailableError(f"there is no registry at {store.uri}; `enginesmith build` makes one, or set --registry")
-    check_format(marker, store.uri)
 
 
 def absolute_uri(uri: str) -> str:

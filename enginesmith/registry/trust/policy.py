@@ -140,12 +140,6 @@ class TrustPolicy:
         return next((rule for rule in self.rules if fnmatch.fnmatchcase(model, rule.models)), None)
 
 
-def configured_policy() -> TrustPolicy | None:
-    """The policy that ENGINESMITH_TRUST_POLICY names, or None where it is not set. Raises InputError."""
-    path = os.environ.get(TRUST_VARIABLE)
-    return load_policy(path) if path else None
-
-
 def load_policy(path: Path | str) -> TrustPolicy:
     """Read a policy and the keys it names. Raises InputError that names the file, the key and the remedy."""
     path = Path(path)
@@ -283,9 +277,10 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
     Raises InputError for a policy that cannot be read, and for an unreadable key that it names.
     """
     if not isinstance(policy, TrustPolicy):
-        policy = load_policy(policy) if policy else configured_policy()
-    if policy is None:
-        return Vouched(())
+        path = policy or os.environ.get(TRUST_VARIABLE)
+        if not path:
+            return Vouched(())
+        policy = load_policy(path)
     rule = policy.rule(manifest.model)
     if rule is None:
         raise UntrustedError(
@@ -295,7 +290,7 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
     _check_version(manifest, rule, policy)
     if not rule.required:
         return Vouched(())
-    valid_signers, refusals = _find_signers(store, manifest, rule.signers, MANIFEST_FILE, manifest.to_bytes())
+    valid_signers, refusals = find_signers(store, manifest, rule.signers, MANIFEST_FILE, manifest.to_bytes())
     if len(valid_signers) < rule.needed:
         raise UntrustedError(_too_few(store, manifest, rule, valid_signers, refusals, policy))
 
@@ -306,21 +301,13 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
             return True
         if content is None or digest_of_bytes(content) != attestation.report:  # changed since it was read
             return False
-        return len(_find_signers(store, manifest, rule.signers, ATTESTATION_FILE, content)[0]) >= rule.needed
+        return len(find_signers(store, manifest, rule.signers, ATTESTATION_FILE, content)[0]) >= rule.needed
 
     def attachment_signers(document: bytes) -> tuple[str, ...]:
-        signers = _find_signers(store, manifest, rule.signers, ATTACHMENT_FILE, document)[0]
+        signers = find_signers(store, manifest, rule.signers, ATTACHMENT_FILE, document)[0]
         return tuple(signer.name for signer in signers) if len(signers) >= rule.needed else ()
 
     return Vouched(tuple(signer.name for signer in valid_signers), counts, attachment_signers)
-
-
-def signers_of(
-    store: Documents, manifest: Manifest, signers: Sequence[Signer]
-) -> tuple[tuple[Signer, ...], dict[str, str]]:
-    """Those of `signers` with a valid signature of a version's manifest, and of the others signer -> reason."""
-    valid_signers, refusals = _find_signers(store, manifest, signers, MANIFEST_FILE, manifest.to_bytes())
-    return tuple(valid_signers), refusals
 
 
 def signatures(
@@ -358,7 +345,7 @@ def find_misplaced(store: Documents, manifest: Manifest) -> Iterator[tuple[str, 
                 )
 
 
-def _find_signers(
+def find_signers(
     store: Documents, manifest: Manifest, signers: Sequence[Signer], file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
     """The signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""

@@ -360,10 +360,12 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     """
     if not policy.signed_by:
         return None
-    from enginesmith.registry.trust.policy import signers_of
+    from enginesmith.registry.trust.policy import find_signers
+    from enginesmith.registry.trust.signatures import MANIFEST_FILE
 
     where = f"the policy of {manifest.model}:{channel}"
-    valid_signers, refusals = signers_of(store, manifest, _signers(policy, where))
+    signers = _signers(policy, where)
+    valid_signers, refusals = find_signers(store, manifest, signers, MANIFEST_FILE, manifest.to_bytes())
     if valid_signers:
         return None
     reference = manifest.reference

@@ -20,7 +20,6 @@ from enginesmith.registry.store.gcs.requests import (
     answers,
     connect,
     is_transient,
-    raise_for,
     status_of,
     timeouts,
 )
@@ -249,7 +248,9 @@ class GcsBucket(ByMd5):
             timeout=timeouts(),
             stream=True,
         )
-        raise_for(response)
+        if response.status_code >= 300:
+            with response:
+                raise api.from_http_response(response)
         if response.status_code not in (requests.codes.ok, _PARTIAL):
             response.close()
             raise api.Unknown(f"status {response.status_code}")

@@ -103,13 +103,6 @@ def answers(place: GcsLocation) -> Iterator[None]:
         raise Failed(words, passing=is_transient(status, error), unknown=words == UNKNOWN_REQUEST) from error
 
 
-def raise_for(response: requests.Response) -> None:
-    """Raise what `answers` reads, for an answer that is an error."""
-    if response.status_code >= 300:
-        with response:
-            raise api.from_http_response(response)
-
-
 def status_of(error: Exception) -> int:
     """The HTTP status; 0 when there was no answer."""
     if isinstance(error, api.GoogleAPICallError):
