@@ -291,16 +291,19 @@ class Ensemble(Session):
                 engine = read_description(file)
                 if engine.get("digest") != graph.digest:
                     raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
-                nodes[graph.name] = _open_graph(file, engine, graph.sources, opens)
+                details = decode(engine, DescribedGraph, "")
+                run = opens(check_engine(file, engine))
+                rows = call_rows(details.inputs, details.outputs, details.profiles)
+                nodes[graph.name] = EnsembleGraph(run, details.inputs, graph.sources, details.outputs, rows)
                 stateful_engines |= {graph.name: engine} if "state" in engine else {}
-            graphs, node_functions = {name: node.sources for name, node in nodes.items()}, ensemble.functions
+            graphs = {name: node.sources for name, node in nodes.items()}
             loader, parts = functions or load_function, path.parent / parts_folder(ensemble.model, ensemble.version)
-            for function in node_functions:
+            for function in ensemble.functions:
                 run = loader(parts / function.name, function.file, function.function, function.files)
                 nodes[function.name] = function_node(
                     function.name, run, function.inputs, function.outputs, function.sources
                 )
-            order = order_nodes(graphs, {function.name: function.sources for function in node_functions})
+            order = order_nodes(graphs, {function.name: function.sources for function in ensemble.functions})
             inputs, states, ends = _join_states(stateful_engines, nodes, ensemble.inputs)
             return cls({name: nodes[name] for name in order}, inputs, ensemble.outputs, states, ends)
         except OtherBytesError:
@@ -361,18 +364,6 @@ def _join_states(
     state_inputs = {state.input for state in states}
     specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
     return specs, states, ends
-
-
-def _open_graph(
-    description: Path,
-    engine: Mapping[str, object],
-    sources: Mapping[str, str],
-    opens: Callable[[Path], Callable[[Tensors], Tensors]],
-) -> EnsembleGraph:
-    graph = decode(engine, DescribedGraph, "")
-    run = opens(check_engine(description, engine))
-    rows = call_rows(graph.inputs, graph.outputs, graph.profiles)
-    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, rows)
 
 
 def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:

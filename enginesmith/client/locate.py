@@ -65,7 +65,12 @@ class DocumentMemory:
             self.documents.pop(name, None)
             return None
         self.documents[name] = new_tag, data
-        self._keep(name, new_tag, data)
+        if self.folder is not None:
+            new_path = self.folder / f".{secrets.token_hex(8)}"
+            with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
+                make_folder(self.folder)
+                new_path.write_text(json.dumps([new_tag, data.decode()]))
+                new_path.replace(self.folder / name)
         return data
 
     def _load(self, name: str) -> tuple[str, bytes]:
@@ -74,15 +79,6 @@ class DocumentMemory:
                 tag, text = json.loads((self.folder / name).read_bytes())
                 return str(tag), str(text).encode()
         return "", b""
-
-    def _keep(self, name: str, tag: str, data: bytes) -> None:
-        if self.folder is None:
-            return
-        new_path = self.folder / f".{secrets.token_hex(8)}"
-        with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
-            make_folder(self.folder)
-            new_path.write_text(json.dumps([tag, data.decode()]))
-            new_path.replace(self.folder / name)
 
 
 @dataclass

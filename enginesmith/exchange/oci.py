@@ -77,7 +77,12 @@ def export_oci(
         kind = "proven" if only_proven else "usable"
         raise UnknownNameError(f"{manifest.reference} has no {kind} engine; `enginesmith show` says why")
     if triton:
-        entries = _find_servable(manifest, entries)
+        reasons = {entry.unit: find_unservable(entry) for entry in entries}
+        if all(reasons.values()):
+            reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
+            complaint = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
+            raise UnknownNameError("\n".join([complaint, *reason_lines]))
+        entries = [entry for entry in entries if not reasons[entry.unit]]
     old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""
     version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
@@ -133,16 +138,6 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
         **_version_annotations(manifest),
         **{f"{PREFIX}{key}": value for key, value in annotations.items() if value},
     }
-
-
-def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
-    """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
-    reasons = {entry.unit: find_unservable(entry) for entry in entries}
-    if all(reasons.values()):
-        reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-        complaint = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
-        raise UnknownNameError("\n".join([complaint, *reason_lines]))
-    return [entry for entry in entries if not reasons[entry.unit]]
 
 
 def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry, triton: bool) -> Json:

@@ -263,7 +263,13 @@ def absolute_uri(uri: str) -> str:
 
     Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
     """
-    return ",".join(_absolute(place) for place in split_places(uri))
+    uris = []
+    for place in split_places(uri):
+        if "://" not in place:
+            uris.append(f"file://{quote(str(Path(place).expanduser().absolute()))}")
+        else:
+            uris.append(place_in_bucket(place).uri if _split(place).scheme in BUCKETS else place)
+    return ",".join(uris)
 
 
 def split_places(uri: str) -> tuple[str, ...]:
@@ -273,12 +279,6 @@ def split_places(uri: str) -> tuple[str, ...]:
     an empty one.
     """
     return tuple(_not_empty(place.strip()) for place in uri.split(","))
-
-
-def _absolute(uri: str) -> str:
-    if "://" not in uri:
-        return f"file://{quote(str(Path(uri).expanduser().absolute()))}"
-    return place_in_bucket(uri).uri if _split(uri).scheme in BUCKETS else uri
 
 
 def _split(text: str) -> SplitResult:

@@ -67,7 +67,9 @@ def connect(place: GcsLocation) -> GcsConnection:
 @lru_cache(maxsize=16)
 def _connect(place: GcsLocation, _process: int) -> GcsConnection:
     with answers(place):
-        credentials = _credentials(place)
+        # Application Default Credentials; none to a server over plain http, where everybody could read the token.
+        is_plain = place.endpoint is not None and place.endpoint.startswith("http://")
+        credentials: Credentials = AnonymousCredentials() if is_plain else google.auth.default(scopes=_SCOPES)[0]
         session = AuthorizedSession(credentials)
         pool = HTTPAdapter(pool_connections=attempts.CONNECTIONS, pool_maxsize=attempts.CONNECTIONS, max_retries=0)
         session.mount("https://", pool)
@@ -79,14 +81,6 @@ def _connect(place: GcsLocation, _process: int) -> GcsConnection:
         # that is nobody's, a permission more, and a thread that a fork may meet. The library looks whether this is set.
         client._bucket_metadata_cache = None
         return GcsConnection(client.bucket(place.bucket), session, place.endpoint or GOOGLE)
-
-
-def _credentials(place: GcsLocation) -> Credentials:
-    """Application Default Credentials; none to a server over plain http, where everybody could read the token."""
-    if place.endpoint and place.endpoint.startswith("http://"):
-        return AnonymousCredentials()
-    credentials: Credentials = google.auth.default(scopes=_SCOPES)[0]
-    return credentials
 
 
 @contextmanager
