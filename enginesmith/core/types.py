@@ -79,13 +79,7 @@ TRAITS: Mapping[Precision, PrecisionTraits] = {
         4, 8, PrecisionLimits(0.9, 10.0, 6.0, 4.0), quantized=True, in_blocks=True, narrow_floats=True
     ),
     "nvfp4": PrecisionTraits(
-        4,
-        9,
-        PrecisionLimits(0.9, 10.0, 6.0, 4.0),
-        quantized=True,
-        calibrated=True,
-        in_blocks=True,
-        narrow_floats=True,
+        4, 9, PrecisionLimits(0.9, 10.0, 6.0, 4.0), quantized=True, calibrated=True, in_blocks=True, narrow_floats=True
     ),
 }
 

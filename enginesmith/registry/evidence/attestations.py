@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from enginesmith.core.codec import Excerpt, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of, digest_of_bytes
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.manifest import STATUSES, EngineEntry, Manifest, Status, pinned_engines
@@ -138,11 +138,10 @@ def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tupl
     prefix = evidence_prefix("attestations", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
-        try:
-            data = store.read(key) or b""
-            yield _read(data, engine, name.removesuffix(".json")), data
-        except Malformed as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}") from error
+        data = store.read(key) or b""
+        with explain_damage(f"{key} of {store.uri}", "delete it, and validate the engine again"):
+            attestation = _read(data, engine, name.removesuffix(".json"))
+        yield attestation, data
 
 
 def _judge(entry: EngineEntry, evidence: list[Attestation]) -> JudgedEntry:

@@ -38,10 +38,8 @@ def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
 
 def read_latency_report(store: Store, report: str) -> LatencyReport:
     """The report with this blob digest. Raises IntegrityError for a blob that is none."""
-    try:
+    with explain_damage(f"blob {report} is no latency report", _REMEDY):
         return _parse(store.read_blob(report))
-    except IntegrityError as error:
-        raise IntegrityError(f"blob {report} is no latency report: {error}; {_REMEDY}") from error
 
 
 def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyReport]:

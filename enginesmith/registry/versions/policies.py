@@ -155,13 +155,10 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
     Reads only these fields: `validation.canary.report` checked that the verdict follows from the criteria when the
     report was stored.
     """
-    try:
+    with explain_damage(f"canary report {report}", "run the canary again"):
         canary_report = parse_as(store.read_blob(report, REPORT_BYTES), REPORT_BYTES, _CanaryReport)
-        return CanaryPass(
-            report, canary_report.candidate.engine, canary_report.baseline.manifest, canary_report.target or ""
-        )
-    except Malformed as error:
-        raise IntegrityError(f"canary report {report}: {error}") from error
+    engine, baseline = canary_report.candidate.engine, canary_report.baseline.manifest
+    return CanaryPass(report, engine, baseline, canary_report.target or "")
 
 
 def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
