@@ -35,43 +35,26 @@ if TYPE_CHECKING:
     from enginesmith import recording as recording
     from enginesmith import serving as serving
     from enginesmith import user_code as user_code
-    from enginesmith.client.client import Client, pull
-    from enginesmith.client.pull import Pulled
-    from enginesmith.core import errors
-    from enginesmith.core.errors import EnginesmithError
-    from enginesmith.core.hardware.machine import Machine
-    from enginesmith.ensembles import Ensemble
-    from enginesmith.generation import Generator
-    from enginesmith.opening import open_onnx
-    from enginesmith.recording.recorder import Recorder
-    from enginesmith.serving.batcher import Batcher
-    from enginesmith.serving.router import Router
-    from enginesmith.streams import Streams
-    from pipeline.api import build
-    from pipeline.spec.model import load_spec
+    from enginesmith.client.client import Client as Client
+    from enginesmith.client.client import pull as pull
+    from enginesmith.client.pull import Pulled as Pulled
+    from enginesmith.core import errors as errors
+    from enginesmith.core.errors import EnginesmithError as EnginesmithError
+    from enginesmith.core.hardware.machine import Machine as Machine
+    from enginesmith.ensembles import Ensemble as Ensemble
+    from enginesmith.generation import Generator as Generator
+    from enginesmith.opening import open_onnx as open_onnx
+    from enginesmith.recording.recorder import Recorder as Recorder
+    from enginesmith.serving.batcher import Batcher as Batcher
+    from enginesmith.serving.router import Router as Router
+    from enginesmith.streams import Streams as Streams
+    from pipeline.api import build as build
+    from pipeline.spec.model import load_spec as load_spec
 
     __version__: str
 
-__all__ = [
-    "Batcher",
-    "Client",
-    "EnginesmithError",
-    "Ensemble",
-    "Generator",
-    "Machine",
-    "Pulled",
-    "Recorder",
-    "Router",
-    "Streams",
-    "__version__",
-    "build",
-    "errors",
-    "load_spec",
-    "open_onnx",
-    "pull",
-]
-
-_HOMES = {
+# The public names, and the module of each.
+_PUBLIC = {
     "Batcher": "enginesmith.serving.batcher",
     "Client": "enginesmith.client.client",
     "EnginesmithError": "enginesmith.core.errors",
@@ -87,11 +70,10 @@ _HOMES = {
     "load_spec": "pipeline.spec.model",
     "open_onnx": "enginesmith.opening",
     "pull": "enginesmith.client.client",
-    **{
-        name: f"enginesmith.{name}"
-        for name in ("client", "compile_caches", "generation", "recording", "serving", "user_code")
-    },
 }
+_PACKAGES = ("client", "compile_caches", "generation", "recording", "serving", "user_code")
+_HOMES = _PUBLIC | {name: f"enginesmith.{name}" for name in _PACKAGES}
+__all__ = sorted([*_PUBLIC, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -111,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, Digest, IntegrityError, digest_of_bytes, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed, parse_json
-from enginesmith.core.requirements import Count, Library, Requirement, numbers
+from enginesmith.core.requirements import LIBRARY_ENTRY, Count, Library, Requirement, numbers
 from enginesmith.core.state import State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 
@@ -65,6 +66,17 @@ class OtherBytesError(IntegrityError):
     """A file that has other bytes than were published."""
 
 
+Described = TypeVar("Described")
+
+
+def decode_description(document: Mapping[str, object], kind: type[Described], path: Path | str) -> Described:
+    """What a description says, as a value of type `kind`. path: its file. Raises DataError that names the field."""
+    try:
+        return decode(document, kind, "")
+    except Malformed as error:
+        raise DataError(f"{path} describes no engine: {error}; pull it again") from error
+
+
 def read_description(path: Path | str) -> dict[str, object]:
     """The JSON beside a pulled engine. Raises DataError for a file that is none."""
     try:
@@ -98,10 +110,7 @@ def read_file(path: Path, digest: str) -> bytes:
 def find_engine(description: Path, document: Mapping[str, object]) -> Path:
     """The engine's file, links followed. document: the content of its description. Raises DataError for a description
     without one."""
-    try:
-        return find_file(description.parent, decode(document, _EngineFile, "").file)
-    except Malformed as error:
-        raise DataError(f"{description} describes no engine: {error}") from error
+    return find_file(description.parent, decode_description(document, _EngineFile, description).file)
 
 
 def read_engine(description: Path, document: Mapping[str, object]) -> bytes:
@@ -121,11 +130,11 @@ def check_engine(description: Path, document: Mapping[str, object]) -> Path:
     return path
 
 
-def find_libraries(description: Path, document: Mapping[str, object], entry: str) -> list[Path]:
-    """The libraries with operators of an engine, for this machine, each checked. entry: the function that they have.
-    Raises as `find_library`."""
-    needs = decode(document, _Requirements, "").requires
-    libraries = [need for need in needs if isinstance(need, Library) and need.entry == entry]
+def find_libraries(description: Path, document: Mapping[str, object]) -> list[Path]:
+    """The libraries with operators of an engine of ONNX Runtime, for this machine, each checked. Raises as
+    `find_library`."""
+    needs = decode_description(document, _Requirements, description).requires
+    libraries = [need for need in needs if isinstance(need, Library) and need.entry == LIBRARY_ENTRY]
     return [find_library(description.parent, need) for need in libraries]
 
 
@@ -147,11 +156,7 @@ def find_library(folder: Path, library: Library) -> Path:
 
 def _check_beside(description: Path, document: Mapping[str, object]) -> str:
     """The digest of the engine, after those of its shards and of the model with its weights were checked."""
-    folder = description.parent
-    try:
-        engine_bytes = decode(document, _EngineBytes, "")
-    except Malformed as error:
-        raise DataError(f"{description} describes no engine: {error}; pull it again") from error
+    folder, engine_bytes = description.parent, decode_description(document, _EngineBytes, description)
     for shard in engine_bytes.shards:
         _check_file(find_file(folder, shard), shard)
     if engine_bytes.weights:

@@ -1,7 +1,7 @@
 """Runs several graphs that make one model, also with state between calls."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,6 @@ from enginesmith.descriptions import (
 )
 from enginesmith.streams import Streams
 from enginesmith.user_code.channel import load_function
-
-# Streams over several graphs with state: states are carried, and inputs that all steps have are given once.
 
 # What each graph gave, by name.
 Answers = dict[str, Tensors]
@@ -210,9 +208,7 @@ def function_node(
     """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
     another dtype or shape than was declared.
 
-    name: of the node.
     function: arrays by input name -> arrays by output name.
-    inputs, outputs: what was declared of them.
     sources: what gives each of its inputs: 'GRAPH.OUTPUT', or an input of the whole.
     """
 
@@ -295,19 +291,21 @@ class Ensemble(Session):
                 engine = read_description(file)
                 if engine.get("digest") != graph.digest:
                     raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
-                nodes[graph.name] = _open_graph(file, engine, graph.sources, opens)
+                details = decode(engine, DescribedGraph, "")
+                run = opens(check_engine(file, engine))
+                rows = call_rows(details.inputs, details.outputs, details.profiles)
+                nodes[graph.name] = EnsembleGraph(run, details.inputs, graph.sources, details.outputs, rows)
                 stateful_engines |= {graph.name: engine} if "state" in engine else {}
-            graphs, node_functions = {name: node.sources for name, node in nodes.items()}, ensemble.functions
+            graphs = {name: node.sources for name, node in nodes.items()}
             loader, parts = functions or load_function, path.parent / parts_folder(ensemble.model, ensemble.version)
-            for function in node_functions:
+            for function in ensemble.functions:
                 run = loader(parts / function.name, function.file, function.function, function.files)
                 nodes[function.name] = function_node(
                     function.name, run, function.inputs, function.outputs, function.sources
                 )
-            order = order_nodes(graphs, {function.name: function.sources for function in node_functions})
-            states = _WholeStates.of(stateful_engines, nodes, ensemble.inputs)
-            ordered_nodes = {name: nodes[name] for name in order}
-            return cls(ordered_nodes, states.inputs, ensemble.outputs, states.states, states.ends)
+            order = order_nodes(graphs, {function.name: function.sources for function in ensemble.functions})
+            inputs, states, ends = _join_states(stateful_engines, nodes, ensemble.inputs)
+            return cls({name: nodes[name] for name in order}, inputs, ensemble.outputs, states, ends)
         except OtherBytesError:
             raise
         except IntegrityError as error:
@@ -350,45 +348,22 @@ class Ensemble(Session):
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
-@dataclass(frozen=True)
-class _WholeStates:
-    """The inputs of an ensemble, states as engines take them, and what `Ensemble` needs of its states."""
-
-    inputs: list[TensorSpec]
-    states: tuple[State, ...] = ()
-    ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        engines: Mapping[str, Mapping[str, object]],
-        nodes: Mapping[str, EnsembleGraph],
-        inputs: Sequence[TensorSpec],
-    ) -> "_WholeStates":
-        """Of the JSON of those engines that have states."""
-        states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
-        dtypes = dict[str, str]()
-        for name, engine in engines.items():
-            node, engine_states = nodes[name], decode(engine, DescribedStates, name)
-            dims = name_dims(node.inputs, node.sources, inputs)
-            ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
-            states += name_states(name, engine_states.state, node.sources, dims, input_names)
-            dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
-        state_inputs = {state.input for state in states}
-        specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
-        return cls(specs, tuple(states), ends)
-
-
-def _open_graph(
-    description: Path,
-    engine: Mapping[str, object],
-    sources: Mapping[str, str],
-    opens: Callable[[Path], Callable[[Tensors], Tensors]],
-) -> EnsembleGraph:
-    graph = decode(engine, DescribedGraph, "")
-    run = opens(check_engine(description, engine))
-    rows = call_rows(graph.inputs, graph.outputs, graph.profiles)
-    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, rows)
+def _join_states(
+    engines: Mapping[str, Mapping[str, object]], nodes: Mapping[str, EnsembleGraph], inputs: Sequence[TensorSpec]
+) -> tuple[list[TensorSpec], list[State], dict[str, tuple[int, int]]]:
+    """The inputs of an ensemble, those that are states in the dtypes of their engines; its states; and the ends of
+    their dims. engines: the JSON of those that have states."""
+    states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
+    dtypes = dict[str, str]()
+    for name, engine in engines.items():
+        node, engine_states = nodes[name], decode(engine, DescribedStates, name)
+        dims = name_dims(node.inputs, node.sources, inputs)
+        ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
+        states += name_states(name, engine_states.state, node.sources, dims, input_names)
+        dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
+    state_inputs = {state.input for state in states}
+    specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
+    return specs, states, ends
 
 
 def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:

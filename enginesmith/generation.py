@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
 from enginesmith.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
-from enginesmith.descriptions import DescribedGraph, DescribedStates, read_description
+from enginesmith.descriptions import DescribedGraph, DescribedStates, decode_description, read_description
 from enginesmith.opening import open_onnx
 from enginesmith.streams import Streams
 
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
-
-# A decoder as the JSON beside its engine describes it: its ids, logits, caches, masks.
 
 
 @dataclass(frozen=True)
@@ -110,36 +107,24 @@ class Decoder:
 def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:
     """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
     document = read_description(description)
-    try:
-        graph, state_spec = decode(document, DescribedGraph, ""), decode(document, DescribedStates, "")
-    except IntegrityError as error:
-        raise DataError(f"{description} describes no decoder: {error}") from error
+    graph = decode_description(document, DescribedGraph, description)
+    state_spec = decode_description(document, DescribedStates, description)
     inputs, states, profiles, ends = graph.inputs, state_spec.state, graph.profiles, state_spec.ends
     outputs = {spec.name: spec for spec in graph.outputs}
     vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
     tokens = next((spec for spec in inputs if spec.name == ids), None)
     if not isinstance(vocabulary, int) or tokens is None:
         raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
-    state_names = {state.input for state in states}
-    progress, unknown_inputs = find_progress([spec for spec in inputs if spec.name not in state_names], ids, states)
-    if unknown_inputs:
+    own_names = {ids, *(state.input for state in states)}
+    other_inputs = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name not in own_names}
+    if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
             f"{description}: the model takes {', '.join(unknown_inputs)} beside its ids, and that is neither a mask of "
             "the tokens so far nor their places; run it by Streams"
         )
     rows, places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
-    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress)
-
-
-def find_progress(
-    inputs: Sequence[TensorSpec], ids: str, states: Sequence[State]
-) -> tuple[tuple[Progress, ...], list[str]]:
-    """The inputs of a caller that follow from how many tokens were read, and the names of others beside the ids."""
-    tokens = next(spec for spec in inputs if spec.name == ids)
-    progress_by_name = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name != ids}
-    return tuple(progress for progress in progress_by_name.values() if progress), [
-        name for name, progress in progress_by_name.items() if not progress
-    ]
+    progress_inputs = tuple(progress for progress in other_inputs.values() if progress)
+    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress_inputs)
 
 
 def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:
@@ -257,7 +242,6 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     """The token that a row of logits [vocabulary] gives, in float64; -1 where a logit, or the greatest, is no number.
 
     seen: of each token, whether it was read.
-    settings: how it is drawn.
     uniform: a random number from [0, 1); not used at temperature 0.
     """
     scores = logits.astype(np.float64)
@@ -277,8 +261,6 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     position = int(np.count_nonzero(sums <= uniform * sums[-1]))
     return int(ranked_tokens[min(position, int(np.count_nonzero(weights)) - 1)])
 
-
-# Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy.
 
 # Numbers that are made of a seed at a time.
 _BLOCK = 256

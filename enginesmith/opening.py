@@ -3,25 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from enginesmith.arrays import InputCheck
-from enginesmith.core.codec import Excerpt, decode
-from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.requirements import LIBRARY_ENTRY
+from enginesmith.core.codec import Excerpt
+from enginesmith.core.errors import DataError
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
-from enginesmith.descriptions import find_engine, find_libraries, read_description, read_engine
+from enginesmith.descriptions import decode_description, find_engine, find_libraries, read_description, read_engine
+
+if TYPE_CHECKING:
+    from enginesmith.client.pull import Pulled
 
 # Where the session looks for weights in files of their own, of a model that it is given as bytes.
 _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-class DescribedFile(Protocol):
-    """A pulled engine (`client.pull.Pulled`), as far as it takes to open it."""
-
-    @property
-    def description(self) -> Path:
-        """The JSON beside the engine."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,7 @@ class _OnnxGraph(Excerpt):
     profiles: tuple[ShapeProfile, ...]
 
 
-def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors]:
+def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
     """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
     one, the file of one, or the JSON beside it.
 
@@ -49,14 +43,11 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
             f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
             "ensemble, and `run` to streams and generators"
         )
-    try:
-        graph = decode(description, _OnnxGraph, "")
-    except IntegrityError as error:
-        raise DataError(f"{path} describes no engine: {error}") from error
+    graph = decode_description(description, _OnnxGraph, path)
     import onnxruntime
 
     options, data = onnxruntime.SessionOptions(), read_engine(path, description)
-    for library in find_libraries(path, description, LIBRARY_ENTRY):
+    for library in find_libraries(path, description):
         options.register_custom_ops_library(str(library))
     session = open_session(data, file.parent, options)
     output_names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)

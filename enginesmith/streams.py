@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError
 from enginesmith.core.state import Places, State, without_states
 from enginesmith.core.types import Tensors, TensorSpec
-from enginesmith.descriptions import DescribedStates, read_description
+from enginesmith.descriptions import DescribedStates, decode_description, read_description
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,8 @@ class Streams:
     @classmethod
     def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
         """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
-        document = read_description(description)
-        try:
-            stream_spec = decode(document, _StreamedModel, "")
-            return cls(run, stream_spec.inputs, stream_spec.state, stream_spec.ends)
-        except IntegrityError as error:
-            raise DataError(f"{description} describes no engine of a model with state: {error}") from error
+        stream_spec = decode_description(read_description(description), _StreamedModel, description)
+        return cls(run, stream_spec.inputs, stream_spec.state, stream_spec.ends)
 
     def run(self, inputs: Tensors) -> Tensors:
         """All outputs of the next step of every stream. Raises as `complete`, and what the session raises; then the

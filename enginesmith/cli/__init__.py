@@ -104,11 +104,6 @@ GROUPS: Mapping[str, Table] = {
         "serve": ("pipeline.cli.registry.site:serve", "Serve the website on a port."),
     },
 }
-# All of both, by the words that call them: 'build', 'debug fuzz'.
-COMMANDS: Table = {
-    **{name: entry for table in SECTIONS.values() for name, entry in table.items() if name not in GROUPS},
-    **{f"{group} {name}": entry for group, table in GROUPS.items() for name, entry in table.items()},
-}
 # Called by KServe, and shown in no list.
 HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull the engines of KServe's storage URIs.")}
 

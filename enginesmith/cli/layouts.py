@@ -134,7 +134,7 @@ def write_objects(
     echo(str(path))
     if deployment.registry.startswith("file://") and deployment.image:
         say(f"note: {deployment.registry} is a local folder; mount it in the container")
-    echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
+    echo(f"serves: {engine.unit} of {manifest.reference}, {engine.status}")
 
 
 def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
@@ -161,9 +161,7 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
         return
     echo(f"{placed.folder}{'' if placed.swapped else ' (was served already)'}")
     for pull in placed.pulled:
-        echo(
-            f"chosen: {pull.path.relative_to(placed.folder)}: {pull.engine.unit} of {manifest.model}@{manifest.version}"
-        )
+        echo(f"chosen: {pull.path.relative_to(placed.folder)}: {pull.engine.unit} of {manifest.reference}")
         echo(f"why:    {pull.resolution.why}")
     chosen_units = {entry.unit for pull in placed.pulled for entry in pull.resolution.ranked}
     rejections = [row for pull in placed.pulled for row in pull.resolution.rejected if row[0] not in chosen_units]

@@ -21,8 +21,6 @@ from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
 
-# Arguments, options and output that commands share; each is declared once, so that it means the same everywhere.
-
 Callback = TypeVar("Callback", bound=Callable[..., object])
 
 LOG_FORMATS = ("text", "json")
@@ -297,9 +295,6 @@ def command(name: str | None = None) -> Callable[[Callable[..., object]], Comman
     return click.command(name, cls=Command)
 
 
-# Options from the fields of a frozen dataclass.
-
-
 class Option:
     """What click must know of a field beside its name, type and default, which it is an annotation of.
 
@@ -458,11 +453,6 @@ def log_format() -> str:
     context = click.get_current_context(silent=True)
     settings = context.find_object(dict) if context else None
     return str((settings or {}).get(LOG_FORMAT, "text"))
-
-
-def progress_speaker(quiet: bool) -> Callable[[str], object]:
-    """`say` for lines of progress, of a command that has no display; nothing where it is quiet."""
-    return str if quiet else say
 
 
 def emit_json(value: object) -> None:

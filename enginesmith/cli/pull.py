@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from enginesmith.client.resolve import EngineRanking
     from enginesmith.client.watching.watch import Swap
 
-# Options of `pull`, and what they ask for: machines, a policy, a node.
-
 # The --target of every compute capability that a version has engines for.
 _ALL = "all"
 # The --report of a node that reports nothing.
@@ -213,9 +211,6 @@ class PullOptions:
         return Client(registry, policy=policy, rehash=self.rehash, say=say, node=node)
 
 
-# `enginesmith pull --follow`: follows channels until it is told to end.
-
-
 def follow(client: "Client", references: tuple[str, ...], options: PullOptions, as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay. Raises click's usage error for a
     layout that follows no channel or only one, and without references."""
@@ -255,9 +250,6 @@ def refuse_without_follow(context: click.Context) -> None:
     for name in (option.name for option in fields(FollowOptions)):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --follow")
-
-
-# `enginesmith pull`: the engine that fits a serving node, and why; or a channel that is followed.
 
 
 @command()
@@ -331,7 +323,7 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
 def _print_pulled(pulled: "Pulled") -> None:
     origin = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
     echo(f"{pulled.path}{origin}")
-    echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
+    echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.reference}")
     echo(f"why:    {pulled.resolution.why}")
     if pulled.located.signed_by:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")

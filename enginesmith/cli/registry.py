@@ -39,12 +39,10 @@ from enginesmith.registry.registered_specs import unpin as unpin_version
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import load_policy, policy_of_key
-from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
+from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.publish import add_attachment, add_signatures
-
-# The commands that carry versions elsewhere: mirror, export.
 
 
 @command()
@@ -90,18 +88,13 @@ def export_oci(
     """Write the engines of REF to the folder DEST as an OCI image layout: an image for each engine, and an index."""
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    image_export = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
+    tags = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
     if as_json:
-        emit_json({"path": str(image_export.path), "tags": list(image_export.tags)})
+        emit_json({"path": str(dest), "tags": list(tags)})
         return
-    for tag in image_export.tags:
-        echo(f"oci:{image_export.path}:{tag}")
-    say(
-        f"push one with: skopeo copy --all --preserve-digests oci:{image_export.path}:{image_export.tags[0]} docker://HOST/NAME:TAG"
-    )
-
-
-# The command that KServe calls as a storage initializer: source URIs and folders, in pairs.
+    for tag in tags:
+        echo(f"oci:{dest}:{tag}")
+    say(f"push one with: skopeo copy --all --preserve-digests oci:{dest}:{tags[0]} docker://HOST/NAME:TAG")
 
 
 @command()
@@ -121,9 +114,6 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
             pull.pull.main([*arguments, *registry_option, "--dest", dest, "--quiet"], standalone_mode=False)
         except click.UsageError as error:
             raise InputError(f"{uri!r}: {error.format_message()}") from error
-
-
-# The command that lists: models, or the versions of one, in pages.
 
 
 @command("list")
@@ -177,9 +167,6 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
         if row.damage:
             say(f"{model}@{row.version} cannot be read: {row.damage}")
     print_fields(("version", "created_at", "engines", "channels"), rows)
-
-
-# The commands of retention: gc, pin.
 
 
 @command()
@@ -248,7 +235,7 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": is_new})
     else:
-        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if is_new else " already"))
+        echo(f"{manifest.reference} is pinned" + ("" if is_new else " already"))
 
 
 def _print(report: Collected) -> None:
@@ -267,9 +254,6 @@ def _print(report: Collected) -> None:
     echo(f"{kept_text} kept; {format_bytes(freed_bytes)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
     if rows and not report.acted:
         say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
-
-
-# The command that adds a file to a version.
 
 
 @command()
@@ -332,7 +316,7 @@ def attach(
         emit_json({**encode(entry), "new": is_new})
         return
     measurements = ", ".join(f"{name} {value:g}" for name, value in entry.measured.items())
-    echo(f"{'attached' if is_new else 'already attached'}: {entry.name} to {manifest.model}@{manifest.version}")
+    echo(f"{'attached' if is_new else 'already attached'}: {entry.name} to {manifest.reference}")
     echo(f"{entry.kind} {entry.digest}" + (f"  {measurements}" if measurements else ""))
 
 
@@ -351,8 +335,6 @@ def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requiremen
     )
     return requirements if hardware in requirements else (*requirements, hardware)
 
-
-# The commands of trust: sign, verify.
 
 SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 
@@ -405,7 +387,7 @@ def sign(
             {"model": manifest.model, "version": manifest.version, "signatures": [vars(sig) for sig in signatures]}
         )
         return
-    echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
+    echo(f"{manifest.reference}  manifest {manifest.digest}")
     for line in signed_lines(signatures):
         echo(line)
 
@@ -430,9 +412,9 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(trust_result.signers)})
     elif trust_result.signers:
-        echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(trust_result.signers)}")
+        echo(f"{manifest.reference} is signed by {', '.join(trust_result.signers)}")
     else:
-        echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
+        echo(f"{manifest.reference}: the trust policy asks for no signature")
 
 
 def sign_published(private_key: Path, registry: str, name: str, digest: str | None) -> None:
@@ -446,11 +428,6 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
         raise IntegrityError(f"{name} was published as manifest {digest}, and is now {manifest.digest}; not signed")
     for line in signed_lines(add_signatures(store, manifest, _signer(private_key, None, (), keyless=False))):
         say(line)
-
-
-def check_signing_key(private_key: Path) -> None:
-    """Raise InputError for a key that cannot sign, before hours of work end with it."""
-    check_signer(_signer(private_key, None, (), keyless=False))
 
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:

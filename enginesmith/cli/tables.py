@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from enginesmith.client.pull import Progress
     from enginesmith.registry.manifest import EngineEntry
 
-# The bar of a download: bytes, speed and time left on one line of stderr, however narrow it is, if a person looks.
-
 # Widths in characters of the columns of a download's bar: '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'.
 _BYTES, _SPEED, _LEFT = 19, 13, 8
 _WIDEST_BAR, _SHORTEST_BAR = 40, 4
@@ -61,8 +59,6 @@ def _columns(width: int) -> "list[ProgressColumn]":
         return [BarColumn(bar), size, Speed(whole()), remaining_time]
     return [size, remaining_time] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]
 
-
-# Output of commands for people: lines, and tables that are readable at any width.
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +124,6 @@ def print_table(
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
-    """The least width of each column."""
     widths = []
     for index, heading in enumerate(headings):
         cells = [row[index] for row in rows]

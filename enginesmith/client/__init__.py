@@ -13,41 +13,40 @@ from typing import TYPE_CHECKING
 from enginesmith.core.names import on_first_use
 
 if TYPE_CHECKING:
-    from enginesmith.client.layouts.base import ALL_GENERATIONS
-    from enginesmith.client.layouts.model_package import ModelPackage
-    from enginesmith.client.layouts.triton import Triton
-    from enginesmith.client.layouts.triton_config import DynamicBatching
-    from enginesmith.client.resolve import Policy
-    from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
-    from enginesmith.registry.rollouts.state import ServingNode
+    from enginesmith.client.layouts.base import ALL_GENERATIONS as ALL_GENERATIONS
+    from enginesmith.client.layouts.model_package import ModelPackage as ModelPackage
+    from enginesmith.client.layouts.triton import Triton as Triton
+    from enginesmith.client.layouts.triton_config import DynamicBatching as DynamicBatching
+    from enginesmith.client.resolve import Policy as Policy
+    from enginesmith.client.watching.server import (
+        Command as Command,
+    )
+    from enginesmith.client.watching.server import (
+        HealthCommand as HealthCommand,
+    )
+    from enginesmith.client.watching.server import (
+        HealthUrl as HealthUrl,
+    )
+    from enginesmith.client.watching.server import (
+        Post as Post,
+    )
+    from enginesmith.client.watching.server import (
+        ReportUrl as ReportUrl,
+    )
+    from enginesmith.registry.rollouts.state import ServingNode as ServingNode
 
-__all__ = [
-    "ALL_GENERATIONS",
-    "Command",
-    "DynamicBatching",
-    "HealthCommand",
-    "HealthUrl",
-    "ModelPackage",
-    "Policy",
-    "Post",
-    "ReportUrl",
-    "ServingNode",
-    "Triton",
-]
-
-__getattr__ = on_first_use(
-    __name__,
-    {
-        "ALL_GENERATIONS": "enginesmith.client.layouts.base",
-        "Command": "enginesmith.client.watching.server",
-        "DynamicBatching": "enginesmith.client.layouts.triton_config",
-        "HealthCommand": "enginesmith.client.watching.server",
-        "HealthUrl": "enginesmith.client.watching.server",
-        "ModelPackage": "enginesmith.client.layouts.model_package",
-        "Policy": "enginesmith.client.resolve",
-        "Post": "enginesmith.client.watching.server",
-        "ReportUrl": "enginesmith.client.watching.server",
-        "ServingNode": "enginesmith.registry.rollouts.state",
-        "Triton": "enginesmith.client.layouts.triton",
-    },
-)
+_HOMES = {
+    "ALL_GENERATIONS": "enginesmith.client.layouts.base",
+    "Command": "enginesmith.client.watching.server",
+    "DynamicBatching": "enginesmith.client.layouts.triton_config",
+    "HealthCommand": "enginesmith.client.watching.server",
+    "HealthUrl": "enginesmith.client.watching.server",
+    "ModelPackage": "enginesmith.client.layouts.model_package",
+    "Policy": "enginesmith.client.resolve",
+    "Post": "enginesmith.client.watching.server",
+    "ReportUrl": "enginesmith.client.watching.server",
+    "ServingNode": "enginesmith.registry.rollouts.state",
+    "Triton": "enginesmith.client.layouts.triton",
+}
+__all__ = list(_HOMES)
+__getattr__ = on_first_use(__name__, _HOMES)

@@ -19,19 +19,18 @@ docs/guides/client.md.
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
-from enginesmith.client.locate import VersionLocator, locate_and_rank
+from enginesmith.client.locate import VersionLocator, rank_located
 from enginesmith.client.pull import (
     BlobFetcher,
     Progress,
     Pulled,
     download_best,
-    download_each,
     download_engine,
     silent,
     with_attachments,
@@ -119,8 +118,16 @@ class Client:
         reference, target, progress: as of `pull`.
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
+        from enginesmith.registry.evidence.latencies import measured_latencies
+
         located, ranking = self._rank(reference, target)
-        return download_each(self._locator.store, located, ranking, Path(dest), self._fetcher(progress))
+        store, fetcher, resolution = self._locator.store, self._fetcher(progress), ranking.resolution()
+        latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
+        pulled = [
+            download_engine(store, located, replace(resolution, chosen=engine), Path(dest), fetcher)
+            for engine in resolution.ranked
+        ]
+        return [replace(engine, latency=latencies.get(str(engine.engine.digest))) for engine in pulled]
 
     def place(
         self,
@@ -213,7 +220,7 @@ class Client:
         health: "Health | None" = None,
         report: "ReportUrl | bool" = True,
     ) -> "tuple[Swap, ...]":
-        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`).
+        """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watching.watch.GroupWatcher`).
 
         references: the channels, each as 'name:CHANNEL'.
         target: what all the engines are for; one machine.
@@ -268,8 +275,9 @@ class Client:
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
     def _rank(self, reference: str, target: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
-        locator, parsed_reference = self._locator, parse_reference(reference)
-        return locate_and_rank(locator.store, parsed_reference, _machine(target), self.policy, locator, sure=sure)
+        parsed_reference, machine = parse_reference(reference), _machine(target)
+        located = self._locator.locate(parsed_reference)
+        return rank_located(self._locator.store, located, machine, self.policy, sure=sure)
 
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)

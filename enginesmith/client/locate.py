@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Policy, rank_engines
-from enginesmith.core.errors import IntegrityError, UntrustedError, digest_of_bytes
+from enginesmith.core.errors import IntegrityError, UnavailableError, UntrustedError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import TRUST_VARIABLE, Reference
 from enginesmith.core.requirements import Library
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.rollouts.state import ServingNode
-from enginesmith.registry.store.base import Store, check_marker, place_of
+from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.files import make_folder
-from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.store.layout import MARKER, channel_key, check_format
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import (
     DEFAULT_CHANNELS,
@@ -65,7 +65,12 @@ class DocumentMemory:
             self.documents.pop(name, None)
             return None
         self.documents[name] = new_tag, data
-        self._keep(name, new_tag, data)
+        if self.folder is not None:
+            new_path = self.folder / f".{secrets.token_hex(8)}"
+            with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
+                make_folder(self.folder)
+                new_path.write_text(json.dumps([new_tag, data.decode()]))
+                new_path.replace(self.folder / name)
         return data
 
     def _load(self, name: str) -> tuple[str, bytes]:
@@ -75,22 +80,12 @@ class DocumentMemory:
                 return str(tag), str(text).encode()
         return "", b""
 
-    def _keep(self, name: str, tag: str, data: bytes) -> None:
-        if self.folder is None:
-            return
-        new_path = self.folder / f".{secrets.token_hex(8)}"
-        with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
-            make_folder(self.folder)
-            new_path.write_text(json.dumps([tag, data.decode()]))
-            new_path.replace(self.folder / name)
-
 
 @dataclass
 class VersionLocator:
     """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
 
     node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
-    store: the registry that versions are looked up in.
     """
 
     store: Store
@@ -138,7 +133,12 @@ class VersionLocator:
     def check_registry(self) -> None:
         """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
         if not self.checked:
-            check_marker(self.store)
+            marker = self.store.read(MARKER)
+            if marker is None:
+                raise UnavailableError(
+                    f"there is no registry at {self.store.uri}; `enginesmith build` makes one, or set --registry"
+                )
+            check_format(marker, self.store.uri)
             self.checked = True
 
     def read_blob(self, digest: str, max_bytes: int) -> bytes:
@@ -162,50 +162,26 @@ class VersionLocator:
         return self.store.read_blob(digest, max_bytes)
 
 
-def locate_and_rank(
-    store: Store,
-    reference: Reference,
-    machine: Machine,
-    policy: Policy,
-    locator: VersionLocator | None = None,
-    *,
-    sure: bool = True,
-) -> tuple[Located, EngineRanking]:
-    """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected. Reads no
-    engine.
-
-    store: the registry.
-    reference: the version, by name, number or channel.
-    machine: where the engine will run.
-    policy: what is accepted.
-    locator: None is one without a cache.
-    sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
-        lost; always done in a folder, where a look costs nothing.
-    Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust policy requires.
-    """
-    located = (locator or VersionLocator(store, checked=True)).locate(reference)
-    return rank_located(store, located, machine, policy, sure=sure)
-
-
 def rank_located(
     store: Store, located: Located, machine: Machine, policy: Policy, *, sure: bool = True
 ) -> tuple[Located, EngineRanking]:
-    """`locate_and_rank` of a version that is located already.
+    """The version with its signers, and its engines ranked for a machine; those whose blobs are lost are rejected.
+    Reads no engine.
 
-    store, located: the registry and the version in it.
-    machine, policy, sure: as of `locate_and_rank`.
+    sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
+        lost; always done in a folder, where a look costs nothing.
+    Raises IntegrityError, and UntrustedError without the signatures that the trust policy requires.
     """
     located, entries = judge_located(store, located, policy)
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
-    version_name = f"{located.manifest.model}@{located.manifest.version}"
 
     def timed(unmeasured: Sequence[EngineEntry]) -> "Mapping[str, MeasuredSpeed]":
         from enginesmith.registry.evidence.latencies import measured_speeds
 
         return measured_speeds(documents, located.manifest, machine, unmeasured)
 
-    ranking = rank_engines(entries, machine, policy, version_name, timed)
+    ranking = rank_engines(entries, machine, policy, located.manifest.reference, timed)
     if not (sure or store.near or located.manifest.graphs):
         return located, ranking
     losses = find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])
@@ -226,11 +202,6 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
         for digest, loss in find_lost_engines(store, [engine for _, engine in engines.values()]).items():
             loss_reasons[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
     return loss_reasons
-
-
-def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """Resolve a reference to its version and engines with their current status; raises as `locate_and_rank`."""
-    return judge_located(store, VersionLocator(store, checked=True).locate(reference), policy)
 
 
 def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:

@@ -88,15 +88,6 @@ class BlobFetcher:
     rehash: bool = False
     beside: int = 1
 
-    @classmethod
-    def for_store(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "BlobFetcher":
-        """The fetcher with this machine's cache (`cache.local_cache`); without one for a registry on this machine."""
-        if store.near:
-            return cls(None, progress, rehash)
-        from enginesmith.registry.store.cache import local_cache
-
-        return cls(local_cache(), progress, rehash)
-
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
@@ -172,9 +163,11 @@ class BlobFetcher:
     def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Other bytes are downloaded again from the start, as `list_sources` says; then IntegrityError is raised.
+        Where they are other bytes, they are downloaded anew: of a list of places from what is left of it, ever shorter;
+        of any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError is
+        raised.
         """
-        for source in list_sources(store):
+        for source in (store, *getattr(store, "list_rests", lambda: [store])()):
             actual_digest = download(
                 partial,
                 blob,
@@ -265,15 +258,6 @@ def _lock_download(partial: Path) -> Iterator[None]:
             return
 
 
-def list_sources(store: Store) -> Iterator[Store]:
-    """The store, and what is read after it where its bytes were wrong: of a list of places what is left of it, ever
-    shorter; any other store once more, since a resumed part or the network may have been at fault."""
-    yield store
-    yield from getattr(store, "list_rests", lambda: [store])()
-
-
-# The description of an engine, and the downloads of engines.
-
 FORMAT = 1
 
 
@@ -359,7 +343,6 @@ class Pulled:
     weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
     latency: the newest report on machines of this kind, where it was looked for (`Client.pull_all`) and is there.
     attachments: of the version, those that were pulled (`Client.pull`).  left_out: name -> why it was not.
-    located: the version.  resolution: why this engine.
     """
 
     path: Path
@@ -374,8 +357,8 @@ class Pulled:
 
     def __repr__(self) -> str:
         """One line: the file, what it is of, and its status."""
-        version = f"{self.located.manifest.model}@{self.located.manifest.version}"
-        return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
+        reference, engine = self.located.manifest.reference, self.engine
+        return f"Pulled({self.path.name!r}: {engine.unit} of {reference}, {engine.status})"
 
     def moved_to(self, folder: Path) -> "Pulled":
         """The same after its files were moved to another folder."""
@@ -402,7 +385,7 @@ class Pulled:
             return f"UNPROVEN: {self.engine.unit} is not proven: {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
-            f"run `enginesmith validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
+            f"run `enginesmith validate {self.located.manifest.reference}` there first"
         )
 
     @property
@@ -427,44 +410,19 @@ def download_best(ranking: EngineRanking, download: Callable[[Resolution], Pulle
             ranking = ranking.without({str(resolution.chosen.digest): str(error)})
 
 
-def download_each(
-    store: Store, located: Located, ranking: EngineRanking, dest: Path, fetcher: BlobFetcher
-) -> list[Pulled]:
-    """Download every compatible engine, best first, each with its latency on machines of this kind.
-
-    Raises as `EngineRanking.resolution`, `download_engine`, and IntegrityError for a damaged latency report.
-    """
-    from enginesmith.registry.evidence.latencies import measured_latencies
-
-    latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
-    resolution = ranking.resolution()
-    pulled = [
-        download_engine(store, located, replace(resolution, chosen=engine), dest, fetcher)
-        for engine in resolution.ranked
-    ]
-    return [replace(engine_pulled, latency=latencies.get(str(engine_pulled.engine.digest))) for engine_pulled in pulled]
-
-
 def download_engine(
-    store: Store,
-    located: Located,
-    resolution: Resolution,
-    dest: Path,
-    fetcher: BlobFetcher | None = None,
-    *,
-    file: str = "",
+    store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher, *, file: str = ""
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
     An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
     gets these, side by side, before the engine itself. Of an ensemble the engines and functions come into a folder of
     this version, in it a folder for each, before the description of the whole.
-    fetcher: None uses this machine's cache, without progress.  file: the engine's name there; '' for one that tells
-    model, version, target and precision. Raises IntegrityError for other bytes than were published, UnavailableError
-    when registry or disk are out of reach, and InputError where another version's engine has the file's name.
+    file: the engine's name there; '' for one that tells model, version, target and precision. Raises IntegrityError for
+    other bytes than were published, UnavailableError when registry or disk are out of reach, and InputError where
+    another version's engine has the file's name.
     """
     engine, manifest = resolution.chosen, located.manifest
-    fetcher = fetcher or BlobFetcher.for_store(store)
     if manifest.graphs:
         return _download_graphs(store, located, resolution, dest, fetcher)
 

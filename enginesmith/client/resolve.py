@@ -7,7 +7,7 @@ Engines are ordered by these rules, the first that tells two apart decides:
    portable (target `gpu`); the ONNX model, if the policy allows it;
 2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
 3. by speed, where one was shown to be faster on a machine of this kind (`evidence.latencies`), else the more accurate
-   one (`core.reports.ranking`);
+   one (`core.reports.latency`);
 4. by the order in the manifest, which is that of the spec's backends.
 
 A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of
@@ -71,7 +71,6 @@ class EngineCandidate:
     differs.
 
     speed: as measured on a machine of this kind; None where it was not measured.
-    entry: the engine in the version's manifest.
     """
 
     entry: EngineEntry
@@ -93,7 +92,6 @@ class EngineRanking:
 
     what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
     kinds: of the rejections, by unit.  remedy: of engines that a server does not open.
-    policy: what was accepted.  candidates: the compatible engines, best first.
     """
 
     what: str
@@ -178,7 +176,6 @@ class Resolution:
     """The chosen engine and the reason. ranked: all compatible engines, best first.  rejected: (unit, reason).
 
     remarks: what could not be checked of the chosen one.  lost: see `EngineRanking`.
-    why: the reason in one sentence, for people.
     """
 
     chosen: EngineEntry
@@ -199,9 +196,6 @@ def rank_engines(
     """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
 
     what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
-    entries: the engines of the version's manifest.
-    machine: where the engine will run.
-    policy: what is accepted.
     """
     machine = machine.with_installed(need for entry in entries for need in entry.requires)
     machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
@@ -221,13 +215,8 @@ def rank_engines(
     )
 
 
-def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
-    """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
-    verdict = _reject(entry, machine, policy)
-    return verdict and verdict[1]
-
-
 def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[RejectionKind, str] | None:
+    """Why an engine is incompatible with the machine or the policy; None if it is compatible."""
     unmet_findings = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
     if mismatch := next((finding for finding in unmet_findings if finding.requirement is processor), None):

@@ -409,14 +409,10 @@ def _unmark(data: object) -> object:
     return float(text) if text in _NOT_JSON else _refuse(data, float)
 
 
-def _read_time(data: object) -> datetime:
-    return read_stamp(data) if isinstance(data, str) and is_time(data) else _refuse(data, Timestamp)
-
-
 _SIMPLE: Mapping[object, _Reader] = {
     object: _unmark,
     Any: _unmark,
     float: _read_float,
     Path: lambda data: Path(_as(str, data, str)),
-    datetime: _read_time,
+    datetime: lambda data: read_stamp(data) if isinstance(data, str) and is_time(data) else _refuse(data, Timestamp),
 }

@@ -20,22 +20,6 @@ from typing import Annotated
 
 from annotated_types import Predicate, doc
 
-# Errors that end a command, and the exit code each one stands for.
-#
-# ::
-#
-#     EnginesmithError                1  something failed; the message says what, which value, and the remedy
-#     ├── InputError               2  what the user gave is wrong
-#     │   ├── SpecError               a spec; carries one line per mistake
-#     │   ├── ModelError              a model: an ONNX file, a .pt2, an entry point
-#     │   ├── DataError               calibration or golden data
-#     │   └── UnknownNameError          a reference, target or precision that names nothing
-#     ├── UnavailableError         3  a service is unreachable (registry, Ray, Prefect, disk full)
-#     │   └── UndecidedError            a write whose answer was lost: it may have happened or not
-#     ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
-#     ├── ConflictError            1  somebody else published first, with other content
-#     └── StepError                1  a step of the pipeline failed in its own process; carries the log
-#
 # Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
 # `enginesmith.core.reports.proof.Report`.
 
@@ -106,7 +90,6 @@ class StepError(EnginesmithError):
     kind: 'error' (an exception, or an exit without a result), 'crash' (a signal, or its worker is gone), 'timeout',
     'memory' (over its own limit), 'node-memory' (its node ran out), 'node-lost', 'no-node' (none fits), 'cancelled'.
     peak_mib: the most memory it was seen to hold, 0 when unknown.
-    message: what failed, and the remedy.
     """
 
     def __init__(self, message: str, kind: str = "error", log: str = "", peak_mib: float = 0.0) -> None:
@@ -133,9 +116,6 @@ def error_from_json(data: Mapping[str, object]) -> EnginesmithError:
         *(arguments if isinstance(arguments, list | tuple) else ())
     )
     return error
-
-
-# Where a server listens, and what it wants to be shown.
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -86,6 +86,15 @@ MAX_DEPTH = 64
 
 class Malformed(IntegrityError):  # noqa: N818 - says what the document is
     """A document with a missing or wrong field; the message starts with the path of the field."""
+
+
+@contextmanager
+def explain_damage(document: str, remedy: str) -> Iterator[None]:
+    """Turn a Malformed of the block into an IntegrityError: 'the document: what is wrong; the remedy'."""
+    try:
+        yield
+    except Malformed as error:
+        raise IntegrityError(f"{document}: {error}; {remedy}") from error
 
 
 def find(document: object, path: str, kind: type[T], default: D) -> T | D:
@@ -175,11 +184,12 @@ def _finite(text: str) -> float:
     return value
 
 
-def _refuse_constant(text: str) -> None:
+def refuse_constant(text: str) -> None:
+    """Raise ValueError for 'NaN' and the like, which Python's reader would take."""
     raise ValueError(f"{text} is not JSON")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_twins)
+_STRICT = json.JSONDecoder(parse_constant=refuse_constant, parse_float=_finite, object_pairs_hook=without_twins)
 
 
 # Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine.

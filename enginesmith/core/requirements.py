@@ -199,7 +199,6 @@ class Runtime:
     open it; '' as `below` means no upper limit.  title: the name shown to users.
     remark: start of the remark on a version other than `version`: 'saved by onnxruntime'.  strict: whether a version
     in no range rejects the engine; if not, it only causes a remark.
-    kind: tells requirements apart in JSON, here and in the classes beside.
     """
 
     name: str
@@ -371,7 +370,6 @@ def later_versions(
     """A runtime whose later releases open what an earlier one wrote; none where its version is not on record.
 
     toolchain: distribution -> version that built the engine.
-    name, strict, remark: as in `Runtime`.
     """
     version = toolchain.get(name)
     return (Runtime(name, version, loads=((version, ""),), strict=strict, remark=remark),) if version else ()

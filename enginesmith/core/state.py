@@ -129,10 +129,7 @@ FUNCTION = "function"
 
 @dataclass(frozen=True)
 class PinnedGraph:
-    """A graph of an ensemble. model, version, manifest: the version that it is, and the digest of its manifest.
-
-    sources: what gives each of its inputs.
-    """
+    """A graph of an ensemble. model, version, manifest: the version that it is, and the digest of its manifest."""
 
     name: NodeName
     model: Name

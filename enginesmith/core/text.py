@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from threading import Thread, current_thread
-
-# Runs a command within a time limit, which ends it with all that it started.
+from threading import Thread
+from types import TracebackType
+from typing import Self
 
 # Of what a command prints; it may go on, and the rest is dropped.
 MOST_BYTES = 64 << 10
@@ -210,10 +210,19 @@ class WorkerThread(Thread):
         except BaseException as error:
             self._fail(error)
 
-    def wait_for_end(self) -> None:
-        """Wait until it has ended; not in the thread itself, where a callback may close its owner."""
-        if current_thread() is not self:
-            self.join()
+
+class SelfClosing:
+    """A context manager that calls its own `close` at the end of the block."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
 
 def describe_error(error: BaseException) -> str:

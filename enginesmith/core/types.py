@@ -46,8 +46,6 @@ class PrecisionTraits:
 
     bits: of a weight in an engine, at least.  error: place in the order of what a precision costs, by the significant
     bits of what is multiplied; ranges that follow each input come before ranges that calibration fixed.
-    kl_nats: greatest mean KL divergence of answers to golden prompts. tinylm has 4e-13, 4e-7, 1e-4 and 5e-3 in 32, 16,
-    8 and 4 bits; 0.1 is a perplexity that is some 10 % worse on text of the model's own.
     quantized: whether graphs are written in the backend's scheme.  calibrated: whether that takes measured ranges.
     in_blocks: whether weights come in blocks, each with a scale of its own.  narrow_floats: whether products are of
     floats of 8 bits or fewer, which no CPU multiplies.
@@ -57,7 +55,6 @@ class PrecisionTraits:
     bits: int
     error: int
     limits: PrecisionLimits
-    kl_nats: float
     quantized: bool = False
     calibrated: bool = False
     in_blocks: bool = False
@@ -66,30 +63,23 @@ class PrecisionTraits:
 
 # From wide to narrow.
 TRAITS: Mapping[Precision, PrecisionTraits] = {
-    "fp32": PrecisionTraits(32, 0, PrecisionLimits(1e-3, 80.0, 60.0, 60.0), 1e-6),
-    "fp16": PrecisionTraits(16, 1, PrecisionLimits(0.03, 45.0, 30.0, 30.0), 1e-4),
-    "bf16": PrecisionTraits(16, 2, PrecisionLimits(0.2, 25.0, 15.0, 15.0), 5e-3),
+    "fp32": PrecisionTraits(32, 0, PrecisionLimits(1e-3, 80.0, 60.0, 60.0)),
+    "fp16": PrecisionTraits(16, 1, PrecisionLimits(0.03, 45.0, 30.0, 30.0)),
+    "bf16": PrecisionTraits(16, 2, PrecisionLimits(0.2, 25.0, 15.0, 15.0)),
     "fp8": PrecisionTraits(
-        8, 5, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.05, quantized=True, calibrated=True, narrow_floats=True
+        8, 5, PrecisionLimits(0.6, 15.0, 10.0, 8.0), quantized=True, calibrated=True, narrow_floats=True
     ),
     "mxfp8": PrecisionTraits(
-        8, 4, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.05, quantized=True, in_blocks=True, narrow_floats=True
+        8, 4, PrecisionLimits(0.6, 15.0, 10.0, 8.0), quantized=True, in_blocks=True, narrow_floats=True
     ),
-    "int8": PrecisionTraits(8, 6, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True, calibrated=True),
-    "int8-dynamic": PrecisionTraits(8, 3, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True),
-    "int4": PrecisionTraits(4, 7, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True),
+    "int8": PrecisionTraits(8, 6, PrecisionLimits(0.6, 15.0, 10.0, 8.0), quantized=True, calibrated=True),
+    "int8-dynamic": PrecisionTraits(8, 3, PrecisionLimits(0.6, 15.0, 10.0, 8.0), quantized=True),
+    "int4": PrecisionTraits(4, 7, PrecisionLimits(0.9, 10.0, 6.0, 4.0), quantized=True, in_blocks=True),
     "nvfp4-weights": PrecisionTraits(
-        4, 8, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True, narrow_floats=True
+        4, 8, PrecisionLimits(0.9, 10.0, 6.0, 4.0), quantized=True, in_blocks=True, narrow_floats=True
     ),
     "nvfp4": PrecisionTraits(
-        4,
-        9,
-        PrecisionLimits(0.9, 10.0, 6.0, 4.0),
-        0.1,
-        quantized=True,
-        calibrated=True,
-        in_blocks=True,
-        narrow_floats=True,
+        4, 9, PrecisionLimits(0.9, 10.0, 6.0, 4.0), quantized=True, calibrated=True, in_blocks=True, narrow_floats=True
     ),
 }
 
@@ -326,7 +316,6 @@ class BuildRequest:
 class Engine:
     """A compiled model on disk.
 
-    request: what it was built from.
     path: the file.  digest: SHA-256 of its bytes.  size_bytes: their number.  suffix: of the file, as '.onnx'.
     requires: what a machine must have to run it (`enginesmith.core.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
@@ -353,12 +342,7 @@ class Engine:
         notes: tuple[str, ...] = (),
         also: tuple[Requirement, ...] = (),
     ) -> "Engine":
-        """The engine that a backend has written to `path`. also: requirements that only the file shows.
-
-        backend: the one that wrote it; it knows what a machine needs.
-        request: what it was built from.
-        notes: as in `Engine`.
-        """
+        """The engine that a backend has written to `path`. also: requirements that only the file shows."""
         size = path.stat().st_size
         memory = () if request.target.is_cpu else (GpuMemory(size),)
         requires = (*backend.requires(request), *memory, *also)

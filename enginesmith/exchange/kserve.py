@@ -105,13 +105,12 @@ class Deployment:
         return [self._inference_service()] if self.car else [self._storage_container(), self._inference_service()]
 
     def _inference_service(self) -> Json:
-        reference = f"{self.manifest.model}@{self.manifest.version}"
         limits = {} if self.machine.is_cpu else {"nvidia.com/gpu": "1"}
         model: Json = {
             "modelFormat": {"name": "triton", "version": "2"},
             "runtime": RUNTIME,
             "protocolVersion": "v2",
-            "storageUri": f"oci://{self.car}" if self.car else storage_uri(reference, self.options),
+            "storageUri": f"oci://{self.car}" if self.car else storage_uri(self.manifest.reference, self.options),
         }
         model |= {"resources": {"limits": limits}} if limits else {}
         # The name of an InferenceService: a-z, 0-9 and '-', a letter first.

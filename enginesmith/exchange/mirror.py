@@ -7,9 +7,9 @@ on: blobs that are there are not sent again, and no version is there in part.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, digests_in
@@ -18,10 +18,11 @@ from enginesmith.core.parsing import Malformed
 from enginesmith.registry.evidence.attachments import attachments
 from enginesmith.registry.evidence.attestations import Attestation
 from enginesmith.registry.latency_series import merge_series
-from enginesmith.registry.leases import BUILDING, Guard, version_name
+from enginesmith.registry.leases import BUILDING, Guard
 from enginesmith.registry.manifest import Manifest, load_pinned
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
+from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.trust.signatures import read_bundle
@@ -75,16 +76,14 @@ def mirror(
     for located, trust_result in zip(versions, trust_results, strict=True):
         manifest = located.manifest
         models = [manifest.model, *(graph.model for graph in manifest.graphs)]
-        with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+        with hold_change(dest, models, f"mirroring {manifest.reference}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
             refresh_version(guard, manifest)
         if with_channels and located.channel is not None:
             moves.append(_move(source, located.channel, manifest, dest, by, trust_result.counts))
     for model in dict.fromkeys(located.manifest.model for located in versions):
         merge_series(source, dest, model)
-    labels = tuple(
-        dict.fromkeys(version_name(located.manifest.model, located.manifest.version) for located in versions)
-    )
+    labels = tuple(dict.fromkeys(located.manifest.reference for located in versions))
     new_sizes = [size for size in sizes.values() if size is not None]
     return Mirrored(labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
 
@@ -104,7 +103,7 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
     for digest, title in blob_titles.items():
         if not store.has(digest):
             raise IntegrityError(
-                f"{manifest.model}@{manifest.version} has lost its {title} ({digest}); run `enginesmith registry fsck`"
+                f"{manifest.reference} has lost its {title} ({digest}); run `enginesmith registry fsck`"
             )
     return [*blob_titles, *extras], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
 
@@ -118,7 +117,7 @@ def _copy_version(
     """
     for graph in manifest.graphs:
         _copy_version(source, load_pinned(source, graph), guard, sizes, say)
-    dest, name = guard.store, version_name(manifest.model, manifest.version)
+    dest, name = guard.store, manifest.reference
     key = manifest_key(manifest.model, manifest.version)
     blobs, documents = _list_contents(source, manifest)
     guard.secure([name, *blobs])
@@ -128,10 +127,10 @@ def _copy_version(
         refusal = ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
         refusal.nothing_written = not sizes
         raise refusal
-    with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder:
         pending_blobs = [digest for digest in blobs if sizes.get(digest) is None]
-        copied_sizes = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), pending_blobs)
-        for digest, size in zip(pending_blobs, copied_sizes, strict=True):
+        copy = partial(_copy_blob, source, dest, Path(folder))
+        for digest, size in side_by_side(copy, pending_blobs, _AT_ONCE):
             say(digest)
             sizes[digest] = size
     # The last moment to stop: the lease must still be held, and every blob be there.
@@ -145,7 +144,7 @@ def _copy_version(
         raise ConflictError(f"{dest.uri} has another {name} since a moment; versions never change")
 
 
-def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | None:
+def _copy_blob(source: Store, dest: Store, folder: Path, digest: str) -> int | None:
     """Copy a blob through a file in `folder`; its size in bytes if it was sent, None if it was there."""
     size = source.size(digest)
     if dest.has(digest) and dest.size(digest) == size:

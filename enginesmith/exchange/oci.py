@@ -47,14 +47,6 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd6
 Json = dict[str, object]
 
 
-@dataclass(frozen=True)
-class OciExport:
-    """A layout that was written. tags: its names of the version (the first) and of each engine."""
-
-    path: Path
-    tags: tuple[str, ...]
-
-
 def export_oci(
     store: Store,
     located: Located,
@@ -63,8 +55,9 @@ def export_oci(
     proven_only: bool = False,
     triton: bool = False,
     trust: TrustPolicy | Path | str | None = None,
-) -> OciExport:
+) -> tuple[str, ...]:
     """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
+    Returns the layout's tags of the version (the first) and of each engine.
 
     triton: each image holds a repository of Triton's in `/models`, and engines that Triton cannot serve are left out.
     Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
@@ -82,9 +75,14 @@ def export_oci(
     ]
     if not entries:
         kind = "proven" if only_proven else "usable"
-        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {kind} engine; `enginesmith show` says why")
+        raise UnknownNameError(f"{manifest.reference} has no {kind} engine; `enginesmith show` says why")
     if triton:
-        entries = _find_servable(manifest, entries)
+        reasons = {entry.unit: find_unservable(entry) for entry in entries}
+        if all(reasons.values()):
+            reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
+            complaint = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
+            raise UnknownNameError("\n".join([complaint, *reason_lines]))
+        entries = [entry for entry in entries if not reasons[entry.unit]]
     old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""
     version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
@@ -107,7 +105,7 @@ def export_oci(
     new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in tags.items()]
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*other_images, *new_manifests]}
     write_whole(dest / "index.json", canonical_json(index))
-    return OciExport(dest, tuple(tags))
+    return tuple(tags)
 
 
 def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:
@@ -142,16 +140,6 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
     }
 
 
-def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
-    """The engines that Triton can serve. Raises UnknownNameError with the reasons where it can serve none."""
-    reasons = {entry.unit: find_unservable(entry) for entry in entries}
-    if all(reasons.values()):
-        reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-        complaint = f"{manifest.model}@{manifest.version} has no engine that Triton can serve; {REMEDY}:"
-        raise UnknownNameError("\n".join([complaint, *reason_lines]))
-    return [entry for entry in entries if not reasons[entry.unit]]
-
-
 def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry, triton: bool) -> Json:
     """Write one engine's layer, config and manifest; the image's descriptor for an index."""
     manifest = located.manifest
@@ -165,11 +153,9 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
                 store.fetch(digest, folder / name)
             (folder / f"{stem}.json").write_bytes(description)
             return
-        version_name = f"{manifest.model}@{manifest.version}"
         candidates = (EngineCandidate(entry, "named"),)
-        ranking = EngineRanking(version_name, Machine(entry.compute_capability), Policy(), candidates, ())
-        triton_place = Triton().at(folder / CAR, manifest.model)
-        triton_place.swap(store, located, [ranking], BlobFetcher(), keep=1)
+        ranking = EngineRanking(manifest.reference, Machine(entry.compute_capability), Policy(), candidates, ())
+        Triton().at(folder / CAR, manifest.model).swap(store, located, [ranking], BlobFetcher(), keep=1)
 
     layer = layout.put_layer(lay_out)
     annotations = _engine_annotations(manifest, entry)

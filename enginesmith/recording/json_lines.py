@@ -63,7 +63,7 @@ class JsonLinesReader:
 
     def _read(self, line: bytes, number: int) -> Record | None:
         try:
-            record = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
+            record = json.loads(line, parse_constant=parsing.refuse_constant, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
             is_wrong_value = type(error) is ValueError  # of a key or a number that is there, however the line ends
             if not line.endswith(b"\n") and not is_wrong_value:  # its writer was killed
@@ -108,10 +108,6 @@ def text_in(record: Record, name: str, max_length: int = 1000) -> str:
 def _shorten(value: object) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
 
 
 class LineFile:

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from enginesmith.core import parsing
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.text import SelfClosing
 from enginesmith.core.types import Tensors
 from enginesmith.recording.json_lines import LineFile
 from enginesmith.recording.traffic import TRAFFIC, digest_of_outputs, encode_inputs
@@ -31,7 +31,7 @@ IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "ba
 MOST_BYTES = 1 << 30
 
 
-class _Log:
+class _Log(SelfClosing):
     """A file of lines, into which `append` of its subclasses writes."""
 
     def __init__(self, path: Path | str, header: Mapping[str, object], most_bytes: int) -> None:
@@ -54,12 +54,6 @@ class _Log:
     def close(self) -> None:
         """Close the file; what was appended stays."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class Recorder(_Log):

@@ -14,8 +14,9 @@ from statistics import median
 from typing import Annotated
 
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.errors import IntegrityError, canonical_json, digest_of
+from enginesmith.core.errors import canonical_json, digest_of
 from enginesmith.core.names import is_name, version_order
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.reports.latency import MachineKind
 from enginesmith.core.requirements import Amount, Format
 from enginesmith.registry.store.base import Store, change
@@ -100,17 +101,14 @@ def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> Lat
     return parse_series(series_bytes or b"", series.key)
 
 
-def merge_series(source: Store, dest: Store, model: str) -> int:
-    """Add the points of a model's series to those of another registry; the number of series."""
-    count = 0
+def merge_series(source: Store, dest: Store, model: str) -> None:
+    """Add the points of a model's series to those of another registry."""
     for series in list_series(source, model):
 
         def add(data: bytes | None, new: LatencySeries = series) -> bytes:
             return merged(parse_series(data, new.key) if data else replace(new, points=()), new.points)
 
         change(dest, series.key, add)
-        count += 1
-    return count
 
 
 def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:
@@ -145,12 +143,8 @@ def models_with_series(store: Store) -> list[str]:
 
 def parse_series(data: bytes, key: str) -> LatencySeries:
     """A document of a series. Raises IntegrityError where it is none, or not the one that its key says."""
-    try:
+    with explain_damage(f"{key} is no series of latencies", "move it away, and a new one begins"):
         series = parse_as(data, MAX_BYTES, LatencySeries)
-    except IntegrityError as error:
-        raise IntegrityError(f"{key} is no series of latencies: {error}; move it away, and a new one begins") from error
-    if series.key != key:
-        raise IntegrityError(
-            f"{key} is the series of something else ({series.key}); move it away, and a new one begins"
-        )
+        if series.key != key:
+            raise Malformed(f"it is the series of something else ({series.key})")
     return series

@@ -27,7 +27,7 @@ from enginesmith.core.errors import (
     is_digest,
 )
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, stamp
+from enginesmith.core.parsing import Malformed, explain_damage, stamp
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.manifest import Manifest, load_pinned, parse
 from enginesmith.registry.store import base
@@ -150,12 +150,7 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
     Raises ConflictError when the document keeps changing, and whatever `change` raises.
     """
 
-    def make(data: bytes | None) -> bytes | None:
-        state = _parse_state(data)
-        new_state = change(state)
-        return None if new_state == state else canonical_json(encode(new_state))
-
-    return _parse_state(base.change(store, MARK_STATE, make))
+    return _update(store, MARK_STATE, _parse_state, change)
 
 
 def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
@@ -167,13 +162,18 @@ def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
 def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkShard]) -> MarkShard:
     """Change a shard of marks by compare-and-swap; see `update_state`."""
     key = mark_shard_key(shard)
+    return _update(store, key, lambda data: _parse_shard(key, data), change)
 
+
+def _update(
+    store: Store, key: str, parse: Callable[[bytes | None], Document], change: Callable[[Document], Document]
+) -> Document:
     def make(data: bytes | None) -> bytes | None:
-        shard_marks = _parse_shard(key, data)
-        new_marks = change(shard_marks)
-        return None if new_marks == shard_marks else canonical_json(encode(new_marks))
+        old_document = parse(data)
+        new_document = change(old_document)
+        return None if new_document == old_document else canonical_json(encode(new_document))
 
-    return _parse_shard(key, base.change(store, key, make))
+    return parse(base.change(store, key, make))
 
 
 def unmark(store: Store, names: Iterable[str]) -> None:
@@ -206,11 +206,8 @@ def _parse_shard(key: str, data: bytes | None) -> MarkShard:
 
 
 def _parse(key: str, data: bytes, limit: int, kind: type[Document]) -> Document:
-    try:
+    with explain_damage(key, "restore it, or stop all writers, delete it and run `enginesmith registry gc`"):
         return parse_as(data, limit, kind)
-    except Malformed as error:
-        remedy = "restore it, or stop all writers, delete it and run `enginesmith registry gc`"
-        raise IntegrityError(f"{key}: {error}; {remedy}") from error
 
 
 # Leases: nothing that a writer to a registry refers to is deleted by garbage collection meanwhile.

@@ -12,7 +12,7 @@ from annotated_types import Interval, Predicate, doc
 from enginesmith.core.codec import decode, encode, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import Name, is_suffix
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, explain_damage, parse_json
 from enginesmith.core.requirements import Count, Cpu, Format, Gpu, JsonObject, Requirement, Unknown, Weights
 from enginesmith.core.state import FUNCTION, EnsembleFunction, PinnedGraph, read_functions
 from enginesmith.core.types import (
@@ -176,6 +176,11 @@ class Manifest:
     graphs: tuple[PinnedGraph, ...] = ()
 
     @property
+    def reference(self) -> str:
+        """'model@version'."""
+        return f"{self.model}@{self.version}"
+
+    @property
     def golden(self) -> str:
         """Digest of the golden set. Raises IntegrityError for a version without one."""
         return self._source("golden")
@@ -187,7 +192,7 @@ class Manifest:
 
     def _source(self, name: str) -> str:
         if (digest := self.sources.get(name)) is None:
-            raise IntegrityError(f"{self.model}@{self.version} has no {name} among its sources; build it again")
+            raise IntegrityError(f"{self.reference} has no {name} among its sources; build it again")
         return digest
 
     def size_of(self, entry: EngineEntry) -> int | None:
@@ -240,9 +245,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
-        raise Misplaced(
-            f"{where}: it is that of {manifest.model}@{manifest.version}; it was moved by hand; move it back"
-        )
+        raise Misplaced(f"{where}: it is that of {manifest.reference}; it was moved by hand; move it back")
     return manifest
 
 
@@ -294,8 +297,9 @@ def require_model(manifest: Manifest) -> None:
     """Raise InputError for an ensemble: of what works on a model of one graph."""
     if manifest.graphs:
         graphs = ", ".join(graph.reference for graph in manifest.graphs)
-        where = f"{manifest.model}@{manifest.version}"
-        raise InputError(f"{where} is an ensemble, and this works on a model of one graph: give one of {graphs}")
+        raise InputError(
+            f"{manifest.reference} is an ensemble, and this works on a model of one graph: give one of {graphs}"
+        )
 
 
 @dataclass(frozen=True)
@@ -322,11 +326,8 @@ def function_sources(functions: Iterable[EnsembleFunction]) -> dict[str, str]:
 
 def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
     """The functions between the graphs of a version. Raises IntegrityError for what describes none."""
-    try:
+    with explain_damage(manifest.reference, "build it again"):
         return read_functions(manifest.spec, manifest.sources)
-    except Malformed as error:
-        where = f"{manifest.model}@{manifest.version}"
-        raise IntegrityError(f"{where}: {error}; build it again") from error
 
 
 def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
@@ -338,10 +339,8 @@ def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
 def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
     """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
     none."""
-    try:
+    with explain_damage(f"engine {digest} of an ensemble", "build it again"):
         return parse_as(store.read_blob(digest, MAX_ENSEMBLE_BYTES), MAX_ENSEMBLE_BYTES, _EnsembleEngine).engines
-    except Malformed as error:
-        raise IntegrityError(f"engine {digest} of an ensemble: {error}; build it again") from error
 
 
 def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:

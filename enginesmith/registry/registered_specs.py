@@ -15,14 +15,12 @@ from enginesmith.core.errors import (
     digest_of,
 )
 from enginesmith.core.names import FilePath, Name, inside, is_name, version_order
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.text import now
 from enginesmith.registry.leases import hold_lease, secure_version, unmark, version_name
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, model_prefix, pin_key, registered_key
-
-# Pins: versions that garbage collection keeps whatever their age.
 
 
 def list_pinned(store: Store, model: str) -> list[str]:
@@ -35,7 +33,7 @@ def list_pinned(store: Store, model: str) -> list[str]:
 def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> bool:
     """Pin a version and return whether it was not pinned before. Raises IntegrityError if it was deleted meanwhile."""
     document = canonical_json({"at": now(), "by": by, "why": why})
-    with hold_lease(store, f"pinning {manifest.model}@{manifest.version}") as guard:
+    with hold_lease(store, f"pinning {manifest.reference}") as guard:
         secure_version(guard, manifest)
         return store.create(pin_key(manifest.model, manifest.version), document)
 
@@ -156,14 +154,11 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
 
 def parse(data: bytes | None, model: str) -> list[Registration]:
     """Read a model's document. Raises IntegrityError."""
-
-    try:
+    with explain_damage(registered_key(model), "delete it and register again"):
         entries = parse_as(data, MAX_BYTES, _Document).registered if data is not None else ()
         if other_models := [entry.bundle.model for entry in entries if entry.bundle.model != model]:
             raise Malformed(f"a bundle is of {other_models[0]}; it was edited")
         return list(entries)
-    except Malformed as error:
-        raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error
 
 
 def outside(name: str) -> str | None:

@@ -9,35 +9,28 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from threading import Condition
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from threading import Condition, current_thread
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from enginesmith.arrays import Array, InputCheck
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.state import Padding
-from enginesmith.core.text import WorkerThread, describe_error
+from enginesmith.core.text import SelfClosing, WorkerThread, describe_error
 from enginesmith.core.types import Session, Tensors
 from enginesmith.serving.pad_plan import PadPlan, plan_padding
 from enginesmith.serving.router import MOST_ROUTES, Router
-
-# The policy of a dynamic batcher, without threads and clocks: requests in queues, and which are run together when.
-#
-# Requests are queued per bucket. A queue is ready when it holds at least `most` samples or its oldest request has
-# waited `wait_s`. What is taken is the ready queue whose oldest request is the oldest: from it requests in order of
-# arrival, the first one always, and more while all of them together have at most `most` samples. `Batcher` runs it by a
-# clock, and a simulator of it can call the same three methods.
-
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
 class BatchQueues(Generic[Key, Item]):
-    """Waiting requests, by bucket. most: samples of a batch.  wait_s: seconds that a request waits, at most, while
-    nothing else runs."""
+    """Waiting requests, by bucket: the policy of a dynamic batcher without threads and clocks, for simulators too.
+
+    most: samples of a batch.  wait_s: seconds that a request waits, at most, while nothing else runs.
+    """
 
     def __init__(self, most: int, wait_s: float) -> None:
         self._most, self._wait_s = most, wait_s
@@ -87,7 +80,7 @@ class BatchQueues(Generic[Key, Item]):
 #     future = batcher.submit({"input_ids": ids, "attention_mask": mask})       # one sample or several, along `batch`
 #     outputs = future.result()
 #
-# The policy, exactly (`batch_queues`). Requests are queued per bucket: that of all named dims but the batch dim (of a
+# The policy, exactly (`BatchQueues`). Requests are queued per bucket: that of all named dims but the batch dim (of a
 # router the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready
 # when it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free,
 # takes the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always,
@@ -137,7 +130,7 @@ class _Waiting:
     future: "Future[Answer]" = field(default_factory=lambda: Future())
 
 
-class Batcher:
+class Batcher(SelfClosing):
     """A dynamic batcher with one worker thread; `submit` is for several threads at once.
 
     session: a router, or an opened engine.  most: samples of a batch, at most.  wait_s: seconds that a request waits
@@ -195,13 +188,8 @@ class Batcher:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._worker.wait_for_end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        if current_thread() is not self._worker:  # in which a callback may close its owner
+            self._worker.join()
 
     def _make_join(self, key: _Key, sizes: Mapping[str, int]) -> _Join:
         session, padding, padded_sizes = self._session, Padding(), dict(sizes)

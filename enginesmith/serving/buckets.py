@@ -29,7 +29,6 @@ class RoutedEngine:
 
     profiles: sizes that it takes; none: every size.  seconds: the 95 % interval of a call's time at some sizes, as
     measured; None where it was not measured.
-    name: for messages and counts.  inputs, outputs: of the engine.
     """
 
     name: str
@@ -61,10 +60,7 @@ class DimBounds:
 
 @dataclass(frozen=True)
 class EngineBucket:
-    """A bucket of an engine. rank: of the engine among those of the router.  name: of the bucket, with its dims.
-
-    bounds: least and greatest size of each dim.
-    """
+    """A bucket of an engine. rank: of the engine among those of the router.  name: of the bucket, with its dims."""
 
     engine: RoutedEngine
     rank: int
@@ -151,7 +147,7 @@ def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[s
     """Number of the cheapest bucket that holds a request, and its sizes there; None where none does.
 
     Of an engine's buckets the one with the least elements in the padded inputs. Of engines the first that no other was
-    shown to be faster than, at the sizes that the request has there (`core.reports.ranking`).
+    shown to be faster than, at the sizes that the request has there (`core.reports.latency`).
     """
     best_fits = dict[int, _Held]()
     for index, bucket in enumerate(buckets):

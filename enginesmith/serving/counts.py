@@ -7,10 +7,7 @@ from threading import Lock
 
 @dataclass(frozen=True)
 class BucketCount:
-    """The requests of a bucket. elements: of their inputs as given.  padding: elements that were added to those.
-
-    name: of the bucket.  requests: their number.
-    """
+    """The requests of a bucket. elements: of their inputs as given.  padding: elements that were added to those."""
 
     name: str
     requests: int

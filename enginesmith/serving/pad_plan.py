@@ -83,7 +83,6 @@ def plan_padding(
 ) -> PadPlan:
     """The plan for requests with the dims `sizes`, which become `padded`. Raises KeyError for a dim without a rule.
 
-    inputs, outputs: of the engine.
     padding: the value that each dim's inputs are filled up with.
     """
     grown_dims = {dim for dim, size in padded.items() if size != sizes[dim]}

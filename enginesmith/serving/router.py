@@ -4,22 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from enginesmith.arrays import Array, InputCheck, dtype_of
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError, IntegrityError
+from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError
 from enginesmith.core.reports.latency import LatencyReport, Timed, timed_alike
 from enginesmith.core.state import Padding
+from enginesmith.core.text import SelfClosing, join_first
 from enginesmith.core.types import PLUS, Session, Tensors
-from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
-from enginesmith.opening import DescribedFile, open_onnx
+from enginesmith.descriptions import DescribedGraph, check_engine, decode_description, find_engine, read_description
+from enginesmith.opening import open_onnx
 from enginesmith.serving.buckets import (
     EngineBucket,
     Route,
     RoutedEngine,
-    Sizes,
     converting,
     list_buckets,
     make_route,
@@ -27,41 +25,12 @@ from enginesmith.serving.buckets import (
 )
 from enginesmith.serving.counts import RequestCounter, RouterCounts
 
+if TYPE_CHECKING:
+    from enginesmith.client.pull import Pulled
+
 _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fallback"
-
-
-def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
-    """The message that no bucket holds a request, with its sizes and those that the buckets take."""
-    sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
-    bucket_names = [bucket.name for bucket in buckets]
-    bucket_list = "; ".join(bucket_names[:4]) + (f"; and {len(bucket_names) - 4} more" if len(bucket_names) > 4 else "")
-    return f"no bucket holds a request of {sizes_text}; buckets are {bucket_list or 'none'}"
-
-
-# Opens pulled engines for a router, as the JSON beside each describes it.
-
-
 # Gives for an engine's file a function that runs it.
 Opens = Callable[[Path], Callable[[Tensors], Tensors]]
-
-
-class PulledEngine(DescribedFile, Protocol):
-    """What a router needs of a pulled engine (`client.pull.Pulled`)."""
-
-    @property
-    def latency(self) -> LatencyReport | None:
-        """How fast it was on machines of this kind; None where it was not timed."""
-        ...
-
-
-@dataclass(frozen=True)
-class DescribedEngine:
-    """An engine as its description has it, opened. bounded: whether it takes certain sizes only; the version's graph
-    takes any."""
-
-    engine: RoutedEngine
-    padding: Padding
-    bounded: bool
 
 
 @dataclass(frozen=True)
@@ -75,30 +44,26 @@ class _RoutedDescription(DescribedGraph):
 
 def open_described(
     description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
-) -> DescribedEngine:
-    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.  timed: what
-    of it counts (`timed_alike`).
+) -> tuple[RoutedEngine, Padding]:
+    """The engine beside a description, opened, and how its requests are padded. opens: None for `open_onnx`.
+    latency: None where it was not timed.  timed: what of it counts (`timed_alike`).
 
     Raises DataError for a file that describes no engine and for a model with state, IntegrityError for other bytes than
     were published, and what `opens` raises.
     """
     path = Path(description)
     document = read_description(path)
-    try:
-        if "state" in document or "graphs" in document:
-            kind, remedy_class = (
-                ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
-            )
-            raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {remedy_class}")
-        details = decode(document, _RoutedDescription, "")
-    except IntegrityError as error:
-        raise DataError(f"{description} describes no engine: {error}") from error
+    if "state" in document or "graphs" in document:
+        kind, remedy_class = (
+            ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
+        )
+        raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {remedy_class}")
+    details = decode_description(document, _RoutedDescription, description)
     find_engine(path, document)
     run = opens(check_engine(path, document)) if opens else open_onnx(path)
     seconds = measured_seconds(latency, details.inputs, timed) if latency else None
     name = f"{details.target} {details.precision} {details.backend}"
-    engine = RoutedEngine(name, run, details.inputs, details.outputs, details.profiles, seconds)
-    return DescribedEngine(engine, details.padding, bool(details.profiles))
+    return RoutedEngine(name, run, details.inputs, details.outputs, details.profiles, seconds), details.padding
 
 
 # Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
@@ -119,7 +84,7 @@ def open_described(
 MOST_ROUTES = 4096
 
 
-class Router(Session):
+class Router(Session, SelfClosing):
     """Several engines of one model as one session, for several threads at once.
 
     engines: best first; the inputs and outputs are those of the first one, and floats are converted for the others.
@@ -158,12 +123,7 @@ class Router(Session):
         self._known = dict[tuple[tuple[int, ...], ...], Route]()
 
     @classmethod
-    def opened(
-        cls,
-        pulled: Sequence[PulledEngine],
-        *,
-        opens: Opens | None = None,
-    ) -> Self:
+    def opened(cls, pulled: "Sequence[Pulled]", *, opens: Opens | None = None) -> Self:
         """A router over pulled engines of one version, best first (`Client.pull_all`).
 
         An engine that takes any size, as the version's graph (`Policy(fallback="onnx")`), is a fallback. opens: gives
@@ -171,13 +131,17 @@ class Router(Session):
         Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
-        _check_pulled(pulled)
+        engine_list: object = pulled  # whoever makes a router may give anything
+        if not isinstance(engine_list, Sequence) or isinstance(engine_list, str):
+            raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
+        if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
+            raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
         timing_kind = timed_alike(engine.latency for engine in pulled if engine.latency)
         engines = [open_described(engine.description, opens, engine.latency, timing_kind) for engine in pulled]
         return cls(
-            [engine.engine for engine in engines if engine.bounded],
-            next((engine.padding for engine in engines if engine.padding.inputs), None),
-            fallbacks=[engine.engine for engine in engines if not engine.bounded],
+            [engine for engine, _ in engines if engine.profiles],
+            next((padding for _, padding in engines if padding.inputs), None),
+            fallbacks=[engine for engine, _ in engines if not engine.profiles],
         )
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
@@ -222,12 +186,6 @@ class Router(Session):
     def close(self) -> None:
         """Requests are refused from now on."""
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _alike(self, engine: RoutedEngine) -> RoutedEngine:
         """The engine, taking and giving the dtypes of the router."""
@@ -279,18 +237,12 @@ class Router(Session):
                 self._counter.add_fallback(engine.name, requests)
                 return answer
         self._counter.add_fallback(None, requests)
-        miss_text = describe_miss(sizes, self.buckets)
+        sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
+        bucket_list = join_first([bucket.name for bucket in self.buckets], 4, "; ") or "none"
+        miss_text = f"no bucket holds a request of {sizes_text}; buckets are {bucket_list}"
         if not reasons:
             raise DataError(f"{miss_text}; {_WIDEN}")
         raise EnginesmithError(f"{miss_text}, and no fallback answers: {'; '.join(reasons)}")
-
-
-def _check_pulled(pulled: object) -> None:
-    """Raise InputError for what is no list of pulled engines."""
-    if not isinstance(pulled, Sequence) or isinstance(pulled, str):
-        raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
-    if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
-        raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
 
 
 def _check_arguments(engines: object, padding: object, fallbacks: object) -> None:

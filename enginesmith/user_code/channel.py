@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError, error_from_json, error_to_json
+from enginesmith.core.text import SelfClosing
 from enginesmith.user_code.entry_point import find_function, importing_from, place, reason
 from enginesmith.user_code.published import importing_published
 
@@ -39,7 +39,7 @@ class _Message:
     exception: str | None = None
 
 
-class MessageChannel:
+class MessageChannel(SelfClosing):
     """One end of a socket, of which it takes over and closes the descriptor `file`."""
 
     def __init__(self, file: int) -> None:
@@ -97,29 +97,20 @@ class MessageChannel:
         with suppress(OSError):
             self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def _send(self, message: _Message) -> None:
         self._connection.send_bytes(json.dumps(encode(message)).encode())
 
 
-# Calls a function of the user's on numpy arrays: one that lies between the graphs of an ensemble.
-
-
 @dataclass(frozen=True)
-class CallOnce:
-    """Call the function on the arrays that come with this; or the answer, with those that it gave."""
+class ArraysOnly:
+    """No more than the arrays that come with this: what a function or a model is called on, or what it gave."""
 
 
 @dataclass(frozen=True)
 class CallFunction:
     """Import a function and call it whenever asked. node: what messages call it.
 
-    The first answer is `CallOnce`; then each `CallOnce` gets one.
+    The first answer is `ArraysOnly`; then each `ArraysOnly` gets one.
 
     root: the folder of the spec.  file, function: where it is, relative to `root`, and its name.
     """
@@ -133,13 +124,13 @@ class CallFunction:
         """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
         with importing_from(self.root, self.file):
             callee = find_function(self.root, self.file, self.function)
-            channel.send(CallOnce())
+            channel.send(ArraysOnly())
             while True:
-                _, arrays = channel.receive(CallOnce)
+                _, arrays = channel.receive(ArraysOnly)
                 channel.answer(partial(self._answer, callee, arrays))
 
-    def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[CallOnce, Mapping[str, Array]]:
-        return CallOnce(), call(function, arrays, self.node, self.root)
+    def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[ArraysOnly, Mapping[str, Array]]:
+        return ArraysOnly(), call(function, arrays, self.node, self.root)
 
 
 def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, root: Path) -> dict[str, Array]:

@@ -60,12 +60,14 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
     return tuple(sorted(source_paths))
 
 
-def missing_function(file: Path, function: str) -> str:
-    """Why a Python file cannot have a function of that name, without running it; '' where it has, or may have, one.
-
-    Raises ModelError for a file that is not Python.
-    """
-    tree = _parse(file)
+def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
+    """Why a spec's entry point cannot be called, without running it; '' where it can, or may. root, entry, module: as
+    for `source_files`."""
+    try:
+        source_files(root, entry, module)
+        tree = _parse(entry)
+    except ModelError as error:
+        return str(error)
     nodes = list(ast.walk(tree))
     symbols = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     symbols |= {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -75,20 +77,7 @@ def missing_function(file: Path, function: str) -> str:
         return ""
     function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
-    return f"{file} has no function {function!r}; {hint}"
-
-
-def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
-    """Why a spec's entry point cannot be called, without running it; '' where it can, or may. root, entry, module: as
-    for `source_files`.
-
-    function: its name in the file.
-    """
-    try:
-        source_files(root, entry, module)
-        return missing_function(entry, function)
-    except ModelError as error:
-        return str(error)
+    return f"{entry} has no function {function!r}; {hint}"
 
 
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
@@ -165,7 +154,6 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
     """Import a file and return its function; inside `importing_from`.
 
-    root, file, function, module: as of `call_entry_point`.
     Raises ModelError where there is none, and whatever importing it raises.
     """
     loaded_module = _import(root / file, module)

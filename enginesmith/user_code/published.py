@@ -52,14 +52,6 @@ class PublishedModules:
                 return ModuleSpec(name, None, is_package=True)
         return None
 
-    def top_level(self) -> Iterator[tuple[str, str]]:
-        """(name, file) of each module that lies in one of the folders itself."""
-        for file in self._files:
-            path = PurePosixPath(file)
-            module = path.parent if path.name == "__init__.py" else path
-            if str(module.parent) in self._folders:
-                yield module.stem, file
-
 
 @contextmanager
 def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> Iterator[str]:
@@ -74,9 +66,12 @@ def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> It
     if invalid_path := next((name for name in digests if not is_path(name)), None):
         raise ModelError(f"{invalid_path[:80]!r} is no path of a file in {root}; do not load it")
     files = {name: read_file(find_file(root, name), digest) for name, digest in digests.items()}
-    finder = PublishedModules(root, files, tuple(dict.fromkeys((str(PurePosixPath(file).parent), "."))))
-    for name, path in finder.top_level():
-        if name in sys.modules:
+    folders = tuple(dict.fromkeys((str(PurePosixPath(file).parent), ".")))
+    finder = PublishedModules(root, files, folders)
+    for path in map(PurePosixPath, files):
+        module = path.parent if path.name == "__init__.py" else path
+        name = module.stem
+        if str(module.parent) in folders and name in sys.modules:
             raise ModelError(f"{root / path} has the name of {name!r}, a module that is loaded already; rename it")
     earlier_modules = set(sys.modules)
     sys.meta_path.insert(0, finder)

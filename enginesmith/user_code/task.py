@@ -15,13 +15,14 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, Scalar, TensorSpec
-from enginesmith.user_code.channel import Arrays, CallFunction, MessageChannel
+from enginesmith.user_code.channel import Arrays, ArraysOnly, CallFunction, MessageChannel
 from enginesmith.user_code.describing import describe_module, describe_program
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from enginesmith.user_code.torch_source import (
+    SEED,
     Program,
     build_module,
-    from_entry_point,
+    capture,
     from_pt2,
     load_pt2,
     run_once,
@@ -122,15 +123,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """The answer to `Asked`: the file is written, or the outputs come with this."""
-
-
-@dataclass(frozen=True)
 class TorchProgram:
     """Capture a PyTorch source and answer questions about it. The fields are those of `ExportRequest`.
 
-    The first answer is `Captured`; then each `Asked` gets one `Answered`.
+    The first answer is `Captured`; then each `Asked` gets one `ArraysOnly`, with the outputs where it ran the original.
     """
 
     kind: Literal["torch", "pt2"]
@@ -153,22 +149,23 @@ class TorchProgram:
             else:  # its code may import its local modules as long as it is asked
                 stack.enter_context(importing_from(self.root, self.file, self.module))
                 entry = (self.file, self.function, self.arguments, self.module)
-                program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
+                model = build_module(self.root, entry, self.weights)
+                exported = capture(model, self.inputs, self.dims, self.root)
+                names = tuple(spec.name for spec in self.inputs)
+                notes = (
+                    () if self.weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
+                )
+                program = Program(exported, names, lambda tensors: model(**tensors), notes)
             channel.send(Captured(program.outputs, program.notes))
             while True:
                 request, arrays = channel.receive(Asked)
                 channel.answer(partial(self._answer, program, request, arrays))
 
-    def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[Answered, Arrays]:
+    def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[ArraysOnly, Arrays]:
         if asked.onnx is None:
-            return Answered(), program.run(arrays)
+            return ArraysOnly(), program.run(arrays)
         write_onnx(program, self.opset, asked.onnx, self.most_embedded_bytes)
-        return Answered(), {}
-
-
-@dataclass(frozen=True)
-class RunOnce:
-    """Run the model on the arrays that come with this."""
+        return ArraysOnly(), {}
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ class RanOnce:
 class LookAtModel:
     """Look at a PyTorch source of which no shapes are known, and try it. The fields are those of `TorchProgram`.
 
-    The first answer is `SeenModel`; then each `RunOnce` gets one `RanOnce`.  requests: as in `describe_module`.
+    The first answer is `SeenModel`; then each `ArraysOnly` gets one `RanOnce`.  requests: as in `describe_module`.
     """
 
     kind: Literal["torch", "pt2"]
@@ -205,7 +202,7 @@ class LookAtModel:
             model = build_module(self.root, (self.file, self.function, {}, self.module), None)
             channel.send(describe_module(model, self.root, (self.file, self.module), self.requests))
             while True:
-                _, arrays = channel.receive(RunOnce)
+                _, arrays = channel.receive(ArraysOnly)
                 channel.answer(lambda: (RanOnce(run_once(model, arrays)), {}))  # noqa: B023 - called at once
 
 

@@ -31,8 +31,6 @@ TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
 class Program:
     """A captured torch program. inputs: names of its inputs, in the graph's order.  call: runs the original on tensors
     by name.  notes: for people.
-
-    exported: what torch captured.
     """
 
     exported: "torch.export.ExportedProgram"
@@ -65,29 +63,13 @@ class Program:
             raise ModelError(f"the torch model failed on {shapes}: {reason(error)}") from error
 
 
-def from_entry_point(
-    root: Path,
-    entry: tuple[str, str, Mapping[str, Any], str],
-    weights: str | None,
-    inputs: Sequence[TensorSpec],
-    dims: Sequence[Dim],
-) -> Program:
-    """Build the module with the entry point, load its weights, and capture it.
-
-    entry: file, function, arguments, and the module's dotted name or ''.
-    root: the spec's folder, where all the files are.  Raises ModelError naming the user's file and line.
-    weights: a file of weights, relative to `root`; None: those that the entry point makes.
-    inputs, dims: of the graph; named dims of shapes stay dynamic.
-    """
-    notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
-    module = build_module(root, entry, weights)
-    input_names = tuple(spec.name for spec in inputs)
-    return Program(capture(module, inputs, dims, root), input_names, lambda tensors: module(**tensors), notes)
-
-
 def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
-    """The module that an entry point gives, with its weights, ready to be evaluated. Arguments as of
-    `from_entry_point`. Raises ModelError as that, for an entry point that returns anything else."""
+    """The module that an entry point gives, with its weights, ready to be evaluated.
+
+    root: the spec's folder, where all the files are.  entry: file, function, arguments, and the module's dotted name or
+    ''.  weights: a file of weights, relative to `root`; None: those that the entry point makes.
+    Raises ModelError naming the user's file and line, also for an entry point that returns anything else.
+    """
     import torch
 
     torch.manual_seed(SEED)
@@ -294,7 +276,6 @@ def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: in
     """Write a captured program as ONNX, translated by torch's dynamo exporter; its weights in a file beside it
     (`weights_beside`), one after the other, where they take more than `most_embedded_bytes`.
 
-    path: the file to write.
     opset: ONNX's, which torch has to reach.
     Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
     """

@@ -20,7 +20,7 @@ from enginesmith.core.codec import decode, encode_fields
 from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError, digest_of
 from enginesmith.core.text import now
 from enginesmith.registry.builds.build_history import History, hold_build_lock
-from enginesmith.registry.builds.runs import RecordSource, StoredRecords, recall_from, remember
+from enginesmith.registry.builds.runs import StoredRecords, remember
 from enginesmith.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
 from pipeline.values import EVERYTHING, Selection, StepFailure
@@ -46,7 +46,7 @@ class RunContext:
     executor: Executor
     progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
-    copies: RecordSource | None = None
+    copies: StoredRecords | None = None
 
     @cached_property
     def history(self) -> History:
@@ -72,7 +72,7 @@ class RunContext:
             return sizes(decoded_values[0]) if sizes else {}
 
         with suppress(IntegrityError):
-            stored_record = recall_from(self.copies or StoredRecords(self.store), kind, digest_of(key), measure)
+            stored_record = (self.copies or StoredRecords(self.store)).recall(kind, digest_of(key), measure)
             return decoded_values[0] if stored_record is not None else None
         return None
 

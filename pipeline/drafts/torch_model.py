@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from enginesmith.arrays import check_inputs
 from enginesmith.core.errors import DataError, InputError, ModelError
 from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.user_code.channel import ArraysOnly
 from enginesmith.user_code.describing import EXAMPLES, SeenModel
-from enginesmith.user_code.task import LookAtModel, RanOnce, RunOnce, Task
+from enginesmith.user_code.task import LookAtModel, RanOnce, Task
 from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
 from pipeline.drafts.probing import Run, find_dims
 from pipeline.drafts.requests import Reading, RequestInput, list_readings, observe_requests, read_samples
@@ -62,7 +63,7 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
         outputs = list[tuple[str, ...]]()
 
         def run(inputs: Tensors) -> None:
-            answer, _ = process.ask(RunOnce(), RanOnce, inputs)
+            answer, _ = process.ask(ArraysOnly(), RanOnce, inputs)
             outputs[:] = [answer.outputs]
 
         model_facts = _found(module_facts, _name(source, folder, file), {"torch": entry})

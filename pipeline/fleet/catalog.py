@@ -20,7 +20,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from enginesmith.client.locate import locate_engines
+from enginesmith.client.locate import VersionLocator, judge_located
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.core.hardware.machine import Machine, parse_targets
@@ -184,7 +184,8 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
 
 def _look(store: Store, demand: Demand) -> Served:
     try:
-        version, engines = locate_engines(store, demand.reference, Policy())
+        located = VersionLocator(store, checked=True).locate(demand.reference)
+        version, engines = judge_located(store, located, Policy())
     except UnavailableError:
         raise
     except EnginesmithError as error:

@@ -25,8 +25,9 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.reports.proof import Check, FreeRunning, Spread
 from enginesmith.core.state import step_inputs
 from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.user_code.channel import ArraysOnly
 from enginesmith.user_code.entry_point import weights_beside
-from enginesmith.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from enginesmith.user_code.task import Asked, Captured, Task, TorchProgram
 from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import fix_inputs, wrong_outputs
@@ -218,13 +219,13 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
         def convert() -> onnx.ModelProto:
             path = workdir / CAPTURED
-            process.ask(Asked(path), Answered)
+            process.ask(Asked(path), ArraysOnly)
             model = load_graph(path)
             path.unlink()
             return model
 
         def run(inputs: Tensors) -> Tensors:
-            _, outputs = process.ask(Asked(), Answered, inputs)
+            _, outputs = process.ask(Asked(), ArraysOnly, inputs)
             return dict(zip(names, outputs.values(), strict=True))
 
         yield _Source(convert, names, run, program.notes)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builders.backends import discovery
-from enginesmith.client.locate import locate_and_rank
+from enginesmith.client.locate import VersionLocator, rank_located
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import canonical_json, digest_of, digest_of_file
@@ -22,6 +22,7 @@ from enginesmith.core.types import ShapeProfile, Target, TensorSpec
 from enginesmith.registry.evidence.attachments import Attachment
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import FileStore, Store
+from enginesmith.registry.store.cache import local_cache
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3.requests import client
@@ -183,8 +184,10 @@ def pull(
     store: Store, reference: Reference, target: Target, dest: Path, fetcher: BlobFetcher | None = None, **policy: Any
 ) -> Pulled:
     """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
-    located, found = locate_and_rank(store, reference, Machine.of(target), Policy(**policy))
-    return download_best(found, lambda resolution: download_engine(store, located, resolution, dest, fetcher))
+    version = VersionLocator(store, checked=True).locate(reference)
+    located, found = rank_located(store, version, Machine.of(target), Policy(**policy))
+    through = fetcher or BlobFetcher(None if store.near else local_cache())
+    return download_best(found, lambda resolution: download_engine(store, located, resolution, dest, through))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -144,5 +144,5 @@ def test_an_engine_that_is_no_decoder_is_told(folder, tmp_path):
         Generator.described(dict, tmp_path / "more.json")
     del found["state"]
     (tmp_path / "none.json").write_text(json.dumps(found))
-    with pytest.raises(DataError, match="describes no decoder: state"):
+    with pytest.raises(DataError, match="describes no engine: state"):
         Generator.described(dict, tmp_path / "none.json")

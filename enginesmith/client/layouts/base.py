@@ -69,9 +69,6 @@ class Place(Protocol):
     ) -> Placed:
         """Bring the best engine of each ranking, have it served, and delete what was served before but the last `keep`.
 
-        store, located: the registry and the version in it.
-        rankings: the engines of each machine, best first.
-        fetcher: brings the files.
         Raises IntegrityError, UnavailableError, UnknownNameError where nothing fits, InputError.
         """
 
@@ -91,14 +88,6 @@ class Layout(Protocol):
 
     def at(self, dest: Path, model: str) -> Place:
         """The place of a model in the folder `dest`."""
-
-
-def without_rejected(ranking: EngineRanking, layout: Layout) -> EngineRanking:
-    """The ranking without engines that a server of this layout cannot open."""
-    judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
-    return ranking.rejecting(
-        {str(engine.entry.digest): reason for engine, reason in judgements if reason}, layout.remedy
-    )
 
 
 @contextmanager
@@ -262,9 +251,6 @@ class PlainPlace:
         return previous
 
 
-# The engines of a version for one machine or several, as far as a server of the layout can open them.
-
-
 class AllGenerations(Enum):
     """In the place of machines: every compute capability that a version has an engine for."""
 
@@ -285,26 +271,21 @@ def rank_each(
 ) -> tuple[Located, list[EngineRanking]]:
     """The version, and for each machine the ranking of its engines. sure: as of `rank_located`.
 
-    store, located: the registry and the version in it.
-    machines: what engines are for.
-    policy: what is accepted.
-    layout: how the engines will lie.
     Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
     InputError for several machines and a layout of one.
     """
-    if isinstance(machines, AllGenerations):
-        machines = _find_generations(store, located, policy)
+    if isinstance(machines, AllGenerations):  # those that a usable engine is built for
+        located, entries = judge_located(store, located, policy)
+        capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
+        if not capabilities:
+            raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
+        machines = [Machine(capability) for capability in sorted(capabilities)]
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
-    rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    return rankings[0][0], [without_rejected(ranking, layout) for _, ranking in rankings]
-
-
-def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:
-    """A machine for each compute capability that a usable engine of the version is built for."""
-    located, entries = judge_located(store, located, policy)
-    capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
-    if not capabilities:
-        version_name = f"{located.manifest.model}@{located.manifest.version}"
-        raise UnknownNameError(f"{version_name} has no engine for a GPU; name a target")
-    return [Machine(capability) for capability in sorted(capabilities)]
+    layout_rankings = []
+    for machine in machines:
+        version, ranking = rank_located(store, located, machine, policy, sure=sure)
+        judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
+        reasons = {str(engine.entry.digest): reason for engine, reason in judgements if reason}
+        layout_rankings.append(ranking.rejecting(reasons, layout.remedy))
+    return version, layout_rankings

@@ -67,7 +67,7 @@ class ModelPackage:
             earlier_entry = entries_by_provider.setdefault(provider := _PROVIDERS[entry.backend], entry)
             if earlier_entry.digest != entry.digest:
                 raise InputError(
-                    f"{earlier_entry.unit} and {entry.unit} of {manifest.model}@{manifest.version} are both for "
+                    f"{earlier_entry.unit} and {entry.unit} of {manifest.reference} are both for "
                     f"{provider}; ONNX Runtime takes the first on every machine; pull them into packages of their own, "
                     "with one --target each"
                 )

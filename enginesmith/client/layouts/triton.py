@@ -52,7 +52,6 @@ from enginesmith.client.layouts.triton_config import (
     label_source,
     largest_batch,
     read_warmup,
-    warmup_files,
     write_config,
 )
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
@@ -204,7 +203,8 @@ class TritonPlace(SharedFolder):
             stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
             number = str(triton_version(located.manifest.version))
             folder = self.root / number
-            dest = folder if _describes(folder / f"{stem}.json", engine) else self.root / STAGING / number
+            is_there = _read_json(folder / f"{stem}.json").get("digest") == engine.digest
+            dest = folder if is_there else self.root / STAGING / number
             return download_engine(store, located, resolution, dest, fetcher, file=f"{stem}{file_suffix(engine)}")
 
         return download_best(ranking, download)
@@ -217,7 +217,7 @@ class TritonPlace(SharedFolder):
         for output in hints.labels:
             digest = manifest.sources.get(label_source(output))
             if digest is None:
-                raise IntegrityError(f"{manifest.model}@{manifest.version} has lost the labels of {output!r}; build it")
+                raise IntegrityError(f"{manifest.reference} has lost the labels of {output!r}; build it")
             path = place / Path(label_file(triton_version(manifest.version), output, hints)).name
             fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 
@@ -260,10 +260,11 @@ class TritonPlace(SharedFolder):
         self._prune(str(number), before, keep)
         if warmup:
             request = with_int8_states(make_request(engine))
-            is_batched = largest_batch(request) > 0
+            is_batched = largest_batch(request) > 0  # Triton then adds the batch axis
             make_folder(self.root / WARMUP / str(number))
-            for name, data in warmup_files(request.inputs, warmup, is_batched).items():
-                write_whole(self.root / WARMUP / str(number) / name, data)
+            for index, spec in enumerate(request.inputs):
+                tensor = warmup[spec.name].first_row() if is_batched else warmup[spec.name]
+                write_whole(self.root / WARMUP / str(number) / f"input{index}", tensor.data)
         is_new = staging.is_dir()
         if is_new and folder.exists():
             # Another engine of the version that is served: between two renames it is not there. Triton then keeps what
@@ -309,21 +310,15 @@ def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list
     return [str(folder.absolute() / build.sha256) for build in builds if build]
 
 
-def _describes(path: Path, engine: EngineEntry) -> bool:
-    """Whether a description is that of an engine."""
-    description = _read_json(path)
-    return description is not None and description.get("digest") == engine.digest
-
-
 def _is_described(path: Path) -> bool:
     """Whether a file is a description of ours."""
-    description = _read_json(path)
-    return description is not None and {"manifest", "digest", "file"} <= description.keys()
+    return {"manifest", "digest", "file"} <= _read_json(path).keys()
 
 
-def _read_json(path: Path) -> dict[str, object] | None:
+def _read_json(path: Path) -> dict[str, object]:
+    """The JSON object in a file; an empty one for a file that holds none."""
     with suppress(OSError, ValueError, RecursionError):
         document = json.loads(path.read_bytes())
         if isinstance(document, dict):
             return document
-    return None
+    return {}

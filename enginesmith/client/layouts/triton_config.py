@@ -232,8 +232,6 @@ def write_config(
 
     version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
     libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes on to the loader.
-    name: of the model in Triton's repository.
-    files: the engines that the version's folder holds.
     hints: the section `triton` of the version's spec.
     batching: how Triton joins requests; None: it does not.
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
@@ -260,14 +258,6 @@ def write_config(
             sizes = sorted({1, *(min(size, max_batch) for size in _tuned_sizes(requests[0]))})
         config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
     return f"{HEADER}\n{write_message(config_fields)}"
-
-
-def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], batched: bool) -> dict[str, bytes]:
-    """The files, by name, that `write_config` refers to. batched: whether Triton adds the batch axis."""
-    return {
-        f"input{index}": (warmup[spec.name].first_row() if batched else warmup[spec.name]).data
-        for index, spec in enumerate(inputs)
-    }
 
 
 def largest_batch(request: BuildRequest) -> int:

@@ -31,7 +31,6 @@ class GpuDevice:
     """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set.
 
     memory_bytes: 0 is unknown.  compute_mode: CUcomputemode; any but DEFAULT_MODE keeps a second process out.
-    name: as the driver tells it.  compute_capability: (major, minor).
     """
 
     index: int

@@ -128,7 +128,6 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
 
 
 def _judge_gpu(gpu: requirements.Gpu, machine: Machine) -> RequirementFinding:
-    """Whether the machine's GPU is such a one."""
     capability = machine.compute_capability
     rules = {
         "exact": capability == gpu.capability,
@@ -141,7 +140,6 @@ def _judge_gpu(gpu: requirements.Gpu, machine: Machine) -> RequirementFinding:
 
 
 def _judge_cpu(cpu: requirements.Cpu, machine: Machine) -> RequirementFinding:
-    """Whether engines for a CPU are chosen for the machine, and its CPU is of that kind."""
     if not machine.is_cpu:
         return RequirementFinding(cpu, "unmet", f"built for {cpu.target}; this is {machine.name}")
     if cpu.only and machine.cpu is None:
@@ -152,7 +150,6 @@ def _judge_cpu(cpu: requirements.Cpu, machine: Machine) -> RequirementFinding:
 
 
 def _judge_instructions(code: requirements.Instructions, machine: Machine) -> RequirementFinding:
-    """Whether the machine's CPU has them."""
     missing_flags = machine.lacking_instructions(code.level, code.flags)
     if missing_flags is None:
         return RequirementFinding(code, "unknown", f"compiled for {code.level}; the kind of CPU is unknown")
@@ -163,7 +160,6 @@ def _judge_instructions(code: requirements.Instructions, machine: Machine) -> Re
 
 
 def _judge_sums(sums: requirements.WideSums, machine: Machine) -> RequirementFinding:
-    """Whether the machine's int8 kernels add in 32 bits."""
     if machine.cpu is None:
         return RequirementFinding(sums, "unknown", "its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown")
     reason = f"its int8 sums saturate on {machine.cpu}, which has no VNNI; build it for the target {machine.cpu}"
@@ -171,7 +167,6 @@ def _judge_sums(sums: requirements.WideSums, machine: Machine) -> RequirementFin
 
 
 def _judge_runtime(runtime: requirements.Runtime, machine: Machine) -> RequirementFinding:
-    """Whether the version on the machine opens the engine."""
     version = machine.version_of(runtime.name, *runtime.packages)
     if not runtime.version:
         return RequirementFinding(runtime, "unknown", f"its {runtime.title or runtime.name} version is not on record")
@@ -215,7 +210,6 @@ def _describe_difference(name: str, built_value: str, present_value: str) -> str
 
 
 def _judge_driver(driver: requirements.Driver, machine: Machine) -> RequirementFinding:
-    """Whether the machine's driver is as new."""
     if machine.driver:
         too_old = numbers(machine.driver) < numbers(driver.version)
         return _make_finding(driver, too_old, f"needs driver >= {driver.version}, found {machine.driver}")
@@ -226,7 +220,6 @@ def _judge_driver(driver: requirements.Driver, machine: Machine) -> RequirementF
 
 
 def _judge_memory(memory: requirements.GpuMemory, machine: Machine) -> RequirementFinding:
-    """Whether the GPU has as much."""
     size_bytes = machine.memory_bytes
     if size_bytes is None:
         return RequirementFinding(memory, "unknown", "the GPU's memory is unknown")

@@ -326,7 +326,6 @@ class Machine:
         """A copy of the machine with these facts replaced; None keeps what is known.
 
         driver, cuda: versions of NVIDIA's driver and of the CUDA that it supports.
-        memory_bytes: of the GPU.
         runtimes: distribution -> version; without a version, what is known of it stays.
         """
         stated_versions = {name: version for name, version in (runtimes or {}).items() if version is not None}

@@ -139,10 +139,7 @@ class TimedNode:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The time of all nodes of one operator type. seconds: mean per run.  share: of the time of all nodes.
-
-    op_type: the type.  nodes: their number.
-    """
+    """The time of all nodes of one operator type. seconds: mean per run.  share: of the time of all nodes."""
 
     op_type: str
     nodes: int
@@ -173,7 +170,6 @@ class TimeBreakdown:
 
     profile: None where the runtime shows no nodes.  roofs, diagnosis: None where the machine's limits were not
     measured.
-    traffic: bytes moved, with fusion and without.
     """
 
     bucket: str

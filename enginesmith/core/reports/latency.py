@@ -92,7 +92,6 @@ class Quantile:
     """The p-quantile of run times in seconds with its 95 % interval; all None where there are too few runs.
 
     effective: effective sample size of the correlated series.  needed: effective runs that an interval takes.
-    value: the quantile.  low, high: ends of the interval.
     """
 
     p: float
@@ -203,7 +202,6 @@ class EngineLatency:
     a session, without importing the runtime.  import_s: seconds of that import, where known.
 
     loaded_bytes: resident memory that loading took.  memory_resettable: whether the peak memory could be reset after.
-    buckets: the times at each input size.
     """
 
     load_s: float
@@ -220,7 +218,6 @@ class LatencyReport(EngineLatency):
 
     size_bytes: of the engine's file.
     unit: target, precision and backend.  machine: where it ran.  asked: how long and at which sizes it was to be timed.
-    anatomy: where the time goes.  format: of this document.
     """
 
     unit: str
@@ -268,8 +265,6 @@ class Ratio:
 class PairedTimes:
     """The times of two engines that were run alternately. verdict: on the first engine, by the median.  medians_s: of
     both, in seconds.  runs: of each.  openings: sessions opened of each.
-
-    ratios: of the quantiles.
     """
 
     verdict: Verdict
@@ -281,10 +276,7 @@ class PairedTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedBenchmark(PairedTimes):
-    """The paired times of two engines at one bucket. items: per run.  seed: of the random order.
-
-    surroundings: what else the machine did meanwhile.
-    """
+    """The paired times of two engines at one bucket. items: per run.  seed: of the random order."""
 
     bucket: str
     items: int

@@ -23,7 +23,6 @@ class SequenceDrift:
 
     first: the first step (from 0) in which a decision differs: the likeliest element along the last axis, or an
     integer; None where none does.
-    case: name of the sequence.
     """
 
     case: str
@@ -133,7 +132,6 @@ class Spread:
     elements, samples: numbers over the golden cases.  equal: elements without any error.  nonfinite: elements left out
     of the quantiles.  abs_error: quantiles 0 to 100 % of |actual - expected|; empty for integer outputs.  sqnr_db:
     quantiles over samples, rising.
-    worst: the samples with the largest errors.
     """
 
     stage: str
@@ -230,8 +228,6 @@ class Report:
     created_at: ISO 8601, UTC.  host: the machine that the checks ran on.  versions: of compiler and runtime.
     spreads: the distribution of errors per stage and output, where that was measured.
     free_running: of a model with state, the drift of its outputs along sequences.
-    target, precision, backend: what the unit was built for, and by.
-    verdict, reason: the outcome, and why in words.
     """
 
     unit: str
@@ -310,10 +306,7 @@ def approve(report: Report) -> Approved | None:
 
 
 def unmeasured(stage: str, output: str, case: str, note: str) -> Check:
-    """The check that nothing was measured. note: why, and what would measure it.
-
-    stage, output, case: as in `Check`.
-    """
+    """The check that nothing was measured. note: why, and what would measure it."""
     return Check(stage, UNMEASURED, output, case, None, None, True, note)
 
 

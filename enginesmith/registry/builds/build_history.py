@@ -295,17 +295,23 @@ def hold_build_lock(
 
     what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
-    me = this_process()
+    me, key = this_process(), build_lock_key(name)
     own_lock = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, precise_now())
-    own_lock = _take(store, name, own_lock, say)
+    own_lock = _take(store, key, own_lock, say)
+
+    def renew() -> None:
+        nonlocal own_lock
+        data, renewed_lock = store.read(key), replace(own_lock, beat=own_lock.beat + 1)
+        if _is_of(own_lock, _read(data)) and store.replace(key, canonical_json(encode(renewed_lock)), data):
+            own_lock = renewed_lock
+
     try:
-        with leases.keep_renewing(_Beat(store, name, own_lock), BEAT_S):
+        with leases.keep_renewing(renew, BEAT_S):
             yield
     finally:
         with suppress(EnginesmithError):  # a waiting run notices that the lock is not renewed
-            current_lock = _read(store.read(build_lock_key(name)))
-            if current_lock is not None and _same(current_lock, own_lock):
-                store.remove(build_lock_key(name))
+            if _is_of(own_lock, _read(store.read(key))):
+                store.remove(key)
 
 
 def is_held(store: Store, name: str) -> bool:
@@ -324,12 +330,12 @@ def remove_stale_locks(store: Store) -> None:
             store.remove(key)
 
 
-def _take(store: Store, name: str, own_lock: LockHolder, say: Callable[[str], object]) -> LockHolder:
-    key, last_bytes, changed_at_s, reported_holder = build_lock_key(name), b"", time.monotonic(), ""
+def _take(store: Store, key: str, own_lock: LockHolder, say: Callable[[str], object]) -> LockHolder:
+    last_bytes, changed_at_s, reported_holder = b"", time.monotonic(), ""
     while True:
         data = store.read(key)
         holder = _read(data)
-        if holder is not None and _same(holder, own_lock):
+        if _is_of(own_lock, holder):
             return own_lock
         if data != last_bytes:
             last_bytes, changed_at_s = data or b"", time.monotonic()
@@ -344,27 +350,9 @@ def _take(store: Store, name: str, own_lock: LockHolder, say: Callable[[str], ob
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 
-@dataclass
-class _Beat:
-    """Renews a lock. mine: as it was written last."""
-
-    store: Store
-    name: str
-    mine: LockHolder
-
-    def __call__(self) -> None:
-        """Write the lock with its next beat, unless another holder has taken it."""
-        renewed_lock = replace(self.mine, beat=self.mine.beat + 1)
-        key = build_lock_key(self.name)
-        data = self.store.read(key)
-        holder = _read(data)
-        is_mine = holder is not None and _same(holder, self.mine)
-        if is_mine and self.store.replace(key, canonical_json(encode(renewed_lock)), data):
-            self.mine = renewed_lock
-
-
-def _same(one: LockHolder, other: LockHolder) -> bool:
-    return replace(one, beat=0) == replace(other, beat=0)
+def _is_of(own_lock: LockHolder, holder: LockHolder | None) -> bool:
+    """Whether a lock, as it was read, is the own one, at whatever beat."""
+    return holder is not None and replace(holder, beat=own_lock.beat) == own_lock
 
 
 def _read(data: bytes | None) -> LockHolder | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from enginesmith.core import parsing
 from enginesmith.core.codec import Excerpt, decode, encode, parse_as
@@ -21,7 +21,7 @@ from enginesmith.core.errors import (
     digest_of,
 )
 from enginesmith.core.names import is_name
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, explain_damage, parse_json
 from enginesmith.core.requirements import Amount, Count, Format, JsonObject
 from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.store.base import Store, change
@@ -43,52 +43,40 @@ class Record(Excerpt):
     blobs: tuple[Digest, ...]
 
 
-class RecordSource(Protocol):
-    """Where records are read: a store, or copies of what it holds."""
-
-    def read_record(self, kind: str, key: str) -> Record | None:
-        """The record of a step; None where there is none that can be read."""
-
-    def stored_size(self, digest: str) -> int | None:
-        """Size of a blob in bytes; None where it is missing."""
-
-
-@dataclass(frozen=True)
 class StoredRecords:
     """The records of a store, read one by one."""
 
-    store: Store
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
     def read_record(self, kind: str, key: str) -> Record | None:
-        """See `RecordSource.read_record`."""
+        """The record of a step; None where there is none that can be read."""
         return read_record(self.store.read(record_key(kind, key)))
 
     def stored_size(self, digest: str) -> int | None:
-        """See `RecordSource.stored_size`."""
+        """Size of a blob in bytes; None where it is missing."""
         return self.store.stored_size(digest)
 
+    def recall(
+        self, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
+    ) -> dict[str, object] | None:
+        """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
 
-def recall(
-    store: Store, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
-) -> dict[str, object] | None:
-    """`recall_from` the records of a store."""
-    return recall_from(StoredRecords(store), kind, key, sizes)
+        Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated blob counts as
+        gone.
+        """
+        record = self.read_record(kind, key)
+        if record is None:
+            return None
+        expected_sizes = sizes(dict(record.value)) if sizes else {}
+        stored_sizes = ((digest, self.stored_size(digest)) for digest in record.blobs)
+        is_sound = all(size is not None and size == expected_sizes.get(digest, size) for digest, size in stored_sizes)
+        return dict(record.value) if is_sound else None
 
 
-def recall_from(
-    records: RecordSource, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
-) -> dict[str, object] | None:
-    """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
-
-    Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated blob counts as gone.
-    """
-    record = records.read_record(kind, key)
-    if record is None:
-        return None
-    expected_sizes = sizes(dict(record.value)) if sizes else {}
-    stored_sizes = ((digest, records.stored_size(digest)) for digest in record.blobs)
-    is_sound = all(size is not None and size == expected_sizes.get(digest, size) for digest, size in stored_sizes)
-    return dict(record.value) if is_sound else None
+def recall(store: Store, kind: str, key: str) -> dict[str, object] | None:
+    """`StoredRecords.recall` of a store, whatever the blobs' sizes."""
+    return StoredRecords(store).recall(kind, key)
 
 
 def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blobs: Sequence[str] = ()) -> None:
@@ -151,32 +139,32 @@ class StoreListing:
         return self._folders[folder].get(key)
 
 
-class RecordCopies:
-    """The records of one model, as `RecordSource`: from its copies where there are some. `save` renews these."""
+class RecordCopies(StoredRecords):
+    """The records of one model: from its copies where there are some. `save` renews these."""
 
     def __init__(self, listing: StoreListing, model: str) -> None:
-        self._listing, self._stored = listing, StoredRecords(listing.store)
-        self._key = digest_of({"model": model})
-        record = self._stored.read_record(KIND, self._key)
+        super().__init__(listing.store)
+        self._listing, self._key = listing, digest_of({"model": model})
+        record = super().read_record(KIND, self._key)
         copied_records = record.value.get("records") if record else None
         self._copies: Mapping[str, object] = copied_records if isinstance(copied_records, dict) else {}
         self._read: dict[str, Record] = {}
 
     def read_record(self, kind: str, key: str) -> Record | None:
-        """See `RecordSource.read_record`."""
+        """See `StoredRecords.read_record`."""
         if kind.startswith(_CHANGING):
-            return self._stored.read_record(kind, key)
+            return super().read_record(kind, key)
         document_key = record_key(kind, key)
         is_copied = document_key in self._copies and self._listing.size(document_key) is not None
         record = as_record(self._copies[document_key]) if is_copied else None
-        if record := record or self._stored.read_record(kind, key):
+        if record := record or super().read_record(kind, key):
             self._read[document_key] = record
         return record
 
     def stored_size(self, digest: str) -> int | None:
-        """See `RecordSource.stored_size`."""
+        """See `StoredRecords.stored_size`."""
         listed_size = self._listing.size(blob_key(digest))
-        return self._stored.stored_size(digest) if listed_size is None else listed_size
+        return super().stored_size(digest) if listed_size is None else listed_size
 
     def save(self) -> None:
         """Write the copies of what was read, unless they held all of it."""
@@ -184,10 +172,8 @@ class RecordCopies:
             return
         copies = {key: {"blobs": list(record.blobs), "value": record.value} for key, record in self._read.items()}
         if len(canonical_json(copies)) <= MOST_BYTES:
-            remember(self._listing.store, KIND, self._key, {"records": copies})
+            remember(self.store, KIND, self._key, {"records": copies})
 
-
-# Runs in the registry: their state as values, and how they are named, read and deleted.
 
 FORMAT = 1
 MAX_STATE_BYTES = 32 << 20
@@ -324,10 +310,8 @@ def read_run(store: Store, run: str) -> RunState | None:
 
 def parse_run(key: str, data: bytes) -> RunState:
     """Read a run's document. Raises IntegrityError that names the key."""
-    try:
+    with explain_damage(key, "it is only a memory: delete it"):
         return parse_as(data, MAX_STATE_BYTES, RunState)
-    except IntegrityError as error:
-        raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:

@@ -138,12 +138,6 @@ def find_named_digests(store: Store, contents: RegistryInventory) -> set[str]:
     return digests
 
 
-def find_served_versions(history: ChannelHistory, moves: int) -> set[str]:
-    """The versions that a channel points to, that its last `moves` moves led to, and that rollbacks would lead to."""
-    recent_versions = [move.version for move in history.moves[-(moves + 1) :]]
-    return {*recent_versions, *[move.version for move in history.active_promotions()[-(moves + 1) :]]}
-
-
 @dataclass
 class _Marking:
     store: Store
@@ -197,9 +191,11 @@ class _Marking:
             self._keep_served(state, with_state(self.store, histories.get(key, ChannelHistory()), state), moves)
 
     def _keep_served(self, state: Channel, history: ChannelHistory, moves: int) -> None:
-        """Keep the versions that a channel and its rollout lead to."""
+        """Keep the versions that a channel points to, that its last `moves` moves led to, that rollbacks would lead to,
+        and that its rollout brings."""
         self.channels.setdefault(state.model, {})[state.name] = state.version
-        for version in find_served_versions(history, moves):
+        kept_moves = (*history.moves[-(moves + 1) :], *history.active_promotions()[-(moves + 1) :])
+        for version in {move.version for move in kept_moves}:
             self.keep((state.model, version), f"channel {state.name}")
         if rollout := state.active_rollout:
             self.keep((state.model, rollout.version), f"rollout {state.name}")

@@ -5,16 +5,16 @@ once and never changed, and of two that have a name in common the newer one coun
 that its signature is worth nothing beside another version.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from annotated_types import Len, Predicate, doc
 
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.errors import Digest, IntegrityError, canonical_json, digest_of_bytes
+from enginesmith.core.errors import Digest, canonical_json, digest_of_bytes
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.requirements import Format, Requirement
 from enginesmith.registry.manifest import BlobSize, Manifest, Number
 from enginesmith.registry.store.base import Documents
@@ -90,19 +90,13 @@ def read_attachment(data: bytes) -> Attachment:
 
 def attachments(store: Documents, manifest: Manifest) -> list[tuple[Attachment, bytes]]:
     """The attachments of a version with their documents, newest first. Raises IntegrityError for a damaged one."""
-    attached_documents = _read_all(store, manifest)
-    return sorted(attached_documents, key=lambda attached: (attached[0].created_at, attached[0].digest), reverse=True)
-
-
-def _read_all(store: Documents, manifest: Manifest) -> Iterator[tuple[Attachment, bytes]]:
+    documents = []
     for key in store.list(evidence_prefix("attachments", manifest.model, manifest.version)):
         data = store.read(key) or b""
-        try:
+        remedy = "delete it, and attach its file again (`enginesmith registry attach`)"
+        with explain_damage(f"{key} of {store.uri}", remedy):
             attachment = read_attachment(data)
             if attachment.key() != key or attachment.manifest != manifest.digest:
                 raise Malformed("it is not the document its name says: it was edited by hand, moved or damaged")
-        except Malformed as error:
-            raise IntegrityError(
-                f"{key} of {store.uri}: {error}; delete it, and attach its file again (`enginesmith registry attach`)"
-            ) from error
-        yield attachment, data
+        documents.append((attachment, data))
+    return sorted(documents, key=lambda document: (document[0].created_at, document[0].digest), reverse=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from enginesmith.core.codec import Excerpt, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of, digest_of_bytes
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.manifest import STATUSES, EngineEntry, Manifest, Status, pinned_engines
@@ -71,9 +71,8 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 
     engine = report.engine or ""
     entry = next((entry for entry in manifest.engines if entry.digest == engine), None)
-    where = f"{manifest.model}@{manifest.version}"
     if entry is None:
-        raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
+        raise InputError(f"the report is about engine {engine or '(none)'}, which {manifest.reference} does not have")
     is_approved = report.verdict in DECIDED and approve(report) is not None
     if not is_approved and report.verdict != "failed":
         raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
@@ -139,11 +138,10 @@ def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tupl
     prefix = evidence_prefix("attestations", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
-        try:
-            data = store.read(key) or b""
-            yield _read(data, engine, name.removesuffix(".json")), data
-        except Malformed as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}") from error
+        data = store.read(key) or b""
+        with explain_damage(f"{key} of {store.uri}", "delete it, and validate the engine again"):
+            attestation = _read(data, engine, name.removesuffix(".json"))
+        yield attestation, data
 
 
 def _judge(entry: EngineEntry, evidence: list[Attestation]) -> JudgedEntry:

@@ -10,7 +10,7 @@ from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.evaluation import judge
 from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, explain_damage, parse_json
 from enginesmith.core.requirements import Format, hardware_of
 from enginesmith.core.types import NO_LAYERS, Target
 from enginesmith.registry.manifest import EngineEntry, Manifest
@@ -48,7 +48,7 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
     if len(matches) != 1:
         units = ", ".join(entry.unit for entry in matches or manifest.engines)
         what = "fits several" if matches else "is none"
-        raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.model}@{manifest.version}: {units}")
+        raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.reference}: {units}")
     entry = matches[0]
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
@@ -94,10 +94,8 @@ def quantization_records(store: Store, manifest: Manifest) -> dict[str, "Quantiz
     for name, digest in sorted(manifest.sources.items()):
         if name.startswith(f"{RECORD} "):
             variant = name.removeprefix(f"{RECORD} ")
-            try:
+            with explain_damage(f"the quantization record of {variant}", "build it again"):
                 records[variant] = parse_as(store.read_blob(digest), MAX_BYTES, QuantizationRecord)
-            except Malformed as error:
-                raise IntegrityError(f"the quantization record of {variant}: {error}; build it again") from error
     return records
 
 
@@ -144,9 +142,7 @@ def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> N
     """
     entry = next((entry for entry in manifest.engines if entry.digest == verdict.engine), None)
     if entry is None:
-        raise InputError(
-            f"the canary ran engine {verdict.engine}, which {manifest.model}@{manifest.version} does not have"
-        )
+        raise InputError(f"the canary ran engine {verdict.engine}, which {manifest.reference} does not have")
     data = canonical_json({"format": FORMAT, **encode(verdict)})
     try:
         _read(data)
@@ -168,12 +164,10 @@ def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
     """All verdicts of a version, sorted by target and then by time. Raises IntegrityError for a damaged one."""
     verdicts = []
     for key in store.list(evidence_prefix("canaries", manifest.model, manifest.version)):
-        try:
+        with explain_damage(f"{key} of {store.uri}", "delete it, and run the canary again"):
             verdict = _read(store.read(key) or b"")
             if canary_key(manifest.model, manifest.version, verdict.target, verdict.report) != key:
                 raise Malformed("it is not the verdict its name says: it was edited by hand or moved")
-        except Malformed as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and run the canary again") from error
         verdicts.append(verdict)
     return sorted(verdicts, key=lambda verdict: (verdict.target, verdict.created_at))
 

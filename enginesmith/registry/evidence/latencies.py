@@ -8,7 +8,7 @@ from enginesmith.core.codec import parse_as
 from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine, product_of
 from enginesmith.core.names import version_order
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.reports.latency import BucketLatency, Interval, LatencyReport, MachineKind, Timed, timed_alike
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Documents, Store
@@ -30,17 +30,16 @@ def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
     """
     engine = read_latency_report(store, report).engine
     if all(entry.digest != engine for entry in manifest.engines):
-        where = f"{manifest.model}@{manifest.version}"
-        raise IntegrityError(f"the latency report {report} is about engine {engine}, which {where} does not have")
+        raise IntegrityError(
+            f"the latency report {report} is about engine {engine}, which {manifest.reference} does not have"
+        )
     store.create(latency_key(manifest.model, manifest.version, engine, report), store.read_blob(report))
 
 
 def read_latency_report(store: Store, report: str) -> LatencyReport:
     """The report with this blob digest. Raises IntegrityError for a blob that is none."""
-    try:
+    with explain_damage(f"blob {report} is no latency report", _REMEDY):
         return _parse(store.read_blob(report))
-    except IntegrityError as error:
-        raise IntegrityError(f"blob {report} is no latency report: {error}; {_REMEDY}") from error
 
 
 def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyReport]:
@@ -49,12 +48,10 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         data = store.read(key) or b""
-        try:
+        with explain_damage(f"{key} of {store.uri}", _REMEDY):
             report = _parse(data)
             if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
                 raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
-        except IntegrityError as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; {_REMEDY}") from error
         yield report
 
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
+from enginesmith.core.errors import ConflictError, InputError, UndecidedError
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.folder import FileStore as FileStore
 from enginesmith.registry.store.folder import open_folder
-from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
+from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi, BucketPlace
@@ -58,33 +58,27 @@ def place_in_bucket(uri: str) -> "BucketPlace":
 
 def bucket_at(uri: str) -> "BucketApi":
     """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
+    scheme = scheme_of(uri)
+    place: Any = place_in_bucket(uri)
     try:
-        return _open(uri)
+        match scheme:
+            case "gs":
+                from enginesmith.registry.store.gcs.bucket import GcsBucket
+
+                return GcsBucket(place)
+            case "az":
+                from enginesmith.registry.store.azure.bucket import AzureBucket
+
+                return AzureBucket(place)
+        from enginesmith.registry.store.s3.bucket import S3Bucket
+
+        return S3Bucket(place)
     except ModuleNotFoundError as error:
-        scheme = scheme_of(uri)
         extra = BUCKETS[scheme]
         library = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
         raise InputError(
             f"registry {scheme}://...: the library {error.name} is not installed here; run pip install {library}"
         ) from error
-
-
-def _open(uri: str) -> "BucketApi":
-    match scheme_of(uri):
-        case "gs":
-            from enginesmith.registry.store.gcs.bucket import GcsBucket
-            from enginesmith.registry.store.gcs.place import parse_gcs_place
-
-            return GcsBucket(parse_gcs_place(uri))
-        case "az":
-            from enginesmith.registry.store.azure.bucket import AzureBucket
-            from enginesmith.registry.store.azure.place import parse_azure_place
-
-            return AzureBucket(parse_azure_place(uri))
-    from enginesmith.registry.store.s3.bucket import S3Bucket
-    from enginesmith.registry.store.s3.place import parse_place
-
-    return S3Bucket(parse_place(uri))
 
 
 # The protocol of a registry's stores, the functions that open them, and the change of a document with many writers.
@@ -99,32 +93,35 @@ _LOSERS_PAUSE_S = 0.01
 
 
 class Documents(Protocol):
-    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.lookup`).
-
-    Each method is that of `Store`.
-    """
+    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.lookup`)."""
 
     @property
     def uri(self) -> str:
-        """See `Store.uri`."""
+        """The URI that `open_store` opens this store with."""
 
     def locator(self, key: str) -> str:
-        """See `Store.locator`."""
+        """The URI of a document: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """See `Store.read_blob`."""
+        """A blob's bytes, verified, `max_bytes` at most: no more are held in memory, whatever size the server states.
+
+        Raises IntegrityError for a missing, corrupt or larger blob.
+        """
 
     def read(self, key: str) -> bytes | None:
-        """See `Store.read`."""
+        """Read a document; None if it is absent."""
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """See `Store.list`."""
+        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
+
+        A remote store lists pages of keys, whatever the number of folders.
+        """
 
     def children(self, prefix: str = "") -> Iterator[str]:
-        """See `Store.children`."""
+        """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
 
 
-class Store(Protocol):
+class Store(Documents, Protocol):
     """A place for blobs and documents.
 
     Every method raises UnavailableError when the place is out of reach, full or read-only, and leaves no half-written
@@ -132,15 +129,8 @@ class Store(Protocol):
     """
 
     @property
-    def uri(self) -> str:
-        """The URI that `open_store` opens this store with."""
-
-    @property
     def near(self) -> bool:
         """Whether blobs are files of this machine, so that keeping copies of them in a cache gains nothing."""
-
-    def locator(self, key: str) -> str:
-        """The URI of a document: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
 
     def put_file(self, path: Path) -> str:
         """Store a file as a blob and return its digest. An intact blob of it stays, a corrupt one is replaced."""
@@ -169,12 +159,6 @@ class Store(Protocol):
     def fetch(self, digest: str, dest: Path) -> None:
         """Copy a blob to `dest`, verified and atomically. Raises IntegrityError for a missing or corrupt blob."""
 
-    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """A blob's bytes, verified, `max_bytes` at most: no more are held in memory, whatever size the server states.
-
-        Raises IntegrityError for a missing, corrupt or larger blob.
-        """
-
     def open_range(self, digest: str, offset: int, size: int) -> AbstractContextManager[Fill]:
         """Open `size` bytes of a blob from `offset`: gives a function that fills a view with the next bytes.
 
@@ -187,9 +171,6 @@ class Store(Protocol):
 
         Raises IntegrityError if the blob is missing.
         """
-
-    def read(self, key: str) -> bytes | None:
-        """Read a document; None if it is absent."""
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """A document and its tag; (None, `tag`) if it still has that tag, without reading it; (None, '') if absent."""
@@ -208,15 +189,6 @@ class Store(Protocol):
 
         Only `gc` may delete blobs, since it alone checks that nothing refers to them.
         """
-
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
-
-        A remote store lists pages of keys, whatever the number of folders.
-        """
-
-    def children(self, prefix: str = "") -> Iterator[str]:
-        """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Each key under a prefix that ends in '/', with its size in bytes, in any order.
@@ -286,20 +258,18 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
     return open_folder(Path(unquote(parts.path)), create=create)
 
 
-def check_marker(store: Store) -> None:
-    """Raise UnavailableError where no registry is, InputError for one of a newer format; one request."""
-    marker = store.read(MARKER)
-    if marker is None:
-        raise UnavailableError(f"there is no registry at {store.uri}; `enginesmith build` makes one, or set --registry")
-    check_format(marker, store.uri)
-
-
 def absolute_uri(uri: str) -> str:
     """The URI of a registry that is valid in every folder and on every machine with access; nothing is opened.
 
     Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
     """
-    return ",".join(_absolute(place) for place in split_places(uri))
+    uris = []
+    for place in split_places(uri):
+        if "://" not in place:
+            uris.append(f"file://{quote(str(Path(place).expanduser().absolute()))}")
+        else:
+            uris.append(place_in_bucket(place).uri if _split(place).scheme in BUCKETS else place)
+    return ",".join(uris)
 
 
 def split_places(uri: str) -> tuple[str, ...]:
@@ -309,12 +279,6 @@ def split_places(uri: str) -> tuple[str, ...]:
     an empty one.
     """
     return tuple(_not_empty(place.strip()) for place in uri.split(","))
-
-
-def _absolute(uri: str) -> str:
-    if "://" not in uri:
-        return f"file://{quote(str(Path(uri).expanduser().absolute()))}"
-    return place_in_bucket(uri).uri if _split(uri).scheme in BUCKETS else uri
 
 
 def _split(text: str) -> SplitResult:

@@ -12,7 +12,7 @@ tells a file that is being written from one whose writer died: only the latter c
 NFS version 4.)
 
 **Errors.** `reachable` turns an OSError into an UnavailableError with a remedy. I/O errors and retries of a process are
-counted, here for folders and in `s3.requests` for buckets, and read by metrics.
+counted (`count_io`), and read by metrics.
 """
 
 import errno

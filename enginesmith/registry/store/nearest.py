@@ -11,18 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
 from enginesmith.registry.store.download import Fill
-from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 Say = Callable[[str], object]
 
 # Seconds for which a place that was out of reach is left alone.
@@ -69,6 +66,23 @@ class _Place:
 _Places = list[_Place]  # here, where `list` is no method
 
 
+def _delegated(
+    method: Callable[Concatenate[Store, Arguments], Value], *, first: bool
+) -> Callable[Concatenate["NearestStore", Arguments], Value]:
+    """A method of `Store` that is asked of the registry itself, or (`first`) of the first place that answers."""
+
+    def ask(place: _Place, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
+        answer: Value = getattr(place.store, method.__name__)(*arguments, **options)
+        return answer
+
+    def call(store: "NearestStore", /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
+        if first:
+            return store._first(lambda place: ask(place, *arguments, **options))
+        return ask(store._places[-1], *arguments, **options)
+
+    return call
+
+
 class NearestStore:
     """The store at several places (`Store` documents the methods). May be used by many threads."""
 
@@ -89,90 +103,36 @@ class NearestStore:
         """See `Store.near`: only where all places are."""
         return all(place.uri.startswith("file://") for place in self._places)
 
-    @property
-    def _registry(self) -> Store:
-        """The last place."""
-        return self._places[-1].store
-
     def locator(self, key: str) -> str:
         """See `Store.locator`: where it is in the registry itself."""
         return f"{self._places[-1].uri.partition('?')[0]}/{key}"
 
-    def put_file(self, path: Path) -> str:
-        """See `Store.put_file`."""
-        return self._registry.put_file(path)
+    # What writes, and what only writers ask for.
+    put_file = _delegated(Store.put_file, first=False)
+    put_and_digest_file = _delegated(Store.put_and_digest_file, first=False)
+    put_bytes = _delegated(Store.put_bytes, first=False)
+    create = _delegated(Store.create, first=False)
+    replace = _delegated(Store.replace, first=False)
+    remove = _delegated(Store.remove, first=False)
+    discard = _delegated(Store.discard, first=False)
+    rehash = _delegated(Store.rehash, first=False)
+    sizes = _delegated(Store.sizes, first=False)
+    stamps = _delegated(Store.stamps, first=False)
+    now = _delegated(Store.now, first=False)
+    strays = _delegated(Store.strays, first=False)
+    sweep = _delegated(Store.sweep, first=False)
 
-    def put_and_digest_file(self, path: Path) -> BlobDigest:
-        """See `Store.put_and_digest_file`."""
-        return self._registry.put_and_digest_file(path)
-
-    def put_bytes(self, data: bytes) -> str:
-        """See `Store.put_bytes`."""
-        return self._registry.put_bytes(data)
-
-    def create(self, key: str, data: bytes) -> bool:
-        """See `Store.create`."""
-        return self._registry.create(key, data)
-
-    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Store.replace`."""
-        return self._registry.replace(key, data, expected)
-
-    def remove(self, key: str) -> None:
-        """See `Store.remove`."""
-        self._registry.remove(key)
-
-    def discard(self, digest: str) -> None:
-        """See `Store.discard`."""
-        self._registry.discard(digest)
-
-    def rehash(self, digest: str) -> BlobDigest:
-        """See `Store.rehash`."""
-        return self._registry.rehash(digest)
-
-    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """See `Store.sizes`."""
-        return self._registry.sizes(prefix)
-
-    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """See `Store.stamps`."""
-        return self._registry.stamps(prefix)
-
-    def now(self) -> datetime:
-        """See `Store.now`."""
-        return self._registry.now()
-
-    def strays(self) -> tuple[str, ...]:
-        """See `Store.strays`."""
-        return self._registry.strays()
-
-    def sweep(self) -> int:
-        """See `Store.sweep`."""
-        return self._registry.sweep()
+    size = _delegated(Store.size, first=True)
+    path = _delegated(Store.path, first=True)
+    fetch = _delegated(Store.fetch, first=True)
+    read_blob = _delegated(Store.read_blob, first=True)
 
     def has(self, digest: str) -> bool:
-        """See `Store.has`."""
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`: in the first place that has it."""
         return self._first(lambda place: place.store.stored_size(digest), None)
-
-    def size(self, digest: str) -> int:
-        """See `Store.size`."""
-        return self._first(lambda place: place.store.size(digest))
-
-    def path(self, digest: str) -> Path:
-        """See `Store.path`."""
-        return self._first(lambda place: place.store.path(digest))
-
-    def fetch(self, digest: str, dest: Path) -> None:
-        """See `Store.fetch`."""
-        self._first(lambda place: place.store.fetch(digest, dest))
-
-    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """See `Store.read_blob`."""
-        return self._first(lambda place: place.store.read_blob(digest, max_bytes))
 
     @contextmanager
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
@@ -204,7 +164,6 @@ class NearestStore:
             yield fill
 
     def read(self, key: str) -> bytes | None:
-        """See `Store.read`."""
         return self._first(lambda place: place.store.read(key), None)
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:

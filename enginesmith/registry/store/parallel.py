@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-# Requests at one time; a remote store keeps so many connections (`s3.requests.CONNECTIONS`).
+# Requests at one time; a remote store keeps so many connections (`objects.api.CONNECTIONS`).
 AT_ONCE = 32
 # Items that a thread takes at a time, where there are enough of them: handing one over costs more than reading a file.
 _MOST_IN_PART = 64

@@ -140,12 +140,6 @@ class TrustPolicy:
         return next((rule for rule in self.rules if fnmatch.fnmatchcase(model, rule.models)), None)
 
 
-def configured_policy() -> TrustPolicy | None:
-    """The policy that ENGINESMITH_TRUST_POLICY names, or None where it is not set. Raises InputError."""
-    path = os.environ.get(TRUST_VARIABLE)
-    return load_policy(path) if path else None
-
-
 def load_policy(path: Path | str) -> TrustPolicy:
     """Read a policy and the keys it names. Raises InputError that names the file, the key and the remedy."""
     path = Path(path)
@@ -226,22 +220,17 @@ def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:
 def _signer(name: str, value: JsonObject, folder: Path) -> Signer:
     where = f"signers.{name[:80]}"
     if "public_key" in value:
-        pem = _key_file(decode(value, _KeyText, where).public_key, folder)
+        pem = _read_file(folder / decode(value, _KeyText, where).public_key, LARGEST_KEY_BYTES)
         try:
             return KeySigner(name, pem, key_id_of_pem(pem))
         except Malformed as error:
             raise Malformed(f"{where}.public_key {error}") from error
     if "certificate_roots" in value:
         certificate = decode(value, _CertificateText, where)
-        return CertificateSigner(
-            name, tuple(_key_file(root, folder) for root in certificate.certificate_roots), certificate.identity
-        )
+        roots = (_read_file(folder / root, LARGEST_KEY_BYTES) for root in certificate.certificate_roots)
+        return CertificateSigner(name, tuple(roots), certificate.identity)
     keyless = decode(value, _KeylessText, where)
     return KeylessSigner(name, keyless.keyless_identity, keyless.keyless_issuer)
-
-
-def _key_file(name: str, folder: Path) -> bytes:
-    return _read_file(folder / name, LARGEST_KEY_BYTES)
 
 
 def _read_file(path: Path, limit: int) -> bytes:
@@ -288,19 +277,20 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
     Raises InputError for a policy that cannot be read, and for an unreadable key that it names.
     """
     if not isinstance(policy, TrustPolicy):
-        policy = load_policy(policy) if policy else configured_policy()
-    if policy is None:
-        return Vouched(())
+        path = policy or os.environ.get(TRUST_VARIABLE)
+        if not path:
+            return Vouched(())
+        policy = load_policy(path)
     rule = policy.rule(manifest.model)
     if rule is None:
         raise UntrustedError(
-            f"{_name(manifest)}: no rule of trust policy {policy.path} matches this model, so it is not loaded; "
+            f"{manifest.reference}: no rule of trust policy {policy.path} matches this model, so it is not loaded; "
             "add a rule for it there"
         )
     _check_version(manifest, rule, policy)
     if not rule.required:
         return Vouched(())
-    valid_signers, refusals = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    valid_signers, refusals = find_signers(store, manifest, rule.signers, MANIFEST_FILE, manifest.to_bytes())
     if len(valid_signers) < rule.needed:
         raise UntrustedError(_too_few(store, manifest, rule, valid_signers, refusals, policy))
 
@@ -311,22 +301,13 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
             return True
         if content is None or digest_of_bytes(content) != attestation.report:  # changed since it was read
             return False
-        return len(_find_signers(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
+        return len(find_signers(store, manifest, rule.signers, ATTESTATION_FILE, content)[0]) >= rule.needed
 
     def attachment_signers(document: bytes) -> tuple[str, ...]:
-        signers = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
+        signers = find_signers(store, manifest, rule.signers, ATTACHMENT_FILE, document)[0]
         return tuple(signer.name for signer in signers) if len(signers) >= rule.needed else ()
 
     return Vouched(tuple(signer.name for signer in valid_signers), counts, attachment_signers)
-
-
-def signers_of(
-    store: Documents, manifest: Manifest, signers: Sequence[Signer]
-) -> tuple[tuple[Signer, ...], dict[str, str]]:
-    """Those of `signers` with a valid signature of a version's manifest, and of the others signer -> reason."""
-    rule = Rule("*", tuple(signers))
-    valid_signers, refusals = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
-    return tuple(valid_signers), refusals
 
 
 def signatures(
@@ -364,14 +345,14 @@ def find_misplaced(store: Documents, manifest: Manifest) -> Iterator[tuple[str, 
                 )
 
 
-def _find_signers(
-    store: Documents, manifest: Manifest, rule: Rule, file: str, content: bytes
+def find_signers(
+    store: Documents, manifest: Manifest, signers: Sequence[Signer], file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
-    """The rule's signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
+    """The signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
     document = digest_of_bytes(content)
     valid_signers: list[Signer] = []
     refusals: dict[str, str] = {}
-    for signer in rule.signers:
+    for signer in signers:
         reasons = []
         for bundle in _candidates(store, manifest, document, signer):
             refusal_reason = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
@@ -405,8 +386,8 @@ def _candidates(
 def _check_version(manifest: Manifest, rule: Rule, policy: TrustPolicy) -> None:
     if rule.min_version and version_order(manifest.version) < version_order(rule.min_version):
         raise UntrustedError(
-            f"{_name(manifest)} is older than version {rule.min_version}, the oldest that trust policy {policy.path} "
-            "allows; was the channel moved back? pull a newer version, or lower min_version there"
+            f"{manifest.reference} is older than version {rule.min_version}, the oldest that trust policy "
+            f"{policy.path} allows; was the channel moved back? pull a newer version, or lower min_version there"
         )
 
 
@@ -422,11 +403,7 @@ def _too_few(
     signer_list = ", ".join(key_names) or "none"
     why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
-        f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
+        f"{manifest.reference} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
         f"for {rule.models!r}, so it is not loaded. Signatures found: {signer_list}. Allowed: {why}. "
-        f"Have it signed (`enginesmith registry sign {_name(manifest)} --key KEY`), or allow another key there"
+        f"Have it signed (`enginesmith registry sign {manifest.reference} --key KEY`), or allow another key there"
     )
-
-
-def _name(manifest: Manifest) -> str:
-    return f"{manifest.model}@{manifest.version}"

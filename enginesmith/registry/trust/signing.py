@@ -86,11 +86,11 @@ def sign(
     data = store.read(manifest_key(manifest.model, manifest.version))
     if data is None or data != manifest.to_bytes():
         raise IntegrityError(
-            f"{manifest.model}@{manifest.version} is stored in other bytes than its canonical ones; "
+            f"{manifest.reference} is stored in other bytes than its canonical ones; "
             "run `enginesmith registry fsck`, and sign nothing until it is sound"
         )
     make = _maker(signer)
-    name = f"{manifest.model}@{manifest.version}"
+    name = manifest.reference
     documents = [("manifest", MANIFEST_FILE, data)]
     for attestation, content in attestation_documents(store, manifest):
         documents.append((f"attestation {attestation.report[:12]} ({attestation.verdict})", ATTESTATION_FILE, content))

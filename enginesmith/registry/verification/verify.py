@@ -33,8 +33,6 @@ from enginesmith.registry.versions import channel_writes, lookup, policies
 from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost, is_snapshot
 from enginesmith.registry.versions.state import Move, read_channel, read_history
 
-# What a verification finds: problems, some of which are faults.
-
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
 # What a channel's snapshot is called among the things that a blob is part of.
 SNAPSHOT = "snapshot"
@@ -94,9 +92,6 @@ class Findings:
         return Verification(tuple(self.problems), len(self.manifests), self.blobs, self.size_bytes)
 
 
-# Reads every byte of blobs again, and compares digests.
-
-
 def check_blobs(findings: Findings, digests: list[str]) -> None:
     """Add what is wrong with these blobs: missing, of other bytes, or of another BLAKE3 than manifests claim."""
     for digest in digests:
@@ -118,9 +113,6 @@ def check_blobs(findings: Findings, digests: list[str]) -> None:
                     findings.add("blake3", reference, detail, affects)
     if findings.blake3 and new_blake3_hasher() is None:
         findings.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
-
-
-# Finds what nothing refers to or what was left behind: records, blobs, documents, leases, series.
 
 
 def check_litter(findings: Findings, blobs: list[str]) -> None:
@@ -197,18 +189,6 @@ def check_leases(findings: Findings) -> None:
         )
 
 
-def check_series(findings: Findings) -> None:
-    """Series of latencies that cannot be read, or are not what their keys say."""
-    for key in findings.store.list(SERIES):
-        try:
-            parse_series(findings.store.read(key) or b"", key)
-        except IntegrityError as error:
-            findings.add("forgotten", key, str(error))
-
-
-# Mends what a verification found: corrupt blobs are moved away, snapshots are written anew.
-
-
 @dataclass(frozen=True)
 class Repairs:
     """What was mended. blobs: digests of corrupt ones that were moved away.  channels: of which (`model:channel`) the
@@ -239,9 +219,6 @@ def repair(store: Store, verification: Verification) -> Repairs:
     for model, channel in channel_writes.running_rollouts(store):
         channel_writes.clear_marks(store, model, channel)
     return Repairs(corrupt_digests, tuple(sorted(channels)))
-
-
-# Checks what is served: versions and channels; and notes which blobs they need.
 
 
 def check_model(findings: Findings, model: str) -> None:
@@ -299,7 +276,7 @@ def take_registered(findings: Findings) -> None:
 
 def take_version(findings: Findings, manifest: Manifest) -> None:
     """Check the documents of a version, and note the blobs that it needs."""
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     findings.manifests.append(manifest)
     for digest, what in manifest.blobs().items():
         findings.needed.setdefault(digest, []).append(f"{reference} {what}")
@@ -330,7 +307,7 @@ def take_version(findings: Findings, manifest: Manifest) -> None:
 
 def _take_attachments(findings: Findings, manifest: Manifest) -> dict[str, int | None]:
     """Check the documents of a version's attachments, and note their blobs: digest -> size in bytes."""
-    reference, sizes = f"{manifest.model}@{manifest.version}", dict[str, int | None]()
+    reference, sizes = manifest.reference, dict[str, int | None]()
     try:
         for attachment, _ in attachments(findings.store, manifest):
             findings.needed.setdefault(attachment.digest, []).append(f"{reference} attachment {attachment.name}")
@@ -338,9 +315,6 @@ def _take_attachments(findings: Findings, manifest: Manifest) -> dict[str, int |
     except IntegrityError as error:
         findings.add("edited", reference, str(error))
     return sizes
-
-
-# Reads a version or a whole registry again, in the order of its parts.
 
 
 def verify(
@@ -370,5 +344,9 @@ def verify(
     check_litter(findings, stored_digests)
     check_documents(findings)
     check_leases(findings)
-    check_series(findings)
+    for key in store.list(SERIES):
+        try:
+            parse_series(store.read(key) or b"", key)
+        except IntegrityError as error:
+            findings.add("forgotten", key, str(error))
     return findings.close()

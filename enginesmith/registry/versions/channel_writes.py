@@ -1,7 +1,6 @@
 """Writes what a channel's state holds beside its move: snapshots of the versions that it serves, and the rollout."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import ROLLOUTS, evidence_prefix, running_rollout_key, version_prefix
+from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions.lookup import (
     MAX_DOCUMENTS_BYTES,
     SNAPSHOT_MAX_BYTES,
@@ -31,9 +31,6 @@ from enginesmith.registry.versions.lookup import (
     load,
 )
 from enginesmith.registry.versions.state import Channel, change_channel, read_channel, read_history
-
-# Documents of a version that are read at one time.
-_AT_ONCE = 16
 
 # Writes the snapshots of the versions that a channel serves, which its state names.
 #
@@ -118,8 +115,7 @@ def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
     """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
     prefix = version_prefix(manifest.model, manifest.version)
     keys = [key for key in store.list(prefix) if is_needed(key.removeprefix(prefix))]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        documents = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
+    documents = {key: data for key, data in side_by_side(store.read, keys) if data is not None}
     full_snapshot = Snapshot(manifest.model, manifest.version, documents)
     list(attestations(SnapshotDocuments(full_snapshot), manifest))
     # Latency reports that newer ones outdate are left out.

@@ -63,13 +63,12 @@ def promote(
     )
     if refusal:
         raise InputError(refusal)
-    with hold_change(store, [manifest.model], f"promoting {manifest.model}@{manifest.version} to {name}") as guard:
+    with hold_change(store, [manifest.model], f"promoting {manifest.reference} to {name}") as guard:
         secure_version(guard, manifest)
         if losses := find_lost_of(store, manifest):
-            reference = f"{manifest.model}@{manifest.version}"
             lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in losses.items()]
-            remedy = f"restore it, or build again; `enginesmith registry fsck {reference}` says more"
-            raise IntegrityError("\n".join([f"channel {name!r}: {reference} is damaged; {remedy}:", *lines]))
+            remedy = f"restore it, or build again; `enginesmith registry fsck {manifest.reference}` says more"
+            raise IntegrityError("\n".join([f"channel {name!r}: {manifest.reference} is damaged; {remedy}:", *lines]))
         guard.secure(canary.report for canary in canaries)
         return point(
             guard,
@@ -114,7 +113,7 @@ def point(
     move = Move(
         manifest.version,
         manifest.digest,
-        _now(store),
+        store.now().isoformat(timespec="seconds"),  # by the store's clock, as evidence that comes later
         by,
         why,
         proven_only,
@@ -172,10 +171,8 @@ def rollback(
                 f"promote another one: `enginesmith list {model}` shows them"
             )
         secure_version(guard, manifest)
-        return replace(
-            Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback"),
-            random_inputs=previous.random_inputs,
-        )
+        at = store.now().isoformat(timespec="seconds")
+        return replace(previous, at=at, by=by, why=why, action="rollback", canary=(), losses=())
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -200,26 +197,14 @@ def policy_refusal(
     entries = judge_entries(store, manifest, counts)
     policy = policies.of_channel(store, manifest.model, name)
     at_once = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
-    return (
+    refusal = (
         at_once
         or policies.common_refusal(manifest, entries, name, proven_only=proven_only, random_inputs=random_inputs)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
-        or _loss(store, manifest, name, proven_only, counts, accepted_losses)
     )
-
-
-def _loss(
-    store: Store,
-    manifest: Manifest,
-    name: str,
-    proven_only: bool,
-    counts: Callable[[Attestation], bool] | None,
-    accepted_losses: AcceptedLosses,
-) -> str | None:
-    """`loss_refusal` of what the channel serves at this moment."""
-    if accepted_losses is None:
-        return None
+    if refusal or accepted_losses is None:
+        return refusal
     channel = read_channel(store, manifest.model, name)
     return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted_losses, manifest, channel)
 
@@ -266,11 +251,6 @@ def _move(
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
     refresh_channel(guard, model, name)  # a writer of evidence may have read the state before this move
     return new_channel
-
-
-def _now(store: Store) -> str:
-    """The time of a move: by the store's clock, as that of evidence that comes later."""
-    return store.now().isoformat(timespec="seconds")
 
 
 def _end_rollout(rollout: Rollout, move: Move) -> Rollout:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -25,7 +24,7 @@ from enginesmith.registry.manifest import Manifest, pinned_engines
 from enginesmith.registry.store import base
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, index_key, page_key
-from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.store.parallel import AT_ONCE, side_by_side
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import Listed, catalogue, channel_names
 from enginesmith.registry.versions.state import Move, read_channel, read_history
@@ -189,9 +188,8 @@ def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
     """Models with the versions that their channels point to. Reads the channels, side by side."""
     channel_pairs = [(entry.model, name) for entry in models for name in entry.channels]
     pointers: dict[str, dict[str, str]] = {}
-    for (model, name), version in side_by_side(lambda each: _read_pointer(store, *each), channel_pairs):
-        if version is not None:
-            pointers.setdefault(model, {})[name] = version
+    for (model, _), channel in side_by_side(lambda each: _read_pointers(store, each[0], [each[1]]), channel_pairs):
+        pointers.setdefault(model, {}).update(channel)
     return [ListedModel(entry.model, tuple(entry.versions), pointers.get(entry.model, {})) for entry in models]
 
 
@@ -214,14 +212,6 @@ def _refresh(store: Store, key: str, models: list[str]) -> None:
     base.change(store, key, make)
 
 
-def _read_pointer(store: Store, model: str, name: str) -> str | None:
-    try:
-        channel = read_channel(store, model, name)
-    except IntegrityError:
-        return UNREADABLE
-    return channel.version if channel is not None else None
-
-
 def _shard_of(model: str) -> str:
     return digest_of_bytes(model.encode())[0]
 
@@ -237,12 +227,6 @@ def _parse(data: bytes | None) -> IndexShard | None:
         for name, entry in document.models.items()
     }
     return IndexShard(document.serial, document.complete, models)
-
-
-# The data that `enginesmith list`, `enginesmith show` and `enginesmith registry history` print.
-
-# Concurrent requests to a remote registry.
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -320,19 +304,18 @@ def list_versions(
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
     pointers = _read_pointers(store, model, channel_names(store, model))
     range_versions = [
-        version for version in all_versions if before is None or version_order(version) < version_order(before)
-    ]
-    range_versions = [
-        version for version in range_versions if after is None or version_order(version) > version_order(after)
+        version
+        for version in all_versions
+        if (before is None or version_order(version) < version_order(before))
+        and (after is None or version_order(version) > version_order(after))
     ]
     count = len(range_versions) if limit is None else limit
-    page_versions = (
-        range_versions[:count] if after is not None else range_versions[max(0, len(range_versions) - count) :]
+    first_index = 0 if after is not None else max(0, len(range_versions) - count)
+    page_versions = range_versions[first_index : first_index + count]
+    rows = side_by_side(
+        lambda version: _listed_version(store, model, version, pointers), page_versions, 1 if store.near else AT_ONCE
     )
-    if store.near or len(page_versions) < 2:  # nothing to wait for
-        return [_listed_version(store, model, version, pointers) for version in page_versions]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda version: _listed_version(store, model, version, pointers), page_versions))
+    return [row for _, row in rows]
 
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:
@@ -371,6 +354,7 @@ def _listed_version(store: Store, model: str, version: str, pointers: dict[str, 
 
 
 def _read_pointers(store: Store, model: str, channels: Iterable[str]) -> dict[str, str]:
+    """The version that each of a model's channels points to; a channel that was deleted meanwhile is left out."""
     pointers: dict[str, str] = {}
     for name in channels:
         try:

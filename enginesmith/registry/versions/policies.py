@@ -9,7 +9,7 @@ from enginesmith.core.errors import ConflictError, Digest, InputError, Integrity
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.requirements import Format
 from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.attestations import Attestation, JudgedEntry, judge_entries
@@ -23,8 +23,6 @@ from enginesmith.registry.versions.state import Channel
 
 if TYPE_CHECKING:
     from enginesmith.registry.trust.signatures import KeySigner
-
-# What nodes would lose by a move of a channel: targets and precisions that it serves now and would not serve then.
 
 # Losses that a move may have, as `list_losses` names them; None: any.
 AcceptedLosses = Collection[str] | None
@@ -63,7 +61,7 @@ def loss_refusal(
     unaccepted = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
     if channel is None or not unaccepted:
         return None
-    reference, where = f"{manifest.model}@{manifest.version}", f"{channel.model}:{channel.name}"
+    reference, where = manifest.reference, f"{channel.model}:{channel.name}"
     return (
         f"{where} serves {channel.version}, and {reference} has nothing for {join_first(unaccepted, _SHOWN)}; build or "
         "validate what is missing, or accept and record the loss with --accept-loss"
@@ -157,13 +155,10 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
     Reads only these fields: `validation.canary.report` checked that the verdict follows from the criteria when the
     report was stored.
     """
-    try:
+    with explain_damage(f"canary report {report}", "run the canary again"):
         canary_report = parse_as(store.read_blob(report, REPORT_BYTES), REPORT_BYTES, _CanaryReport)
-        return CanaryPass(
-            report, canary_report.candidate.engine, canary_report.baseline.manifest, canary_report.target or ""
-        )
-    except Malformed as error:
-        raise IntegrityError(f"canary report {report}: {error}") from error
+    engine, baseline = canary_report.candidate.engine, canary_report.baseline.manifest
+    return CanaryPass(report, engine, baseline, canary_report.target or "")
 
 
 def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
@@ -174,12 +169,9 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
     data = store.read(policy_key(model, channel))
     if data is None:
         return None
-    try:
+    remedy = "set it again with `enginesmith registry policy set`"
+    with explain_damage(f"policy of {model or '*'}:{channel}", remedy):
         return parse_as(data, MAX_BYTES, ChannelPolicy)
-    except IntegrityError as error:
-        raise IntegrityError(
-            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
-        ) from error
 
 
 def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
@@ -246,10 +238,10 @@ def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> 
     """The reason why a policy rejects a move at once; None where versions need not come in waves."""
     if policy.rollout is None:
         return None
-    reference, where = f"{manifest.model}@{manifest.version}", f"{manifest.model}:{channel}"
-    waves = ", ".join(map(str, policy.rollout.waves))
+    where, waves = f"{manifest.model}:{channel}", ", ".join(map(str, policy.rollout.waves))
     return (
-        f"the policy of {where} has versions come in waves ({waves}): `enginesmith rollout start {reference} {where}`"
+        f"the policy of {where} has versions come in waves ({waves}): "
+        f"`enginesmith rollout start {manifest.reference} {where}`"
     )
 
 
@@ -261,7 +253,7 @@ def common_refusal(
     entries: the version's engines with their current status.  random_inputs: whether it takes those proven on random
     inputs as others.
     """
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     short_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
     proven = [entry for entry in entries if entry.usable and entry.status not in short_statuses]
     unproven = [entry for entry in entries if entry.status in short_statuses]
@@ -280,15 +272,13 @@ def common_refusal(
         )
     if unproven and not proven_only and name not in OPEN_CHANNELS:
         units = join_first([entry.unit for entry in unproven], 3)
+        is_on_random = all(entry.status == ON_RANDOM for entry in unproven)
+        what = f"engines that are {ON_RANDOM}" if is_on_random else "unproven ones"
         return (
-            f"channel {name!r} takes only proven engines; {reference} has {_describe_short(unproven)}: {units}; "
+            f"channel {name!r} takes only proven engines; {reference} has {what}: {units}; "
             f"{remedy}{f', or {serve}' if proven else ''}"
         )
     return None
-
-
-def _describe_short(entries: Sequence[EngineEntry]) -> str:
-    return f"engines that are {ON_RANDOM}" if all(entry.status == ON_RANDOM for entry in entries) else "unproven ones"
 
 
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
@@ -318,7 +308,7 @@ def refusal(
     entries: the version's engines with their current status.  proven_only: the channel will serve only proven ones.
     """
     where = f"the policy of {manifest.model}:{channel}"
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     for target in policy.proven:
         if not any(_is_proven(entry, target) for entry in entries):
             return (
@@ -367,13 +357,15 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     """
     if not policy.signed_by:
         return None
-    from enginesmith.registry.trust.policy import signers_of
+    from enginesmith.registry.trust.policy import find_signers
+    from enginesmith.registry.trust.signatures import MANIFEST_FILE
 
     where = f"the policy of {manifest.model}:{channel}"
-    valid_signers, refusals = signers_of(store, manifest, _signers(policy, where))
+    signers = _signers(policy, where)
+    valid_signers, refusals = find_signers(store, manifest, signers, MANIFEST_FILE, manifest.to_bytes())
     if valid_signers:
         return None
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith registry sign {reference} "

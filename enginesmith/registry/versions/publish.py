@@ -86,14 +86,14 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
     Raises InputError where the file changes meanwhile, IntegrityError if the version was deleted meanwhile, Malformed
     for a field that no document has.
     """
-    data, what = attachment.to_bytes(), f"attaching {attachment.name} to {manifest.model}@{manifest.version}"
+    data, what = attachment.to_bytes(), f"attaching {attachment.name} to {manifest.reference}"
     with hold_change(store, [manifest.model], what, BUILDING) as guard:
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
         old_attachment = next((other for other, _ in attachments(store, manifest) if other.says_same(attachment)), None)
         if store.put_file(path) != attachment.digest:
             raise InputError(f"{path} changed while it was read; attach it again")
-        guard.secure([version_name(manifest.model, manifest.version), attachment.digest])
+        guard.secure([manifest.reference, attachment.digest])
         if old_attachment is None:
             store.create(attachment.key(), data)
         refresh_version(guard, manifest)
@@ -101,7 +101,7 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
 
 
 def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Guard]:
-    return hold_change(store, [manifest.model], f"adding evidence to {manifest.model}@{manifest.version}")
+    return hold_change(store, [manifest.model], f"adding evidence to {manifest.reference}")
 
 
 # Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
@@ -204,8 +204,9 @@ def published_without(manifest: Manifest, missing_part: str) -> Iterator[None]:
     try:
         yield
     except (UnavailableError, IntegrityError, ConflictError) as error:
-        name = f"{manifest.model}@{manifest.version}"
-        raise type(error)(f"{name} is published, but {missing_part} could not be written: {error}") from error
+        raise type(error)(
+            f"{manifest.reference} is published, but {missing_part} could not be written: {error}"
+        ) from error
 
 
 def find_published(store: Store, manifest: Manifest, known_number: int = 0) -> Manifest | None:
@@ -241,7 +242,7 @@ def find_same(
                     return None
     except IntegrityError:  # a damaged report proves nothing
         return None
-    with hold_lease(store, f"counting on {existing_manifest.model}@{existing_manifest.version}") as guard:
+    with hold_lease(store, f"counting on {existing_manifest.reference}") as guard:
         secure_version(guard, existing_manifest)
     return existing_manifest
 
@@ -279,7 +280,7 @@ def _find_existing(store: Store, manifest: Manifest, version: str | None, number
     if losses := find_lost_of(store, existing):
         what = existing.blobs()[next(iter(losses))]
         raise IntegrityError(
-            f"{existing.model}@{existing.version} has lost its {what}, and building again gave other "
+            f"{existing.reference} has lost its {what}, and building again gave other "
             "bytes; versions never change: restore it, or choose another version"
         )
     return published

@@ -20,7 +20,7 @@ from annotated_types import Interval
 from enginesmith.core.codec import NewerFormatError, encode, parse_as
 from enginesmith.core.errors import ConflictError, Digest, EnginesmithError, InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, explain_damage
 from enginesmith.core.requirements import MAX_COUNT, Count, Format
 from enginesmith.registry.rollouts.state import WHOLE, EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
@@ -222,11 +222,9 @@ def _read_stored(store: Documents, model: str, name: str) -> ChannelHistory:
 
 def with_state(store: Documents, history: ChannelHistory, channel: Channel) -> ChannelHistory:
     """`ChannelHistory.with_state`. Raises IntegrityError with the history's place where moves are missing."""
-    try:
+    place = place_of(store, channel_history_key(channel.model, channel.name))
+    with explain_damage(f"history of {channel.model}:{channel.name} ({place})", _REMEDY):
         return history.with_state(channel)
-    except Malformed as error:
-        place = place_of(store, channel_history_key(channel.model, channel.name))
-        raise IntegrityError(f"history of {channel.model}:{channel.name} ({place}): {error}; {_REMEDY}") from error
 
 
 def count_moves(store: Documents, model: str, name: str) -> int:

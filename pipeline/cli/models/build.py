@@ -18,13 +18,14 @@ from enginesmith.cli.options import (
     say,
     takes,
 )
-from enginesmith.cli.registry import check_signing_key, sign_published
+from enginesmith.cli.registry import sign_published
 from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.state import ENSEMBLE
 from enginesmith.core.text import format_metrics
 from enginesmith.registry.store.base import open_store
+from enginesmith.registry.trust.signing import SigningKey, check_signer
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import losses_of_build
@@ -121,7 +122,7 @@ def build(
         # A new one names the targets itself: the run is of all of it.
         spec, options = str(path), replace(options, targets=None if is_new else options.targets)
     if sign_key:
-        check_signing_key(sign_key)
+        check_signer(SigningKey(sign_key))  # before hours of work end with it
     outcome = _compile(spec, options, runner, quiet)
     if sign_key and outcome.version is not None:
         outcome = _sign(outcome, sign_key, registry_of(spec, options.registry))

@@ -17,7 +17,6 @@ from enginesmith.cli.options import (
     emit_json,
     path_option,
     precision_option,
-    progress_speaker,
     reference_argument,
     require_svg,
     say,
@@ -293,7 +292,7 @@ def capacity(
         options.precision,
     )
     store = open_store(registry)
-    capacity_inputs = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
+    capacity_inputs = prepare(store, trusted_manifest(store, reference), terms, str if quiet else say)
     forecast = capacity_inputs.forecast()
     if out:
         write_whole(out, cost_svg(capacity_inputs.cost_curves(forecast), options.p99, forecast.currency).encode())

@@ -95,7 +95,7 @@ def open_chain(
 def _open_function(store: Store, function: EnsembleFunction, folder: Path) -> "Iterator[EnsembleGraph]":
     """A function in a process of its own. folder: for its files. Raises ModelError where it cannot be imported."""
     from enginesmith.ensembles import function_node
-    from enginesmith.user_code.channel import CallFunction, CallOnce
+    from enginesmith.user_code.channel import ArraysOnly, CallFunction
     from enginesmith.user_code.task import Task
     from pipeline.sources.user_process import start_user_process
 
@@ -105,10 +105,10 @@ def _open_function(store: Store, function: EnsembleFunction, folder: Path) -> "I
         store.fetch(digest, path)
     task = Task(CallFunction(folder, function.file, function.function, function.name))
     with start_user_process(task) as process:
-        process.ask(task, CallOnce)
+        process.ask(task, ArraysOnly)
 
         def run(inputs: "Tensors") -> "Tensors":
-            return process.ask(CallOnce(), CallOnce, dict(inputs))[1]
+            return process.ask(ArraysOnly(), ArraysOnly, dict(inputs))[1]
 
         yield function_node(function.name, run, function.inputs, function.outputs, function.sources)
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginesmith.client.resolve import FALLBACK, PORTABLE, Policy, rank_engines, rejection, remarks
+from enginesmith.client.resolve import FALLBACK, PORTABLE, Policy, rank_engines, remarks
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware import machine as module
@@ -21,6 +21,10 @@ TRT = EngineEntry("h200", "fp16", "tensorrt", "proven", "", (9, 0), "h200", size
                   toolchain={"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11"})  # fmt: skip
 RTX = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "proven", "", (8, 9), size_bytes=GIB,
                   toolchain={"tensorrt-rtx-cu13-bindings": "1.7.1.116"})  # fmt: skip
+
+
+def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
+    return dict(rank_engines([entry], machine, policy).rejected).get(entry.unit)
 
 
 def unmet(entry: EngineEntry, machine: Machine) -> str | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginesmith.client.locate import locate_and_rank
+from enginesmith.client.locate import rank_located
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.hardware.machine import Machine
@@ -26,7 +26,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import blob_key, manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.channels import policy_refusal
-from enginesmith.registry.versions.lookup import load, versions
+from enginesmith.registry.versions.lookup import load, locate, versions
 from enginesmith.registry.versions.publish import publish
 from tests.enginesmith.registries import approval, draft, engine, on_each_store, publish_engines, report
 
@@ -134,9 +134,9 @@ def test_an_engine_whose_graph_has_lost_its_own_is_rejected(store: Store) -> Non
     graphs = publish_graphs(store)
     publish_whole(store, graphs)
     machine = Machine.from_name("l4")
-    assert locate_and_rank(store, Reference("pair"), machine, Policy())[1].candidates
+    assert rank_located(store, locate(store, Reference("pair")), machine, Policy())[1].candidates
     store.remove(blob_key(str(graphs["decoder"].engines[0].digest)))
-    found = locate_and_rank(store, Reference("pair"), machine, Policy())[1]
+    found = rank_located(store, locate(store, Reference("pair")), machine, Policy())[1]
     assert not found.candidates
     assert found.lost[0][1].startswith("lost: graph 'decoder': published, and no file")
 

@@ -192,9 +192,9 @@ def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_tim
     assert [each.engine.target for each in pulled] == ["cpu", "cpu", "onnx"]
     assert [each.latency is not None for each in pulled] == [True, False, False]
     assert all(each.path.is_file() and each.description.is_file() for each in pulled)
-    opened = open_described(pulled[0].description, lambda _: dict, pulled[0].latency)
+    opened, _ = open_described(pulled[0].description, lambda _: dict, pulled[0].latency)
     intervals = [bucket.interval("session") for bucket in pulled[0].latency.buckets]
-    assert [opened.engine.seconds({"batch": size}) for size in (1, 8, 32)] == intervals
+    assert [opened.seconds({"batch": size}) for size in (1, 8, 32)] == intervals
 
 
 def timed(entry: EngineEntry) -> LatencyReport:

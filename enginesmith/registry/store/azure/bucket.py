@@ -80,7 +80,7 @@ def _connect(place: AzureLocation, _process: int) -> ContainerClient:
             credential=_credential(place),
             connection_timeout=api.CONNECT_TIMEOUT_S,
             read_timeout=api.READ_TIMEOUT_S,
-            # `attempts.ask` repeats requests.
+            # `api.ask` repeats requests.
             retry_total=0,
             max_single_get_size=CHUNK_BYTES,
             max_chunk_get_size=CHUNK_BYTES,
@@ -144,7 +144,6 @@ def code_of(error: Exception) -> str:
 
 
 def _is_transient(status: int, code: str, error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
     if status:
         # Without a code, the request could not be read. Azurite's code for another MD5 is InvalidOperation.
         corrupt = status == 400 and (not code or "md5" in str(error).lower())
@@ -157,7 +156,6 @@ def _mentions(error: Exception, *words: str) -> bool:
 
 
 def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
-    """What an error response of the server means, and the remedy."""
     place_text = f" at {place.url}"
     if code in _ELSEWHERE:
         return f"there is no container {place.container!r}{place_text} ({code}); create it, or check its name"
@@ -176,7 +174,6 @@ def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
 
 
 def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
-    """Why there was no response, and the remedy."""
     place_text, kind = f" at {place.url}", type(error).__name__
     if isinstance(error, az.ClientAuthenticationError):
         return (
@@ -232,7 +229,6 @@ class AzureBucket(ByMd5):
             return data, download.properties.etag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
-        """See `BucketApi.open_from`."""
         conditions = condition_of(tag) if tag else {}
         with answers(self.place):
             download = self._blob(key).download_blob(offset=offset or None, **conditions)
@@ -240,7 +236,6 @@ class AzureBucket(ByMd5):
             return download.properties.etag, _Chunks(download, download.size, partial(answers, self.place))
 
     def open_range(self, key: str, offset: int, size: int) -> Body:
-        """See `BucketApi.open_range`."""
         with answers(self.place):
             download = self._blob(key).download_blob(offset=offset, length=size)
             if download.size < size:
@@ -248,7 +243,6 @@ class AzureBucket(ByMd5):
             return _Chunks(download, size, partial(answers, self.place))
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
-        """See `BucketApi.put`."""
         with answers(self.place):
             self._blob(key).upload_blob(
                 data,
@@ -306,7 +300,6 @@ class AzureBucket(ByMd5):
                 raise Failed(f"Azure says that copying it ended as {str(status)[:20]}; run again", passing=True)
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
-        """See `BucketApi.page`."""
         base = self.place.key("")
         with answers(self.place):
             container, root = connect(self.place), self.place.key(prefix) or None
@@ -324,7 +317,6 @@ class AzureBucket(ByMd5):
             return ListedPage(objects, folders, pages.continuation_token or "")
 
     def now(self) -> datetime:
-        """See `BucketApi.now`."""
         dates: list[str | None] = []
         with answers(self.place):
             self._blob(MARKER).get_blob_properties(
@@ -343,7 +335,7 @@ def _require(*facts: object) -> None:
 
 
 class _Chunks:
-    """A download whose chunks come one request each, with the condition that the blob stays the same."""
+    """The `Body` of a download whose chunks come one request each, with the condition that the blob stays the same."""
 
     def __init__(self, download: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
         self._chunks: Iterator[bytes] = download.chunks()
@@ -351,7 +343,6 @@ class _Chunks:
         self._chunk = memoryview(b"")
 
     def readinto(self, into: memoryview, /) -> int:
-        """See `Body.readinto`."""
         if not self._left or not into:
             return 0
         if not self._chunk:

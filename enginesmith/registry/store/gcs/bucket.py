@@ -20,7 +20,6 @@ from enginesmith.registry.store.gcs.requests import (
     answers,
     connect,
     is_transient,
-    raise_for,
     status_of,
     timeouts,
 )
@@ -132,7 +131,6 @@ class GcsBucket(ByMd5):
             return data, tag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
-        """See `BucketApi.open_from`."""
         with answers(self.place):
             conditions = {"ifGenerationMatch": tag} if tag else {}
             response = self._open(key, conditions, f"bytes={offset}-" if offset else "")
@@ -148,7 +146,6 @@ class GcsBucket(ByMd5):
                 raise
 
     def open_range(self, key: str, offset: int, size: int) -> Body:
-        """See `BucketApi.open_range`."""
         last_offset = offset + size - 1
         with answers(self.place):
             response = self._open(key, {}, f"bytes={offset}-{last_offset}")
@@ -162,7 +159,6 @@ class GcsBucket(ByMd5):
             raise NoWholeAnswerError("no range")
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
-        """See `BucketApi.put`."""
         with answers(self.place):
             blob = self._blob(key)
             blob.md5_hash = md5_of(data)
@@ -208,7 +204,6 @@ class GcsBucket(ByMd5):
                 is_done = not rewrite
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
-        """See `BucketApi.page`."""
         base = self.place.key("")
         with answers(self.place):
             bucket = self._connection.bucket
@@ -232,7 +227,6 @@ class GcsBucket(ByMd5):
             return ListedPage(objects, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:
-        """See `BucketApi.now`."""
         with answers(self.place), self._open(MARKER, {}) as response:
             return parse_date(response.headers.get("Date"))
 
@@ -254,7 +248,9 @@ class GcsBucket(ByMd5):
             timeout=timeouts(),
             stream=True,
         )
-        raise_for(response)
+        if response.status_code >= 300:
+            with response:
+                raise api.from_http_response(response)
         if response.status_code not in (requests.codes.ok, _PARTIAL):
             response.close()
             raise api.Unknown(f"status {response.status_code}")

@@ -67,7 +67,9 @@ def connect(place: GcsLocation) -> GcsConnection:
 @lru_cache(maxsize=16)
 def _connect(place: GcsLocation, _process: int) -> GcsConnection:
     with answers(place):
-        credentials = _credentials(place)
+        # Application Default Credentials; none to a server over plain http, where everybody could read the token.
+        is_plain = place.endpoint is not None and place.endpoint.startswith("http://")
+        credentials: Credentials = AnonymousCredentials() if is_plain else google.auth.default(scopes=_SCOPES)[0]
         session = AuthorizedSession(credentials)
         pool = HTTPAdapter(pool_connections=attempts.CONNECTIONS, pool_maxsize=attempts.CONNECTIONS, max_retries=0)
         session.mount("https://", pool)
@@ -79,14 +81,6 @@ def _connect(place: GcsLocation, _process: int) -> GcsConnection:
         # that is nobody's, a permission more, and a thread that a fork may meet. The library looks whether this is set.
         client._bucket_metadata_cache = None
         return GcsConnection(client.bucket(place.bucket), session, place.endpoint or GOOGLE)
-
-
-def _credentials(place: GcsLocation) -> Credentials:
-    """Application Default Credentials; none to a server over plain http, where everybody could read the token."""
-    if place.endpoint and place.endpoint.startswith("http://"):
-        return AnonymousCredentials()
-    credentials: Credentials = google.auth.default(scopes=_SCOPES)[0]
-    return credentials
 
 
 @contextmanager
@@ -101,13 +95,6 @@ def answers(place: GcsLocation) -> Iterator[None]:
             raise Declined(status, type(error).__name__) from error
         words = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
         raise Failed(words, passing=is_transient(status, error), unknown=words == UNKNOWN_REQUEST) from error
-
-
-def raise_for(response: requests.Response) -> None:
-    """Raise what `answers` reads, for an answer that is an error."""
-    if response.status_code >= 300:
-        with response:
-            raise api.from_http_response(response)
 
 
 def status_of(error: Exception) -> int:
@@ -130,7 +117,6 @@ def is_transient(status: int, error: Exception) -> bool:
 
 
 def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
-    """What an error response of the server means, and the remedy."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
     if status == 404:
         return f"there is no bucket {place.bucket!r}{place_text}; create it, or check its name"
@@ -149,7 +135,6 @@ def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
 
 
 def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
-    """Why there was no response, and the remedy."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
     kind = type(error).__name__
     if isinstance(error, auth.GoogleAuthError):

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,8 +16,6 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import count_io
 from enginesmith.registry.store.layout import is_key
 from enginesmith.registry.store.objects.api import ATTEMPTS, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, pauses
-
-# The place of a registry behind HTTP: an `http(s)://host:port/prefix` URI as a value.
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -98,22 +96,15 @@ class AbsentError(IntegrityError):
     """The server does not have this object, or not whole, or lists it for nobody."""
 
 
-@dataclass
-class _Idle:
-    """Connections without a request, of one process, since sockets must not be shared with a fork."""
-
-    process: int
-    connections: deque[HTTPConnection] = field(default_factory=deque)
-
-
-_idle: dict[HttpLocation, _Idle] = {}
+# Connections without a request: of each process, since sockets must not be shared with a fork.
+_idle: dict[tuple[HttpLocation, int], deque[HTTPConnection]] = {}
 
 
 @atexit.register
 def close_idle() -> None:
     """Close the connections that are kept."""
     while _idle:
-        for connection in _idle.popitem()[1].connections:
+        for connection in _idle.popitem()[1]:
             connection.close()
 
 
@@ -216,10 +207,7 @@ def _connect(place: HttpLocation) -> HTTPConnection:
 
 def _kept(place: HttpLocation) -> deque[HTTPConnection]:
     """This process's idle connections to a server."""
-    idle_pool = _idle.get(place)
-    if idle_pool is None or idle_pool.process != os.getpid():
-        idle_pool = _idle[place] = _Idle(os.getpid())
-    return idle_pool.connections
+    return _idle.setdefault((place, os.getpid()), deque())
 
 
 def _authorization() -> dict[str, str]:

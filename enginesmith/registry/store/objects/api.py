@@ -16,8 +16,6 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import BlobDigest, count_io
 from enginesmith.registry.store.layout import MAX_KEYS, check_size
 
-# Bytes that are to be uploaded: their parts, digested while they are read.
-
 T = TypeVar("T")
 
 PART_BYTES = 16 << 20
@@ -110,8 +108,7 @@ def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]
 # What the store in a bucket asks of an object store's API: one request each, and how an answer is told from none.
 #
 # A *tag* changes whenever an object is written: an ETag in S3 and Azure, a generation in Google Cloud Storage. A write
-# requires that the object is absent or still has the tag that was read. Attempts, write tokens and digests are
-# `attempts`, `reading` and `writing`, the same for all.
+# requires that the object is absent or still has the tag that was read.
 
 # The name of a write's token among an object's metadata.
 TOKEN = "enginesmith-write"  # noqa: S105 - a name
@@ -280,7 +277,6 @@ class ByMd5:
     """What the clouds share that check uploads by an MD5, and drop by themselves what dead writers left."""
 
     def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
-        """See `BucketApi.holds`."""
         return facts.checksum == source.md5() if facts.checksum else None
 
     def strays(self) -> tuple[str, ...]:
@@ -339,9 +335,6 @@ def refuse(bucket: BucketApi, doing: str, failure: Failed, *, last: bool) -> Non
         kind = InputError if failure.unknown else UnavailableError
         raise kind(f"{doing} in {bucket.place.locator('')}: {failure.words}") from failure
     count_io("retries")
-
-
-# Lists what is in a bucket: keys, a request for each thousand of them.
 
 
 def keys_below(bucket: BucketApi, prefix: str) -> list[str]:

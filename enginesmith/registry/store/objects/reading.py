@@ -29,8 +29,6 @@ from enginesmith.registry.store.objects.api import (
     refuse,
 )
 
-# The body of an HTTP answer that urllib3 has received, read as it comes.
-
 
 class NoWholeAnswerError(ValueError):
     """An answer without what belongs to it: one that ends among its headers looks to Python like one that has no more
@@ -38,8 +36,8 @@ class NoWholeAnswerError(ValueError):
 
 
 class HttpBody:
-    """`size` bytes of a response of urllib3, read from the response beneath it where there is one: urllib3's own
-    `readinto` copies everything once more, a sixth of a download's CPU time.
+    """The `Body` of a response of urllib3, `size` bytes, read from the response beneath it where there is one:
+    urllib3's own `readinto` copies everything once more, a sixth of a download's CPU time.
 
     answers: a context that turns OSError, urllib3's errors and NoWholeAnswerError into Failed.
     """
@@ -50,7 +48,6 @@ class HttpBody:
         self._response, self._left, self._answers = response, size, answers
 
     def readinto(self, into: memoryview, /) -> int:
-        """See `Body.readinto`."""
         target_view = into[: self._left]
         if not target_view:
             return 0
@@ -66,7 +63,6 @@ class HttpBody:
         return count
 
     def close(self) -> None:
-        """See `Body.close`."""
         if not self._left:
             self._response.release_conn()
         self._response.close()
@@ -256,9 +252,6 @@ class Range:
         if self._body is not None:
             self._body.close()
             self._body = None
-
-
-# Reads the URIs of places in buckets, `SCHEME://HOST/PREFIX?option=value`, which never hold credentials.
 
 
 @dataclass(frozen=True)

@@ -208,43 +208,36 @@ class ObjectStore:
 
     @property
     def near(self) -> bool:
-        """See `Store.near`."""
         return False
 
     def locator(self, key: str) -> str:
-        """See `Store.locator`."""
         return self.place.locator(check_key(key))
 
     def put_file(self, path: Path) -> str:
-        """See `Store.put_file`."""
         return self.put_and_digest_file(path).digest
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
         """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
-        self._check_writable()
+        require_conditional_writes(self.bucket)
         with reachable(f"reading {path}"), path.open("rb") as stream:
             digest = digest_stream(stream)
             put(self.bucket, UploadSource(stream, path.stat().st_size, digest))
         return digest
 
     def put_bytes(self, data: bytes) -> str:
-        """See `Store.put_bytes`."""
-        self._check_writable()
+        require_conditional_writes(self.bucket)
         digest = digest_of_bytes(data)
         put(self.bucket, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
         return digest
 
     def has(self, digest: str) -> bool:
-        """See `Store.has`."""
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
-        """See `Store.stored_size`."""
         facts = head(self.bucket, blob_key(digest))
         return None if facts is None else facts.size
 
     def size(self, digest: str) -> int:
-        """See `Store.size`."""
         size_bytes = self.stored_size(digest)
         if size_bytes is None:
             raise self._lost_error(digest)
@@ -268,7 +261,6 @@ class ObjectStore:
                 file.commit(dest)
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """See `Store.read_blob`."""
         buffer = io.BytesIO()
         self._stream_verified(digest, buffer, max_bytes)
         return buffer.getvalue()
@@ -293,7 +285,6 @@ class ObjectStore:
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
-        """See `Store.rehash`."""
         try:
             sink = HashingSink()
             return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
@@ -301,7 +292,6 @@ class ObjectStore:
             raise self._lost_error(digest) from refusal
 
     def read(self, key: str) -> bytes | None:
-        """See `Store.read`."""
         document = read_document(self.bucket, check_key(key))
         return None if document is None else document[0]
 
@@ -310,16 +300,14 @@ class ObjectStore:
         return read_changed(self.bucket, check_key(key), tag)
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `Store.create`."""
         # Undecided means that another writer's document is there: it is never replaced, so this call wrote none.
         with suppress(UndecidedError):
             return self.replace(key, data, None)
         return False
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Store.replace`."""
         check_key(key)
-        self._check_writable()
+        require_conditional_writes(self.bucket)
         if expected is None:
             return write(self.bucket, key, data, None)
         tag = tag_of(self.bucket, key, expected)
@@ -332,21 +320,17 @@ class ObjectStore:
             ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """See `Store.list`."""
         keys = keys_below(self.bucket, self._prefix(prefix))
         return (key for key in keys if prefix or not key.startswith(f"{_DISCARDED}/"))
 
     def children(self, prefix: str = "") -> Iterator[str]:
-        """See `Store.children`."""
         child_names = names_below(self.bucket, self._prefix(prefix))
         return (name for name in child_names if prefix or name != f"{_DISCARDED}/")
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """See `Store.sizes`."""
         return sizes_below(self.bucket, self._prefix(prefix))
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """See `Store.stamps`."""
         return stamps_below(self.bucket, self._prefix(prefix))
 
     def now(self) -> datetime:
@@ -367,15 +351,10 @@ class ObjectStore:
             ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, facts.tag))
 
     def strays(self) -> tuple[str, ...]:
-        """See `Store.strays`."""
         return self.bucket.strays()
 
     def sweep(self) -> int:
-        """See `Store.sweep`."""
         return self.bucket.sweep()
-
-    def _check_writable(self) -> None:
-        require_conditional_writes(self.bucket)
 
     def _prefix(self, prefix: str) -> str:
         if prefix:

@@ -130,7 +130,6 @@ def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str
 
 
 def _explain_no_answer(_place: S3Location, place_text: str, error: Exception) -> str:
-    """Why there was no response, and the remedy."""
     kind = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
         return (
@@ -176,7 +175,7 @@ def _client(place: S3Location, _process: int) -> Any:
         read_timeout=api.READ_TIMEOUT_S,
         max_pool_connections=api.CONNECTIONS,
         tcp_keepalive=True,
-        # `attempts.ask` repeats requests.
+        # `api.ask` repeats requests.
         retries={"total_max_attempts": 1},
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",

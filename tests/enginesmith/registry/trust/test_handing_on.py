@@ -55,7 +55,7 @@ def test_nothing_untrusted_is_handed_on(store, manifest, tmp_path, trust, key, m
     assert set(dest.list()) == before and not (tmp_path / "oci").exists()
     sign(store, manifest, key)
     assert mirror(store, [DIGITS], dest).versions == ("digits@1",)
-    assert export_oci(store, locate(store, DIGITS), tmp_path / "oci").tags[0] == "digits-1"
+    assert export_oci(store, locate(store, DIGITS), tmp_path / "oci")[0] == "digits-1"
 
 
 def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(store, tmp_path, trust, key):
@@ -68,7 +68,7 @@ def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(sto
     counts = require(store, locate(store, DIGITS).manifest, policy).counts
     with pytest.raises(InputError, match="has unproven ones: sm_89"):
         channels.promote(store, found, "stable", counts=counts)
-    tags = export_oci(store, locate(store, DIGITS), tmp_path / "oci", proven_only=True, trust=policy).tags
+    tags = export_oci(store, locate(store, DIGITS), tmp_path / "oci", proven_only=True, trust=policy)
     assert tags == ("digits-1", "digits-1-cpu-fp32-onnxruntime")
     sign(store, found, key)
     assert channels.promote(store, found, "stable", counts=counts).version == "1"

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from enginesmith.client.pull import download_engine
+from enginesmith.client.pull import BlobFetcher, download_engine
 from enginesmith.client.resolve import Resolution
 from enginesmith.core.errors import EnginesmithError, ModelError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
@@ -133,7 +133,8 @@ def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project
     located = locate(store, parse_reference("tiny@1"))
     for backend in ("whole", "stripped"):
         engine = entry(project, "1", backend)
-        pulled = download_engine(store, located, Resolution(engine, "", (engine,), ()), tmp_path / backend)
+        resolution = Resolution(engine, "", (engine,), ())
+        pulled = download_engine(store, located, resolution, tmp_path / backend, BlobFetcher())
         told = json.loads(pulled.description.read_bytes())
         if backend == "whole":
             assert pulled.weights is None and "weights" not in told
