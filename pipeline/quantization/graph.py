@@ -7,13 +7,13 @@ import itertools
 import math
 from collections.abc import Container, Iterator, Mapping
 from heapq import heappop, heappush
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_reads
+from builders.onnx_graphs.bodies import drop_unread, list_bodies, list_reads, set_items
 from builders.onnx_graphs.weights import has_external, with_weights, without_weights
 from enginesmith.core.errors import ModelError
 
@@ -37,7 +37,7 @@ def tidy(model: ModelProto) -> ModelProto:
     _lift_constants(graph)
     # An input to which an initializer gives a default is a constant: a compiled model has no such inputs.
     initializers = constants(graph)
-    _replace(graph.input, [value for value in graph.input if value.name not in initializers])
+    set_items(graph.input, [value for value in graph.input if value.name not in initializers])
     node_names: set[str] = set()
     for node in graph.node:
         stem = node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
@@ -65,10 +65,7 @@ def finish(model: ModelProto) -> ModelProto:
     """
     graph = model.graph
     sort_nodes(graph)
-    operand_names = {name for node in graph.node for name in list_reads(node)} | {
-        output.name for output in graph.output
-    }
-    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in operand_names])
+    drop_unread(graph)
     stated_values = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
@@ -76,14 +73,8 @@ def finish(model: ModelProto) -> ModelProto:
         if shape_infos := list(_kept_shapes(stated_values, inferred_model)):
             graph.value_info.extend(shape_infos)
             inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
-        inferred_graph = inferred_model.graph
-        for field, items in (
-            (graph.node, inferred_graph.node),
-            (graph.output, inferred_graph.output),
-            (graph.value_info, inferred_graph.value_info),
-        ):
-            del field[:]
-            field.extend(items)
+        for field in ("node", "output", "value_info"):
+            set_items(getattr(graph, field), getattr(inferred_model.graph, field))
         onnx.checker.check_model(without_weights(model))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
@@ -144,7 +135,8 @@ def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
 
 def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
-    values = _infer_values(model)
+    inferred_graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    values = (*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
     return types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
@@ -180,12 +172,6 @@ def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelP
             kind = value.type.tensor_type.elem_type
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, inputs[value.name]))
     return onnx.shape_inference.infer_shapes(light, data_prop=True)
-
-
-def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
-    """The tensors of the main graph, with types and shapes as far as they can be inferred."""
-    inferred_graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
-    return [*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output]
 
 
 def _without_weights(model: ModelProto) -> ModelProto:
@@ -251,9 +237,7 @@ def sort_nodes(graph: GraphProto) -> None:
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
     if order != list(range(len(nodes))):
-        ordered_nodes = [nodes[i] for i in order]
-        del graph.node[:]
-        graph.node.extend(ordered_nodes)
+        set_items(graph.node, [nodes[i] for i in order])
 
 
 def _lift_constants(graph: GraphProto) -> None:
@@ -270,11 +254,5 @@ def _lift_constants(graph: GraphProto) -> None:
             other_nodes.append(node)
             continue
         graph.initializer[-1].name = node.output[0]
-    _replace(graph.node, other_nodes)
-
-
-def _replace(field: Any, items: list[Any]) -> None:
-    """Set the items of a repeated field; removing those that go one by one would take quadratic time."""
-    if len(items) < len(field):
-        del field[:]
-        field.extend(items)
+    if len(other_nodes) < len(graph.node):
+        set_items(graph.node, other_nodes)

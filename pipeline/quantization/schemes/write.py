@@ -1,6 +1,6 @@
 """Writes a model in any precision; weight-only and dynamic schemes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -230,13 +230,6 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
     node.input[1] = result
 
 
-# What writes a model in each of these precisions: of model, scheme, overrides and ranges.
-UNCALIBRATED: Mapping[Precision, Callable[..., tuple[ModelProto, QuantizationNotes]]] = {
-    "int8-dynamic": lambda model, scheme, chosen, ranges: quantize_dynamic(model, chosen, ranges, scheme.weight_levels),
-    "int4": quantize_int4,
-}
-
-
 def write(
     model: ModelProto,
     precision: Precision,
@@ -283,8 +276,10 @@ def _write(
         searched_precisions = {**node_precisions, **dict.fromkeys(float_nodes, other_precision)}
         variant_model, notes = quantize_blocks(model, precision, scheme, searched_precisions, ranges)
         return variant_model, _with_reasons(notes, float_nodes)
-    if method := UNCALIBRATED.get(precision):
-        return method(model, scheme, node_precisions, ranges)
+    if precision == "int8-dynamic":
+        return quantize_dynamic(model, node_precisions, ranges, scheme.weight_levels)
+    if precision == "int4":
+        return quantize_int4(model, scheme, node_precisions, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     in_float: dict[str, OverridePrecision] = dict.fromkeys(float_nodes, "fp16")

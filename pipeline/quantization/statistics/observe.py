@@ -26,7 +26,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads, set_items
 from builders.onnx_graphs.outline import link_shards
 from builders.onnx_graphs.weights import has_external, load_graph
 from builders.reference import embed_shapes, open_interpreter, words_of
@@ -242,8 +242,7 @@ def _optimize(
     _check_tensors(model, tensors)  # only now, when the model is light
     if not inner_names:
         return model, {}
-    del graph.output[:]
-    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names)
+    set_items(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names])
     onnx.save(model, source)
     _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
     optimized_model = onnx.load(workdir / "optimized.onnx", load_external_data=False)
