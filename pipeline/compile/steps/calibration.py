@@ -163,14 +163,14 @@ def chosen_ranges(
 
     calibration: the method; None where the spec names none.
     """
-    from pipeline.quantization.statistics.methods import MinMax, method, ranges
+    from pipeline.quantization.statistics.methods import MINMAX, method, ranges
     from pipeline.quantization.statistics.observations import Observations
 
     if observations is None or calibration is None:
         return None
     observation_set = Observations.from_bytes(store.read_blob(observations, MEASURED_BYTES))
     if variant.precision != "int8" or variant.scheme is None:
-        return ranges(observation_set, MinMax(), "int8")
+        return ranges(observation_set, MINMAX, "int8")
     range_method = method(calibration.method, calibration.percentile)
     return ranges(observation_set, range_method, variant.scheme.activation)
 

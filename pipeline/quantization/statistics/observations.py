@@ -7,7 +7,7 @@ whole multiples of 2**-149 (the smallest float32), so that adding them rounds no
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -46,15 +46,7 @@ class TensorStatistics:
         """A copy that covers one more run; the histogram stays as it is. low, high: extremes of the run."""
         finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if finite else (0, 0)
-        return TensorStatistics(
-            min(self.low, low),
-            max(self.high, high),
-            self.elements + elements,
-            self.runs + finite,
-            self.low_sum + sums[0],
-            self.high_sum + sums[1],
-            self.histogram,
-        )
+        return replace(self.merge(TensorStatistics(low, high, elements, int(finite), *sums)), histogram=self.histogram)
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
