@@ -33,11 +33,6 @@ class HalfFormat:
     tiny: float
     narrow_range: bool
 
-    @property
-    def type_name(self) -> str:
-        """The type as operator schemas write it: 'tensor(float16)'."""
-        return f"tensor({self.dtype.name})"
-
     def narrow(self, values: Array) -> Array:
         """The values, of any shape, rounded to this type, to nearest even; what is too large becomes infinite."""
         with np.errstate(over="ignore", under="ignore"):
@@ -100,7 +95,8 @@ def narrowable_positions(
         schema = defs.get_schema(node.op_type, opset, node.domain)
     except defs.SchemaError:
         return set(), set()
-    allowed_types = {v.type_param_str for v in schema.type_constraints if half.type_name in v.allowed_type_strs}
+    half_type = f"tensor({half.dtype.name})"
+    allowed_types = {v.type_param_str for v in schema.type_constraints if half_type in v.allowed_type_strs}
     formal = {i: _formal(schema.inputs, i) for i, name in enumerate(node.input) if types.get(name) == FLOAT}
     inputs = {i for i, type_str in formal.items() if type_str in allowed_types}
     turned_types = {formal[i] for i in inputs}

@@ -149,7 +149,6 @@ class EngineTiming:
                 entry[2].close()
 
     def _time_ms(self, session: Session) -> float:
-        inputs = {spec.name: self.inputs[spec.name] for spec in session.inputs}
         start = time.perf_counter()
-        session.run(inputs)
+        session.run({spec.name: self.inputs[spec.name] for spec in session.inputs})
         return (time.perf_counter() - start) * 1e3

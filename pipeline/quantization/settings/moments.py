@@ -186,10 +186,6 @@ class Moments:
         _add_products(matrices, (self.first_moment / self.count).astype(np.float32), -1)
         return _add_products(matrices, self.mean.astype(np.float32), 1) if about_zero else matrices
 
-    def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
-        """What quantizing the activation adds to a patch on average, [groups, values]."""
-        return self.lost[grid] / self.count
-
 
 def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
     """In place, row by row: each [values, values] matrix with the products of a vector [values] with itself added."""
