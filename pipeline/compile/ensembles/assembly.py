@@ -16,7 +16,6 @@ from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engine
 from pipeline.compile.ensembles.whole import ChainedGraph, WholeData, compute_samples, request_samples
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.preflight import check_files
-from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.run_context import NotOnRecord, RunContext, Work
 from pipeline.compile.steps.engines import build
 from pipeline.outcome import Outcome
@@ -431,5 +430,5 @@ class Assembly:
         graph_selections = {name: graph.selection for name, graph in compiled_graphs.items()}
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
         narrowed_reason = next(filter(None, (graph.outcome.narrowed for graph in compiled_graphs.values())), None)
-        outcome = publish_ensemble(built_ensemble, units, draw_page, self.context, narrowed_reason)
+        outcome = publish_ensemble(built_ensemble, units, self.context, narrowed_reason)
         return outcome.with_graphs({name: graph.outcome for name, graph in compiled_graphs.items()})

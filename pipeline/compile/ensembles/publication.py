@@ -1,7 +1,7 @@
 """The version of an ensemble: which engines of its graphs it consists of for each target and precision, judged from
 end to end, and published once all of its graphs are there."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginesmith.core.errors import canonical_json, digest_of
@@ -34,7 +34,6 @@ from pipeline.progress.events import VerdictReached, VersionSettled
 from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
-from validation.reporting.version_document import VersionDocument
 
 
 @dataclass(frozen=True)
@@ -182,15 +181,11 @@ def judge_unit(unit: EnsembleUnit, ensemble: BuiltEnsemble, golden: str, context
 
 
 def publish_ensemble(
-    ensemble: BuiltEnsemble,
-    units: Sequence[EnsembleUnit],
-    draw: Callable[[VersionDocument], str],
-    context: RunContext,
-    narrowed_reason: str | None = None,
+    ensemble: BuiltEnsemble, units: Sequence[EnsembleUnit], context: RunContext, narrowed_reason: str | None = None
 ) -> Outcome:
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
-    narrowed_reason: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
+    narrowed_reason: as of `VersionDraft`.
     ensemble: the ensemble.  units: those to judge.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
@@ -220,7 +215,7 @@ def publish_ensemble(
     )
     with published_without(publication.manifest, "its page"):
         reports = Measured(tuple(unit.report for unit in judged_units if unit.report))
-        page = version_page(publication.manifest, reports, store, draw)
+        page = version_page(publication.manifest, reports, store)
     state = "already published" if publication.existed else "published"
     context.progress.emit(VersionSettled(f"{spec.model}@{publication.version}", state))
     return Outcome(

@@ -14,7 +14,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import IN_BLOCKS, QUANTIZED, Precision, Session
 from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
-from pipeline.compile.steps.proofs import add_notes, as_written, quantized_limits
+from pipeline.compile.steps.proofs import add_notes, as_written, measured_limits, quantized_limits
 from pipeline.values import EngineBlob, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -187,19 +187,13 @@ class Stages:
         sequences: "GoldenSequences | None",
     ) -> "Iterator[OutputLimits]":
         """The limits that follow from the honest rounding of the whole chain, measured."""
-        from validation.limits.budget import OutputLimits, allow_near_ties, budgets
         from validation.perturbation.honest import measure_rounding
 
         graphs = [source.path if stage == "engine" else source.exported for source in self.sources.values()]
         scales = {name: scale for source in self.sources.values() for name, scale in source.scales.items()}
         perturbed_chain, has_sequences = self._perturb(stage, sequences), sequences is not None
-        for honest in measure_rounding(graphs, perturbed_chain, golden, reference, thorough=True, whole=has_sequences):
-            stage_budgets = budgets(stage, self.precision, golden.noise, honest)
-            if stage == "engine":
-                stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts)
-            stage_budgets = stage_budgets.override(limits)
-            unknown = f"honest rounding is not known: {honest.reason}" if honest.reason else ""
-            yield OutputLimits(add_notes(stage_budgets, reference, unknown), honest.drifts)
+        rounding = measure_rounding(graphs, perturbed_chain, golden, reference, thorough=True, whole=has_sequences)
+        return measured_limits(stage, self.precision, rounding, reference, golden, limits, scales)
 
     @contextmanager
     def _open_sources(self, engines: Parts = MappingProxyType({})) -> "Iterator[Ensemble]":

@@ -13,7 +13,6 @@ from enginesmith.core.text import format_bytes, now
 from enginesmith.core.types import QUANTIZED
 from enginesmith.registry.evidence.canaries import LAYERS, RECIPE, RECORD
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import (
     Published,
@@ -26,7 +25,6 @@ from enginesmith.registry.versions.publish import (
 from pipeline.compile.causes import BuildSources, inputs_of, remember_builds
 from pipeline.compile.plan import describe_narrowing
 from pipeline.compile.publication.pages import (
-    DrawPage,
     Measured,
     add_attributions,
     failed_page,
@@ -39,11 +37,9 @@ from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Exported, Graph, Json
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
-from validation.reporting.version_document import VersionDocument
 
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
-
 # Of a unit whose checks failed on such inputs.
 RANDOM_INPUTS = (
     "the checks ran on random numbers, on which many models answer nothing but noise; "
@@ -104,7 +100,9 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
     spec, export, plan = work.spec, judgement.exported, judgement.plan
     blake3 = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
-    manifest = _draft_manifest(spec, judgement, _store_labels(spec, work.context.store))
+    label_files = {label_source(output): spec.file(name) for output, name in spec.triton.labels.items()}
+    labels = {source: work.context.store.put_file(file) for source, file in label_files.items()}
+    manifest = _draft_manifest(spec, judgement, labels)
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
     for result in judgement.units:
         notes = (*result.entry.notes, *_hint(spec, export, result))
@@ -155,11 +153,6 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
             unit = replace(unit, entry=replace(entry, notes=(*entry.notes, note)))
         notes.append(unit)
     return notes
-
-
-def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
-    labels = spec.triton.labels
-    return {label_source(output): store.put_file(spec.file(name)) for output, name in labels.items()}
 
 
 def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str]) -> Manifest:
@@ -252,15 +245,15 @@ def list_refitted(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
 # is proven does not wait for what failed. What is found then stands beside the version and on its page.
 
 
-def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str], context: RunContext) -> Outcome:
+def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing.
 
-    draw: makes the HTML page of a version's document.  Raises as `enginesmith.registry.versions.publish.publish`.
+    Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, manifest, judged_units = context.store, draft.manifest, draft.judged
     publication = _publish(draft, context)
     if publication is None:
-        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged_units), store, draw)
+        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged_units), store)
         return Outcome(manifest.model, None, False, _list_results(draft), dict(manifest.metrics), page=page)
     build_requests = [unit.built.unit.request for unit in judged_units if unit.built.digest]
     new = publication.repeated or not publication.existed
@@ -274,7 +267,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     context.progress.emit(VersionSettled(manifest.model if same_version else name, status_text))
     # After that is said: with many engines the page's pictures take a while.
     with published_without(publication.manifest, "its page"):
-        page = version_page(publication.manifest, Measured.of(judged_units), store, draw)
+        page = version_page(publication.manifest, Measured.of(judged_units), store)
     return Outcome(
         model=manifest.model,
         version=publication.version,
@@ -327,13 +320,12 @@ def _list_results(draft: VersionDraft, published_entries: Sequence[EngineEntry] 
 
 
 def publish_attributions(
-    outcome: Outcome, draft: VersionDraft, attributions: Sequence[Attributed], draw: DrawPage, context: RunContext
+    outcome: Outcome, draft: VersionDraft, attributions: Sequence[Attributed], context: RunContext
 ) -> Outcome:
     """The outcome with the attributions of each unit, which are then beside the version and on its page; where nothing
     was published, on the page of the run.
 
-    attributions: what was found, or why nothing was.  draw: as of `publish_version`.
-    draft: of the version.  context: of the run.
+    attributions: what was found, or why nothing was.  draft: of the version.  context: of the run.
     """
     store = context.store
     named_attributions = tuple(
@@ -344,15 +336,14 @@ def publish_attributions(
         if attribution.digest
     )
     if outcome.version is None:
-        failed_page(
-            replace(draft.manifest, engines=draft.others), Measured.of(draft.judged), store, draw, named_attributions
-        )
+        manifest = replace(draft.manifest, engines=draft.others)
+        failed_page(manifest, Measured.of(draft.judged), store, named_attributions)
     else:
         manifest = load(store, outcome.model, outcome.version)
         with published_without(manifest, "which node drifted in what failed"):
             for attribution in named_attributions:
                 attach_attribution(store, manifest, attribution)
-            add_attributions(manifest, store, draw)
+            add_attributions(manifest, store)
     engines = [
         replace(
             engine,
