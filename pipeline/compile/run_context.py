@@ -146,15 +146,11 @@ def version_of(name: str) -> str:
 
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
-    return {
-        name: package_version if (package_version := version_of(name)) != "absent" else _find_distributions(name)
-        for name in packages
-    }
-
-
-def _find_distributions(package: str) -> str:
-    owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
-    return ", ".join(f"{name} {version_of(name)}" for name in owners) or "absent"
+    package_versions = {name: version_of(name) for name in packages}
+    for name in [name for name, installed in package_versions.items() if installed == "absent"]:
+        owners = sorted(set(importlib.metadata.packages_distributions().get(name, ())))
+        package_versions[name] = ", ".join(f"{owner} {version_of(owner)}" for owner in owners) or "absent"
+    return package_versions
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import importlib.util
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
@@ -325,11 +325,6 @@ def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
     modules = {module: digest_of(definitions) for module, definitions in sorted(walk.found.items())}
     packages = sorted(walk.packages - sys.stdlib_module_names)
     return Closure(modules, tuple(packages), {name: sources.digest(name) for name in walk.modules})
-
-
-def reach_definitions(roots: Iterable[str], sources: SourceFiles) -> Mapping[str, Collection[str]]:
-    """The names of what `reach` reaches, by module. Raises as `reach`."""
-    return {module: definitions.keys() for module, definitions in _walk(roots, sources).found.items()}
 
 
 def _walk(roots: Iterable[str], sources: SourceFiles) -> "_ReachWalk":

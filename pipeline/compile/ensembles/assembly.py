@@ -8,11 +8,17 @@ from pathlib import Path
 from enginesmith.core.errors import DataError, ModelError, digest_of_path
 from enginesmith.core.state import ENSEMBLE, State, list_inputs, name_dims, name_states, split_source
 from enginesmith.core.text import suggest
-from enginesmith.core.types import PLUS, PRECISIONS, Dim, Precision, Target, TensorSpec, rename_dims
+from enginesmith.core.types import PLUS, Dim, Precision, Target, TensorSpec, rename_dims
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import prove, request_proof
-from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, list_units, publish_ensemble
+from pipeline.compile.ensembles.publication import (
+    BuiltEnsemble,
+    current_engines,
+    list_targets,
+    list_units,
+    publish_ensemble,
+)
 from pipeline.compile.ensembles.whole import ChainedGraph, WholeData, compute_samples, request_samples
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.preflight import check_files
@@ -122,8 +128,12 @@ def read_data(
 ) -> WholeData:
     """The data that a section of the spec names. file: where it lies, and its digest."""
     inputs, dims = whole_inputs(ensemble)
-    states = whole_states(ensemble, inputs)
-    return WholeData(*file, inputs, dims, labels or "", states, section.sequence or "", section.joined)
+    states, names = list[State](), [spec.name for spec in inputs]
+    for graph, sources in ensemble.wiring().items():
+        if graph in ensemble.graphs:
+            whole_dims = name_dims(ensemble.tensors(graph), sources, inputs)
+            states += name_states(graph, ensemble.graphs[graph].states(), sources, whole_dims, names)
+    return WholeData(*file, inputs, dims, labels or "", tuple(states), section.sequence or "", section.joined)
 
 
 def whole_inputs(ensemble: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...]]:
@@ -148,16 +158,6 @@ def whole_inputs(ensemble: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tupl
             if dim in used_dims
         }
     return tuple(specs), tuple(dims.values())
-
-
-def whole_states(ensemble: LoadedEnsemble, inputs: Sequence[TensorSpec]) -> tuple[State, ...]:
-    """The states of all graphs as those of the whole. inputs: of the whole."""
-    states, names = list[State](), [spec.name for spec in inputs]
-    for graph, sources in ensemble.wiring().items():
-        if graph in ensemble.graphs:
-            dims = name_dims(ensemble.tensors(graph), sources, inputs)
-            states += name_states(graph, ensemble.graphs[graph].states(), sources, dims, names)
-    return tuple(states)
 
 
 def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
@@ -243,15 +243,9 @@ class ForecastEnsemble:
 
     def foresee(self) -> EnsembleForecast:
         """What a build would do."""
-        units = tuple(self._foresee(*unit) for unit in self._list_units())
-        return EnsembleForecast(
-            self.loaded.spec.model, {name: graph.forecast for name, graph in self.graphs.items()}, units
-        )
-
-    def _list_units(self) -> list[tuple[Target, Precision]]:
-        targets = dict.fromkeys(target for graph in self.graphs.values() for target in graph.selection[0])
-        precisions = {precision for graph in self.graphs.values() for precision in graph.selection[1]}
-        return [(target, kind) for target in targets for kind in PRECISIONS if kind in precisions]
+        pairs = list_targets([graph.selection for graph in self.graphs.values()])
+        graphs = {name: graph.forecast for name, graph in self.graphs.items()}
+        return EnsembleForecast(self.loaded.spec.model, graphs, tuple(self._foresee(*pair) for pair in pairs))
 
     def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
         graph_choices = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}

@@ -1,7 +1,7 @@
 """The version of an ensemble: which engines of its graphs it consists of for each target and precision, judged from
 end to end, and published once all of its graphs are there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginesmith.core.errors import canonical_json, digest_of
@@ -100,23 +100,26 @@ def list_units(
     selections: by graph, what of its spec was asked for. A graph whose spec does not have a precision takes part in the
     widest that it has.
     """
-    targets = dict.fromkeys(target for graph_targets, _ in selections.values() for target in graph_targets)
-    graph_precisions = {name: [*precisions] for name, (_, precisions) in selections.items()}
-    for target in targets:
-        for precision in (
-            kind for kind in PRECISIONS if any(kind in precisions for precisions in graph_precisions.values())
-        ):
-            engine_choices = dict[str, EngineEntry]()
-            lacking_reasons = dict[str, str]()
-            for name, spec in graphs.items():
-                graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
-                choice = _choose(engines[name], target, graph_precision)
-                if isinstance(choice, str):
-                    lacking_reasons[name] = choice
-                else:
-                    engine_choices[name] = choice
-            if any(entry.precision == precision for entry in engine_choices.values()) or lacking_reasons:
-                yield EnsembleUnit(target, precision, engine_choices, lacking_reasons)
+    for target, precision in list_targets(selections.values()):
+        engine_choices, lacking_reasons = dict[str, EngineEntry](), dict[str, str]()
+        for name, spec in graphs.items():
+            graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
+            choice = _choose(engines[name], target, graph_precision)
+            if isinstance(choice, str):
+                lacking_reasons[name] = choice
+            else:
+                engine_choices[name] = choice
+        if any(entry.precision == precision for entry in engine_choices.values()) or lacking_reasons:
+            yield EnsembleUnit(target, precision, engine_choices, lacking_reasons)
+
+
+def list_targets(
+    selections: Collection[tuple[Sequence[Target], Sequence[Precision]]],
+) -> list[tuple[Target, Precision]]:
+    """Each target with each precision, from wide to narrow, that any graph was asked for. selections: of the graphs."""
+    targets = dict.fromkeys(target for graph_targets, _ in selections for target in graph_targets)
+    precisions = {precision for _, graph_precisions in selections for precision in graph_precisions}
+    return [(target, kind) for target in targets for kind in PRECISIONS if kind in precisions]
 
 
 def _choose(engines: Sequence[EngineEntry], target: Target, precision: Precision) -> EngineEntry | str:

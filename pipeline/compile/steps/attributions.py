@@ -336,10 +336,8 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
     """
     try:
         graph_attribution = _run_attribution(suspect, reference, golden, work)
-    except UnavailableError:
-        raise
     except EnginesmithError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
+        if isinstance(error, UnavailableError) or (isinstance(error, StepError) and error.kind == "cancelled"):
             raise
         work.context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.stage, suspect.name, suspect.units, None, str(error))

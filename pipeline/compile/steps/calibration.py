@@ -154,20 +154,14 @@ def _store(store: Store, observations: "Observations", inputs: bytes) -> Observe
     )
 
 
-def chosen_ranges(
-    store: Store, variant: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
-) -> "Ranges | None":
-    """The ranges of the variant's scheme, chosen from the observations (a blob's digest); None without these.
+def chosen_ranges(store: Store, variant: GraphVariant, observations: str, calibration: CalibrationMethod) -> "Ranges":
+    """The ranges of the variant's scheme, chosen from the observations (a blob's digest) by the method of the spec.
 
     Of precisions other than int8 the ranges are from minimum to maximum, which is all that fp8 and casts need.
-
-    calibration: the method; None where the spec names none.
     """
     from pipeline.quantization.statistics.methods import MINMAX, method, ranges
     from pipeline.quantization.statistics.observations import Observations
 
-    if observations is None or calibration is None:
-        return None
     observation_set = Observations.from_bytes(store.read_blob(observations, MEASURED_BYTES))
     if variant.precision != "int8" or variant.scheme is None:
         return ranges(observation_set, MINMAX, "int8")

@@ -135,9 +135,11 @@ class WriteGraph:
         place, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
         source = choice.model if choice else self.model
         model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
-        measured_ranges = chosen_ranges(place, variant, self.observations, self.calibration)
+        measured_ranges = None
         if choice:
             measured_ranges = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
+        elif self.observations and self.calibration:
+            measured_ranges = chosen_ranges(place, variant, self.observations, self.calibration)
         float_nodes = choice.left if choice else {}
         states = scale_states(self.states, measured_ranges)
         how, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io

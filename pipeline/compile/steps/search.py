@@ -11,7 +11,7 @@ from builders.backends import discovery
 from builders.backends.optional_methods import get_scheme, profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Tensors
 from enginesmith.registry.store.base import Store, open_store
@@ -36,7 +36,6 @@ from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, Se
 
 if TYPE_CHECKING:
     from enginesmith.arrays import Array
-    from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.latency import EngineTiming
     from pipeline.quantization.search.trial import MixedPrecisionChoice
     from pipeline.spec.model import ModelSpec
@@ -125,23 +124,19 @@ class SearchQuantization:
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []
             for kind in self.kinds:
-                ranges, timer = self._find_ranges(kind, place), None
+                scheme, timer = _scheme_of(kind.kind), None
+                variant = GraphVariant(kind.kind.precision, scheme)
+                ranges = chosen_ranges(place, variant, self.observations, self.calibration)
                 if kind.probe and kind.probe.request:
                     first_run = next(group_runs(source.runs(), *shapes))[1]
                     timer = stack.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
-                targets.append(SearchTarget(ranges, _scheme_of(kind.kind), timer, kind.kind.precision))
+                targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision))
             runs = group_runs(source.runs(), *shapes)
             choices = choose_each(
                 onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
             )
         pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(kind, choice, place, context.workdir) for kind, choice in pairs))
-
-    def _find_ranges(self, kind: SearchedKind, store: Store) -> "Ranges":
-        variant = GraphVariant(kind.kind.precision, _scheme_of(kind.kind))
-        if (kind_ranges := chosen_ranges(store, variant, self.observations, self.calibration)) is None:
-            raise IntegrityError(f"{kind.kind.name} was to be searched without observations; calibrate first")
-        return kind_ranges
 
     def _store(self, kind: SearchedKind, choice: "MixedPrecisionChoice", store: Store, workdir: Path) -> SearchResult:
         from pipeline.quantization.statistics.observations import Observations
@@ -279,7 +274,10 @@ def _search(
         job = Job("choose", replace(request, kinds=missing_kinds), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
         for kind, result in zip(missing_kinds, results, strict=True):
-            _remember(keys[kind], result, context)
+            # One that was done is on record for every limit on the time, one that was not for this one.
+            key = {name: value for name, value in keys[kind].items() if result.ended or name != "most_s"}
+            blobs = [result.model, result.ranges, result.choice, result.smoothed]
+            context.remember("choose", key, encode_fields(result), blobs)
             search_results[kind] = result
         context.progress.emit(Finished(name))
     return {kind.kind: search_results[kind] for kind in items}
@@ -299,14 +297,6 @@ def _key(request: SearchQuantization, ranges: Observed) -> Json:
 def _recall(key: Json, context: RunContext) -> SearchResult | None:
     searched_key = {name: value for name, value in key.items() if name != "most_s"}
     return context.recall("choose", searched_key, SearchResult) or context.recall("choose", key, SearchResult)
-
-
-def _remember(key: Json, result: SearchResult, context: RunContext) -> None:
-    """Put a result on record: one that was done for every limit on the time, one that was not for this one."""
-    record_key = {name: value for name, value in key.items() if result.ended or name != "most_s"}
-    context.remember(
-        "choose", record_key, encode_fields(result), [result.model, result.ranges, result.choice, result.smoothed]
-    )
 
 
 def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:
