@@ -10,8 +10,7 @@ import onnx
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, without_states
 from enginesmith.core.types import PLUS, TensorSpec
-
-# Sizes that the weights behind an input say, where an exporter left every axis dynamic.
+from pipeline.sources.onnx_header import can_be_equal
 
 # The axis of a tensor, given as first input, and the axis of the weight that says its size.
 _WEIGHTED: Mapping[str, tuple[int, int]] = {
@@ -59,8 +58,6 @@ def _sizes(
                 groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
                 yield axes[axis], dims[of_weight] * (groups if node.op_type == "Conv" else 1)
 
-
-# What a look at a model finds, and the spec that follows from it.
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
 LARGEST_BATCH = 8
@@ -231,8 +228,6 @@ def _free(name: str, owner: str, names: Mapping[str, str]) -> str:
     return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used_names)
 
 
-# Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it.
-
 # What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
 # `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
 _WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
@@ -252,8 +247,9 @@ def find_states(
     """
     states = []
     for input_spec in inputs:
+        namesakes = [spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name)]
         matches = [
-            spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name) and _can_meet(input_spec, spec)
+            spec for spec in namesakes if spec.dtype == input_spec.dtype and can_be_equal(spec.shape, input_spec.shape)
         ]
         rivals = [spec for spec in inputs if stem_of(spec.name) == stem_of(input_spec.name)]
         changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in matches)
@@ -299,14 +295,6 @@ def stem_of(name: str) -> tuple[str, ...]:
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", spread)) if word]
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
 
-
-def _can_meet(input_spec: TensorSpec, output_spec: TensorSpec) -> bool:
-    size_pairs = zip(input_spec.shape, output_spec.shape, strict=False)
-    sizes_equal = all(left == right for left, right in size_pairs if isinstance(left, int) and isinstance(right, int))
-    return input_spec.dtype == output_spec.dtype and len(input_spec.shape) == len(output_spec.shape) and sizes_equal
-
-
-# Which task metric a model most likely wants, by the shapes and names of what it takes and gives.
 
 # A last axis from here on is a vocabulary.
 _VOCABULARY = 1000

@@ -157,8 +157,6 @@ def _scale(pixels: Array, scaling: Scaling) -> Array:
     return {"unit": unit, "imagenet": unit, "symmetric": unit * 2 - 1, "bytes": pixels}[scaling]
 
 
-# What saved requests say of a model's inputs where the model itself does not: names, types, sizes, and which vary.
-
 # Requests of which the sizes are looked at.
 _MOST = 4096
 
@@ -303,8 +301,6 @@ def _read_input(
     own_kind = guess.dtype and dtype_of(guess.dtype).kind == request_input.kind
     return TensorSpec(guess.name, request_input.dtype or (guess.dtype if own_kind else usual_dtype), tuple(shape))
 
-
-# Calibration and golden data out of requests that were saved.
 
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
 # ranges change little beyond some hundreds of samples.

@@ -4,8 +4,7 @@ Functions that return a model leave their argument alone; those that take a `Gra
 """
 
 import itertools
-import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from typing import TypeVar, cast
 
@@ -17,8 +16,6 @@ from builders.onnx_graphs.bodies import drop_unread, list_bodies, list_reads, se
 from builders.onnx_graphs.weights import has_external, with_weights, without_weights
 from enginesmith.core.errors import ModelError
 
-# Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
-_SMALL_CONSTANT = 256
 T = TypeVar("T")
 # Attributes of a Constant node that hold numbers, and the type these have.
 _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
@@ -69,10 +66,10 @@ def finish(model: ModelProto) -> ModelProto:
     stated_values = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
-        inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+        inferred_model = onnx.shape_inference.infer_shapes(without_weights(model), check_type=True)
         if shape_infos := list(_kept_shapes(stated_values, inferred_model)):
             graph.value_info.extend(shape_infos)
-            inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+            inferred_model = onnx.shape_inference.infer_shapes(without_weights(model), check_type=True)
         for field in ("node", "output", "value_info"):
             set_items(getattr(graph, field), getattr(inferred_model.graph, field))
         onnx.checker.check_model(without_weights(model))
@@ -135,7 +132,7 @@ def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
 
 def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
-    inferred_graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    inferred_graph = onnx.shape_inference.infer_shapes(without_weights(model)).graph
     values = (*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
     return types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
@@ -143,7 +140,7 @@ def element_types(model: ModelProto) -> dict[str, int]:
 
 def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of the main graph whose rank can be inferred; 0 where a size is open."""
-    return shapes_of(onnx.shape_inference.infer_shapes(_without_weights(model)).graph)
+    return shapes_of(onnx.shape_inference.infer_shapes(without_weights(model)).graph)
 
 
 def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
@@ -163,7 +160,7 @@ def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict
 def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """The model without large weights, with the shapes that follow from these of the inputs, bodies included; what the
     model says of sizes itself is left aside."""
-    light = _without_weights(model)
+    light = without_weights(model)
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -174,34 +171,17 @@ def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelP
     return onnx.shape_inference.infer_shapes(light, data_prop=True)
 
 
-def _without_weights(model: ModelProto) -> ModelProto:
-    """The model with large constants as inputs: inference copies its argument several times, weights included."""
-    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph, full_graph = light.graph, model.graph
-    graph.name = full_graph.name
-    graph.node.extend(full_graph.node)
-    graph.input.extend(full_graph.input)
-    graph.output.extend(full_graph.output)
-    graph.value_info.extend(full_graph.value_info)
-    input_names = {value.name for value in full_graph.input}
-    for tensor in full_graph.initializer:
-        if math.prod(tensor.dims) <= _SMALL_CONSTANT:
-            graph.initializer.add().CopyFrom(tensor)
-        elif tensor.name not in input_names:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return light
-
-
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
     """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
     attribute = next((attribute_proto for attribute_proto in node.attribute if attribute_proto.name == name), None)
     return default if attribute is None else cast("T", helper.get_attribute_value(attribute))
 
 
-def unused_name(name: str, used_names: Container[str]) -> str:
-    """The name, with as many underscores behind it as it takes to be none of `used_names`."""
+def unused_name(name: str, used_names: set[str]) -> str:
+    """The name, with as many underscores behind it as it takes to be none of `used_names`, which it then is too."""
     while name in used_names:
         name += "_"
+    used_names.add(name)
     return name
 
 

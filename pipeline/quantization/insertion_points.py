@@ -49,7 +49,7 @@ def _fold_computed_weights(model: ModelProto) -> None:
         values = None if name in outputs else _compute(model, name, initializers, producers)
         if values is None or values.dtype != np.float32:
             continue
-        tensor_names.add(new_name := unused_name(name, tensor_names))
+        new_name = unused_name(name, tensor_names)
         results = producers.pop(name).output
         results[[*results].index(name)] = new_name
         initializers[name] = from_array(values, name, external_names)

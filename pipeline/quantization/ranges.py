@@ -11,8 +11,6 @@ from enginesmith.core.errors import DataError, IntegrityError, digest_of
 from enginesmith.core.reports.breakdown import FloatNode
 from enginesmith.core.text import join_first, pluralize
 
-# Notes on what quantizing and casting did to a graph: what changed, what was left alone and why.
-
 _LEFT = "left in"
 # With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
 # they would save 5 % of its time, and it would be another precision's engine under a wrong name.
@@ -120,9 +118,7 @@ def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:
     return [f"{_LEFT} {place}: {node}" for node in float_nodes]
 
 
-# Calibrated ranges: the JSON file between calibration and Q/DQ insertion.
-
-
+# Of the JSON file between calibration and Q/DQ insertion.
 FORMAT = 1
 
 Pair = tuple[float, float]

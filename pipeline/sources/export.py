@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from builders.execution.fork_server import fork_here
-from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files
+from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files, set_items
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import load_graph, without_weights
@@ -267,10 +267,9 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
     model_outputs = {value.name: value for value in model.graph.output}
     if wrong := next(wrong_outputs(model_outputs, names), None):
         raise ModelError(wrong[1])
-    output_values = [model_outputs[name] for name in names or model_outputs]
-    del model.graph.output[:]
-    model.graph.output.extend(output_values)
-    return tuple(value.name for value in output_values)
+    output_names = tuple(names or model_outputs)
+    set_items(model.graph.output, [model_outputs[name] for name in output_names])
+    return output_names
 
 
 def random_groups(

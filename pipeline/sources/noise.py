@@ -15,7 +15,7 @@ from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from builders.execution.process import Start, run_job, spawn
 from builders.onnx_graphs.bodies import has_shards
 from enginesmith.core.errors import StepError
-from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from validation.data.batches import leading_dim
 from validation.data.samples import resize, sizes_of
 from validation.golden.free_running import FreeRunningSession
@@ -77,7 +77,7 @@ def measure_noise(
     else:
         edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
         ends = [edges[0], edges[-1]] if edges else []
-        singles = _singles(golden.of_kind("golden"), inputs, dims), _singles(ends, inputs, dims)
+        singles = [islice(_singles(cases, inputs, dims), MOST_CASES) for cases in (golden.of_kind("golden"), ends)]
         noise_cases = GoldenSet(tuple(chain(*singles)))
     limits = ProcessLimits(MOST_S, noise_memory_mib(model))
     with TemporaryDirectory(dir=workdir) as name:
@@ -109,12 +109,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _singles(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
-    """Cases with the leading dim at its min, at most `MOST_CASES`; of edges, each combination of the other sizes
-    once."""
-    yield from islice(_resized(cases, inputs, dims), MOST_CASES)
-
-
-def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
+    """Cases with the leading dim at its min; of edges, each combination of the other sizes once."""
     batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     size_keys = set[tuple[tuple[str, int], ...]]()
     for case in cases:
@@ -122,5 +117,4 @@ def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence
         key = tuple(sorted(sizes.items()))
         if key not in size_keys or case.kind == "golden":
             size_keys.add(key)
-            new_inputs: Tensors = resize(case.inputs, inputs, sizes)
-            yield replace(case, inputs=new_inputs, expected={})
+            yield replace(case, inputs=resize(case.inputs, inputs, sizes), expected={})

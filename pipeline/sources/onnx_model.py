@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from builders.onnx_graphs.bodies import LIBRARIES, NO_LIBRARIES, Libraries, list_reads
+from builders.onnx_graphs.bodies import LIBRARIES, NO_LIBRARIES, Libraries, drop_unread
 from builders.onnx_graphs.outline import lacks_lists, load_without_lists, save_graph, save_with_lists
 from builders.onnx_graphs.weights import (
     LEAST_BYTES,
@@ -32,8 +32,6 @@ from enginesmith.core.requirements import Library, LibraryBuild
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
-
-# External data of the ONNX files of users: tensors' bytes in other files, which must lie in the model's folder.
 
 # The greatest size that protobuf can hold, in bytes.
 LARGEST_BYTES = (1 << 31) - 1
@@ -132,8 +130,10 @@ def check_weights(model: onnx.ModelProto) -> None:
     """Raise ModelError for a constant with NaN, and for one with an infinity that nodes multiply with. A NaN scalar,
     which may mark a missing value, is refused only where nodes multiply with it."""
     weights = {name for node in all_nodes(model) if node.op_type in _WEIGHTED for name in node.input}
-    constant_arrays = nonfinite_constants(model)
-    check_finite((name, array if name in weights else _drop_infinities(array)) for name, array in constant_arrays)
+    for name, array in nonfinite_constants(model):
+        if name not in weights:
+            array = np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
+        check_finite([(name, array)])
 
 
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
@@ -148,10 +148,6 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
             array = to_array(tensor)
             if not np.isfinite(array).all():
                 yield name, array
-
-
-def _drop_infinities(array: Array) -> Array:
-    return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
 
 
 def load_onnx(
@@ -184,18 +180,12 @@ def load_onnx(
         set_place(tensor, str(file.resolve()), offset, length)
     embed_all(within, path)
     if is_large:
-        _drop_unread(model.graph)
+        drop_unread(model.graph)
     _forget_unknown_sizes(model)
     # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
     oldest = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ir_version = min(model.ir_version, max(oldest, OLDEST_IR_VERSION))
     return model
-
-
-def _drop_unread(graph: onnx.GraphProto) -> None:
-    operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
-    for tensor in [tensor for tensor in graph.initializer if tensor.name not in operand_names]:
-        graph.initializer.remove(tensor)
 
 
 def _forget_unknown_sizes(model: onnx.ModelProto) -> None:

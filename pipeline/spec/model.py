@@ -19,8 +19,6 @@ from pipeline.spec.sections import Golden, SpecSections, wrong_server
 from pipeline.spec.source import FILL_IN, WEIGHTS, Loc, Mistakes
 from pipeline.spec.validation import StageLimits
 
-# Padding rules of inputs: which of them no server can keep.
-
 # The largest finite numbers (IEEE 754).
 _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
@@ -242,9 +240,6 @@ def matches_unit(pattern: str, unit: str) -> bool:
     pattern_words, have = pattern.split(), unit.split()
     names = {target.name for target in machine.parse_targets(pattern_words[0])}
     return have[0] in names and pattern_words[1:] == have[1 : len(pattern_words)]
-
-
-# The spec of one model: what its sections demand of each other, and how its file is read.
 
 
 class ModelSpec(SpecSections):

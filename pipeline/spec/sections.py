@@ -84,8 +84,6 @@ class Golden(MeasuredData, SequenceArrays):
     )
 
 
-# The sections of a spec, each checked by itself, and what they say as values of the other rooms.
-
 # What opens the engines, by the key of a spec: its name as in `Capabilities.opened_by` ('' for sessions of enginesmith,
 # which open all), and the compilers that a spec gets which names none.
 Server = Literal["triton", "onnxruntime", "rtx", "python"]

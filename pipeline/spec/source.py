@@ -25,9 +25,6 @@ from enginesmith.core.text import join_first
 from enginesmith.core.types import PLUS, Dim, Scalar
 from pipeline.sources.hub import HubFile
 
-# Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
-# several keys.
-
 # Sizes are smaller: int32 holds no larger ones.
 LARGEST_SIZE = 1 << 31
 # Characters and levels of a value that a message quotes.
@@ -159,8 +156,6 @@ class SpecPart(BaseModel):
             if key not in self.omitted or getattr(self, key) != fields[key].default
         }
 
-
-# Where a model comes from, and the shapes it takes.
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 PadValue = float | Literal["repeat"]

@@ -14,8 +14,6 @@ from typing import Any
 from enginesmith.core.errors import EnginesmithError, digest_of, digest_of_bytes
 from pipeline.compile.closure import Closure
 
-# The source code of installed modules, found and read as Python's import system would, without importing them.
-
 # This distribution.
 PACKAGES = frozenset({"builders", "validation", "pipeline", "enginesmith"})
 

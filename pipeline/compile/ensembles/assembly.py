@@ -25,13 +25,11 @@ from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import NotOnRecord, RunContext, Work
 from pipeline.compile.steps.engines import build
 from pipeline.outcome import Outcome
-from pipeline.sources.onnx_header import HeaderTensor, format_shape, read_header
+from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape, read_header
 from pipeline.spec.ensembles.model import EnsembleData, LoadedEnsemble
 from pipeline.spec.model import ComputedData, ModelSpec, with_data
 from pipeline.spec.source import Loc
 from pipeline.values import EngineBlob, Exported, Json
-
-# Whether what a graph gives can be what another takes: dtypes, and sizes as far as they are known.
 
 Tensor = HeaderTensor | TensorSpec
 
@@ -110,14 +108,7 @@ def _wrong_dims(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
 def _mismatch(output: Tensor, taken_spec: TensorSpec) -> str | None:
     """'float32 [batch, 4], and the input is float32 [batch, 8]' where one cannot be the other; else None."""
     shape = output.shape
-    fits = shape is None or (
-        len(shape) == len(taken_spec.shape)
-        and all(
-            left == right or str in (type(left), type(right))
-            for left, right in zip(shape, taken_spec.shape, strict=True)
-        )
-    )
-    if output.dtype == taken_spec.dtype and fits:
+    if output.dtype == taken_spec.dtype and (shape is None or can_be_equal(shape, taken_spec.shape)):
         return None
     output_text = f"{output.dtype} {format_shape(shape) if shape is not None else 'of any shape'}"
     return f"{output_text}, and the input is {taken_spec.dtype} {format_shape(taken_spec.shape)}; they must be the same"
@@ -174,9 +165,6 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
             dims[dim.name] = Dim(dim.name, low, opt, high, multiple=step)
     return dims
 
-
-# The order in which an ensemble is built: each graph's data, then the graph as a model of its own; last the whole.
-# And what a build would do: to each graph, and what follows for the whole.
 
 # Of the actions of its graphs, the one that decides what becomes of the whole is the first of these.
 _DECIDING = ("refused", "failed", "unknown", "build")

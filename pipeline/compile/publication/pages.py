@@ -35,8 +35,6 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
 
-# Pages for people, and the JSON that each is drawn from: a version's report and a canary's.
-#
 # A version's JSON is a copy of what lies in the registry by digest, made for reading in one piece; it proves nothing.
 # It lies with its page beside the version's manifest. A run of which no engine passed has a page, too, with what
 # failed, at which stage, at which node: under `failed/`, where the model's next such run replaces it.

@@ -239,8 +239,6 @@ def list_refitted(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
     return {f"{REFITTED} {unit}": record.refitted_from for unit, record in unit_records if record.refitted_from}
 
 
-# The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
-#
 # A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what
 # is proven does not wait for what failed. What is found then stands beside the version and on its page.
 

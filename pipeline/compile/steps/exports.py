@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from validation.data.samples import Samples
     from validation.golden.golden_set import GoldenChange
 
-# What the process of an export does: canonical ONNX, the golden set, and the comparison of the two, as blobs.
-
 
 @dataclass(frozen=True)
 class FrozenGolden:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pipeline.spec.validation import Latency
     from validation.latency.measurement.loop import BucketInputs
     from validation.latency.roofline.costs import GraphCosts
-
-# What the steps have in common: their limits, what their keys hold of code, the shapes of a spec.
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
@@ -102,11 +100,7 @@ def model_shapes(spec: "ModelSpec") -> ModelShapes:
 
 def shapes_of(spec: "ModelSpec") -> Json:
     """Inputs, names of outputs, and dims of the model, as JSON."""
-    return {
-        "inputs": [asdict(tensor) for tensor in spec.tensors()],
-        "outputs": list(spec.outputs) if spec.outputs else None,
-        "dims": [encode(dim) for dim in spec.named_dims()],
-    }
+    return {**encode(model_shapes(spec)), "outputs": list(spec.outputs) if spec.outputs else None}
 
 
 # The step that times an engine where it runs: after everything else, one engine at a time, in processes of its own in

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from validation.limits.rounding import Honest
     from validation.metrics.drift import Drift
 
-# The limits of one graph's or engine's checks: documented, measured on the model, or a person's.
-
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 

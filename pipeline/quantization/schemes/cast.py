@@ -326,15 +326,16 @@ class _CastRewrite:
         name = node.output[index]
         self.stored[name] = self.half.element_type
         if name in self.outputs and self.keep_io:
-            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name, self.half.name)
-            self._cast(node.output[index], name, FLOAT)
-            self.available[name, FLOAT] = name
+            half_name = unused_name(f"{name}_{self.half.name}", self.taken)
+            self._cast(half_name, name, FLOAT)
+            node.output[index] = half_name
+            self.available |= {(name, self.half.element_type): half_name, (name, FLOAT): name}
 
     def _cast_input(self, name: str, element_type: int, scale: bool = False) -> str:
         """The name of a tensor holding `name` in type `element_type`, made on first demand."""
         cast_name = self.available.get((name, element_type), name if self.stored.get(name) == element_type else None)
         if cast_name is None:
-            cast_name = self._fresh(name, "fp32" if element_type == FLOAT else self.half.name)
+            cast_name = unused_name(f"{name}_{'fp32' if element_type == FLOAT else self.half.name}", self.taken)
             if name in self.initializers:
                 self._convert_constant(name, cast_name, scale)
             else:
@@ -356,11 +357,6 @@ class _CastRewrite:
         if zeros:
             self.underflowed.append((name, zeros, values.size))
         self.graph.initializer.append(from_array(narrow_values, converted_name, self.initializers[name]))
-
-    def _fresh(self, name: str, suffix: str) -> str:
-        new_name = unused_name(f"{name}_{suffix}", self.taken)
-        self.taken.add(new_name)
-        return new_name
 
 
 def emulate(model: ModelProto) -> ModelProto:

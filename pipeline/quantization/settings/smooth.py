@@ -251,7 +251,7 @@ class _Editor:
     def divide(self, activation: str, factors: Floats, nodes: Sequence[str]) -> str:
         """Put a product with the inverse of the factors in front of these nodes; what they read from now on."""
         inverse = self._constant(f"{activation}_factors", 1 / factors)
-        result = self._fresh(f"{activation}_smoothed")
+        result = unused_name(f"{activation}_smoothed", self.taken)
         self.graph.node.append(helper.make_node("Mul", [activation, inverse], [result], name=result))
         for node in nodes:
             self.nodes[node].input[0] = result
@@ -289,15 +289,10 @@ class _Editor:
 
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
         """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
-        new_name = self._fresh(name)
+        new_name = unused_name(name, self.taken)
         tensor = from_array(np.asarray(values, np.float32), new_name, self.initializers.get(source, TensorProto()))
         self.graph.initializer.append(tensor)
         self.initializers[new_name] = self.graph.initializer[-1]
-        return new_name
-
-    def _fresh(self, name: str) -> str:
-        new_name = unused_name(name, self.taken)
-        self.taken.add(new_name)
         return new_name
 
 
