@@ -138,7 +138,6 @@ def judge_built(
     """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
 
     golden: digest of the golden set.  cannot_run: as of `make_report`.
-    build: the unit.  proofs: of its stages.
     """
     entry = entry_of(build)
     failed_entry = replace(entry_of(build.unit), status="failed", notes=entry.notes)
@@ -172,7 +171,6 @@ def make_report(
     golden: digest of the golden set.  cannot_run: why the engine could not be run, None when it was run.  cpu: the kind
     of CPU it was run on; None is this machine's. The reason names it for a CPU engine, since the verdict holds for that
     kind alone, and the remarks.
-    entry: the engine.  proofs: of all stages.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.
@@ -209,7 +207,7 @@ class Outcome:
     graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
     whole has none.
     narrowed: the part of the spec that was asked for, in words, so that no channel was moved; None for all of it.
-    model: its name.  channel: that was moved; None where `channel_refusal` says why none was, or none is asked for.
+    channel: that was moved; None where `channel_refusal` says why none was, or none is asked for.
     """
 
     model: str

@@ -80,7 +80,6 @@ def remember_builds(
 
     reads: see `Exported`.  read_sources: reads the files; called only for a version that is new, or where a request or
     `reads` is another than at the last build.
-    model: its name.  build_requests: the requests.  context: of the run.  new: whether the version is new.
     """
     previous_builds = recall_builds(model, context)
     before = [previous_builds.get(request.unit) for request in build_requests]

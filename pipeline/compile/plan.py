@@ -48,7 +48,6 @@ class PlanCandidate:
     """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too.
 
     worker: where its GPU is among the run's builders (`Selection.workers`); '' for nowhere.
-    target, precision, backend: of the unit.
     """
 
     target: Target
@@ -338,7 +337,6 @@ def search_missed(
     """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
     the same ones. Each says why it was searched and what came of it.
 
-    export, ranges: the model, and what calibration observed.  work: the run.
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:

@@ -63,7 +63,6 @@ class RunContext:
         """The value on record for a step's key; None when the step must run, or the record cannot be read.
 
         sizes: of blobs in bytes by digest, as `records.recall` takes them.
-        kind: of the step.  result: the class of the value.
         """
         decoded_values = list[Recalled]()
 
@@ -96,7 +95,6 @@ class RunContext:
 
         blobs: digests of the blobs that a result names.  run: instead of `run_job` on this host, for a step that may be
         carried out elsewhere.
-        kind, key: of the step, and what it reads.  name: for the display.
         """
         if (record_value := self.recall(kind, key, result_type(job.request))) is not None:
             self.progress.emit(Finished(name, "cached"))
@@ -115,7 +113,7 @@ class RunContext:
         self, executor: Executor, name: str, job: Job[Result], words: Callable[[Result], str] = lambda _: ""
     ) -> Result:
         """Run a job as `run_job` does, and emit that it is done. words: what came of it, from its result.  executor:
-        where it runs.  name: for the display."""
+        where it runs."""
         value = self.run_job(executor, name, job)
         self.progress.emit(Finished(name, words=words(value)))
         return value

@@ -69,7 +69,6 @@ class FoundDim:
     """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these.
 
     guessed: the model was not seen to run at any of them.
-    min, opt, max: the sizes.
     """
 
     min: int
@@ -94,7 +93,6 @@ class FoundModel:
     targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
     refused: why it does not take the requests that were given, as far as that was tried.
     serve: what opens its engines, as a spec names it.  triton: the spec's section of that name.  version: of the spec.
-    dims: by name.
     """
 
     name: str

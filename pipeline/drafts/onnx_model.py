@@ -240,7 +240,7 @@ LARGEST_BYTES = 1 << 20
 
 
 def look_at_triton(config: Path, folder: Path) -> FoundModel:
-    """The ONNX model beside a configuration, with its name and batch sizes. folder: where the spec goes.
+    """The ONNX model beside a configuration, with its name and batch sizes.
 
     Raises InputError for a configuration of another platform, and where the model's file is not found.
     """

@@ -45,7 +45,6 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     one image input, which are scaled to the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1,
     'symmetric' to -1..1, 'imagenet' by that data set's mean and deviation, 'bytes' and inputs of integers not at all.
 
-    path: of the file or folder.  dims: of the model.
     Raises DataError, InputError for a file of another kind.
     """
     if not path.exists():
@@ -331,7 +330,6 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     the file change nothing. A request for a batch counts as one for each sample. All that are kept have the sizes that
     most have. scaling: of images, see `read_requests`.
 
-    path, dims: as of `read_requests`.
     Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
     different requests.
     """

@@ -129,7 +129,6 @@ class Site:
     activation, weight: names of its two operands.  axis: that of the weight's output channels.
     result: the tensor that a fused kernel writes: the node's own, or that of a Relu, or a Clip around zero, which alone
     reads it.  fused: name of that Relu or Clip, or None.
-    node, op_type: its name and operator.
     """
 
     node: str

@@ -51,7 +51,7 @@ class CastNotes:
 
     cast: number of nodes that now compute in `precision`.  underflowed: constant -> (values that became zero, values).
     floored_scales: Q/DQ scales raised to the smallest normal number, because a smaller one becomes zero on the way.
-    precision: of the graph.  float_nodes: those that stay in float, with the reason.
+    float_nodes: those that stay in float, with the reason.
     """
 
     precision: str
@@ -140,7 +140,6 @@ class Ranges:
 
     method: how they were chosen, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
     samples: how many samples were seen.  sources: what the ranges were chosen from, where that is known.
-    tensors: by name.
     """
 
     tensors: Mapping[str, Pair]

@@ -55,10 +55,9 @@ CAPTURED = "captured.onnx"
 class ExportResult:
     """The files of an export, and the checks of the ONNX model against its source.
 
-    notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
-    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).  free_running: of a
-    model with state, the drift along sequences.
-    onnx, golden: the files.  golden_digest: of the golden set.
+    notes: for people, such as that golden inputs are random.  answers: a file of what the ONNX model answers to the
+    golden set; None where that is large (`RecordedSession.save`).  free_running: of a model with state, the drift along
+    sequences.
     """
 
     onnx: Path
@@ -184,7 +183,6 @@ def write_model(
     """Write the canonical ONNX model of a source to `path`, or move `known_model` there. In the context the source is
     open.
 
-    request: the source.  workdir: for files.
     Raises ModelError for a source that cannot be exported.
     """
     with (_onnx_source if request.kind == "onnx" else _torch_source)(request, workdir) as source:

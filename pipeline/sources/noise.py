@@ -67,8 +67,6 @@ def measure_noise(
 
     Of the edges, the smallest and the largest are measured: between them lies what all sizes lose. Where it cannot be
     measured within `MOST_S` and the memory, the result says why. start: how the process comes to be.
-
-    golden: the cases.  inputs, dims: of the model.  workdir: for files.
     """
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")

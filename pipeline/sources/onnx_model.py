@@ -158,7 +158,6 @@ def load_onnx(
 
     root: the spec's folder, which the model must be in.  custom: whether operators of unknown domains stay, because a
     library has them. Libraries that the file itself names are forgotten: they would be opened.
-    path: of the file.
     Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
     is missing, too short or outside of the model's folder (through a link too); for an unknown opset or domain.
     """

@@ -28,8 +28,8 @@ MOST_SEQUENCES, MOST_STEPS = 4, 256
 
 @dataclass(frozen=True)
 class StateModel:
-    """A model with state. run: the original model.  inputs: all of them.  dims: of the inputs.  steps: which samples
-    are one step; None where each is.  states: the inputs that are carried from an output."""
+    """A model with state. run: the original model.  inputs: all of them.  steps: which samples are one step; None where
+    each is.  states: the inputs that are carried from an output."""
 
     run: Callable[[Tensors], Tensors]
     inputs: tuple[TensorSpec, ...]

@@ -289,7 +289,6 @@ class SpecSections(SpecFile):
         the precisions that its CUDA provider computes in.
 
         has_worker: whether some builder of this run has TensorRT and that GPU.
-        target, precision, backend: of the unit.
         """
         if self.backends != server_backends(self.serve) or target.is_cpu:
             return True

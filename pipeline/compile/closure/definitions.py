@@ -352,10 +352,7 @@ def _parse(module: str, source: SourceFile, packages: frozenset[str]) -> Module:
 
 
 class _ReachWalk:
-    """found: what was reached, by module and name, with a digest of each.  packages: of others.
-
-    modules: what was looked at.
-    """
+    """found: what was reached, by module and name, with a digest of each.  packages: of others."""
 
     def __init__(self, sources: SourceFiles) -> None:
         self.found: dict[str, dict[str, str]] = defaultdict(dict)

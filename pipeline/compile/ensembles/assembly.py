@@ -183,7 +183,7 @@ class ForecastGraph:
 @dataclass(frozen=True)
 class WholeUnit:
     """An ensemble for a target in a precision. action: 'build' where it would be proven, 'cached', 'refused', 'failed'
-    or 'unknown'.  target, precision: of the unit.  reason: of the action, in words."""
+    or 'unknown'.  reason: of the action, in words."""
 
     target: str
     precision: str
@@ -219,7 +219,6 @@ class ForecastEnsemble:
     """An ensemble whose graphs were foreseen. chain: of the exported graphs, as far as they are on record.
 
     outputs: of the whole, empty where a graph is not exported.  records: context of `open_records`.
-    loaded: its spec and those of its graphs.  golden: data of the whole.
     """
 
     loaded: LoadedEnsemble
@@ -299,8 +298,8 @@ ForeseeGraph = Callable[[ModelSpec, str | None], ForecastGraph]
 
 @dataclass
 class Assembly:
-    """An ensemble while it is built. folder: for data, kept as long as the run.  loaded: its spec and those of its
-    graphs.  context: of the run.  chain: the graphs that are exported so far."""
+    """An ensemble while it is built. folder: for data, kept as long as the run.  chain: the graphs that are exported so
+    far."""
 
     loaded: LoadedEnsemble
     context: RunContext

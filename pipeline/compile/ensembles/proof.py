@@ -49,7 +49,7 @@ class ProveEnsemble:
     engines: by graph.  outputs: of the whole.  limits: what the spec says, by stage.  metrics: of outputs of the whole,
     which functions are run for on each side's own answers.  recorded: what the engines answered elsewhere, which is
     judged in their place; None where they are run.
-    whole: the golden data.  graphs: the exported ones, in order.  precision: of the engines.
+    whole: the golden data.  graphs: the exported ones, in order.
     """
 
     whole: WholeData
@@ -244,7 +244,6 @@ def request_proof(
     """What proves engines of graphs in the place of a chain, with the limits and task metrics of the spec of the whole.
 
     golden, outputs: of the whole.
-    precision: of the engines.
     """
     limits, has_labels = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
@@ -256,7 +255,6 @@ def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool =
     """The proof of an ensemble's engine; of one that cannot be opened or run, the one check `CRASHED`, which failed.
 
     afresh: also when the same proof is on record.
-    request, unit: what is proven, and its name.  context: of the run.
     Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]

@@ -140,7 +140,7 @@ GOLDEN = "golden data"
 class BuiltEnsemble:
     """An ensemble of which every graph is published. versions: of the graphs.  chain: of the exported graphs.
 
-    golden: data of the whole.  outputs: of the whole.  loaded: its spec and those of its graphs.
+    outputs: of the whole.
     """
 
     loaded: LoadedEnsemble
@@ -189,7 +189,6 @@ def publish_ensemble(
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
     narrowed_reason: as of `VersionDraft`.
-    ensemble: the ensemble.  units: those to judge.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, spec = context.store, ensemble.loaded.spec

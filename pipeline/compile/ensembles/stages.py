@@ -40,8 +40,7 @@ class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
     blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
     scales: of states of int8, by output of the whole.
-    precision: of the graph.  changed: whether it differs from the exported one.
-    """
+    changed: whether it differs from the exported one."""
 
     exported: Path
     path: Path
@@ -55,7 +54,7 @@ class SourceGraph:
 def fetch_sources(
     store: Store, engines: Mapping[str, EngineBlob], exported_digests: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
-    """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.  place: the store.
+    """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.
     parts: sessions in the place of graphs. Raises as `fetch`."""
     source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
@@ -76,8 +75,7 @@ def fetch_sources(
 @dataclass(frozen=True)
 class Stages:
     """What the stages of a chain are judged with. opens: the chain with sessions in the place of graphs. limits: what
-    the spec says, by stage.  metrics: of the whole.  sources: the graphs of engines, by name.  precision: of the
-    engines.  workdir: for files."""
+    the spec says, by stage.  metrics: of the whole.  sources: the graphs of engines, by name."""
 
     opens: Callable[[Parts], "AbstractContextManager[Ensemble]"]
     sources: Mapping[str, SourceGraph]

@@ -65,8 +65,8 @@ def open_chain(
     """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
     engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
 
-    store: the registry's store.  graphs: in the order in which they run.  workdir: for the models.
-    Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
+    graphs: in the order in which they run. Raises as `ReferenceSession`, and ModelError for a function that cannot be
+    imported.
     """
     from builders.reference import ReferenceSession
     from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
@@ -396,8 +396,7 @@ def request_samples(
 def compute_samples(
     name: str, section: str, request: ComputeSamples, context: RunContext, folder: Path
 ) -> "ComputedData":
-    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration.
-    request: what is computed.  context: of the run."""
+    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration."""
     from pipeline.spec.model import ComputedData
 
     key = {**encode(request), "whole": request.whole.key, **code_key(ComputeSamples)}

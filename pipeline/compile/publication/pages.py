@@ -157,10 +157,7 @@ def _parse(data: bytes, document_name: str) -> dict[str, object]:
 
 
 def version_page(manifest: Manifest, results: Measured, store: Store) -> str:
-    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address.
-
-    results: what was measured of the version.  store: the registry.
-    """
+    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
@@ -189,7 +186,6 @@ def failed_page(
 
     draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
     which node drifted; None where that is not known yet: what an equal run before it found then stays.
-    results, store: as of `version_page`.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)

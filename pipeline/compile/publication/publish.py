@@ -323,7 +323,7 @@ def publish_attributions(
     """The outcome with the attributions of each unit, which are then beside the version and on its page; where nothing
     was published, on the page of the run.
 
-    attributions: what was found, or why nothing was.  draft: of the version.  context: of the run.
+    attributions: what was found, or why nothing was.
     """
     store = context.store
     named_attributions = tuple(

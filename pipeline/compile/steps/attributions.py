@@ -109,7 +109,6 @@ class AttributeGraph:
     not known: then nothing is proposed. A search moves scales between tensors, so its own float model is then the one
     that the graph is taken apart against; the checks are against `reference` all the same.
     seconds: for all of it (`Clock`).
-    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -210,7 +209,6 @@ class AttributeEngine:
 
     cases: of failed checks of sizes and magnitudes, which are looked at in the place of the golden set: it has passed.
     seconds: for all of it (`Clock`).
-    limits, metrics: what the spec says.
     """
 
     engine: EngineBlob
@@ -307,7 +305,7 @@ def _propose(
 ) -> "Proposal":
     """What to leave in float so that the graph passes. model: the float ONNX file.
 
-    before: the checks of the graph as it is.  judge: makes the checks of a graph.  clock: of the attribution.
+    before: the checks of the graph as it is.  judge: makes the checks of a graph.
     """
     from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.search.repair import QuantizationRecipe, propose
@@ -331,7 +329,6 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
     """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
-    work: the run.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:

@@ -156,7 +156,7 @@ def proof_of(
 ) -> Proof:
     """Checks, task metrics and drifts (how errors spread, and along sequences) as a proof; each value of a metric is a
     check of its own, and where a metric decides, drift beyond its limits is not a failure. proof_name: the thing that
-    was run.  session: what was run.  golden: the cases.  metrics: the spec's task metrics.  checks: of the stage."""
+    was run.  metrics: the spec's task metrics.  checks: of the stage."""
     from validation.comparison.tasks import lift_limits, task_checks
 
     task = [replace(check, case=f"{check.case}, {proof_name}") for check in task_checks(session, golden, metrics)]

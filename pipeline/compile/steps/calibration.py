@@ -33,8 +33,8 @@ class CalibrationSamples:
     """Where calibration samples are. root: the spec's folder.  data: what the spec names there.
 
     digest: of the data when the step was keyed.  labels: name of an array of class indices that no input takes.
-    shapes: of the model's inputs.  states: which of them samples do not have.  sequence: name of an array that says
-    which sequence each sample is a step of; None where all are of one.  steps: as in `read_steps`.
+    states: which of them samples do not have.  sequence: name of an array that says which sequence each sample is a
+    step of; None where all are of one.  steps: as in `read_steps`.
     """
 
     root: Path

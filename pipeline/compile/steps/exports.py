@@ -72,7 +72,6 @@ class ExportModel:
     known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
     labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
     steps: as in `read_steps`.
-    source: the model.  metrics, limits: what the spec says.
     """
 
     source: ExportRequest

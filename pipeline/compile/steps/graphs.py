@@ -62,7 +62,6 @@ class GraphRecipe:
     model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
     with the reason.  searched: whether a search chose model and ranges.  states: rounded where the graph takes and
     gives them.
-    variant: precision and scheme of the graph.
     """
 
     model: str
@@ -109,8 +108,8 @@ class WriteGraph:
     """Write the model in one graph variant. model, observations: digests.
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
-    shapes: of the model.  states: those that engines of the graph take and give as int8.
-    calibration: the method.  overrides: the spec's, by node.
+    states: those that engines of the graph take and give as int8.
+    overrides: the spec's, by node.
     """
 
     model: str
@@ -217,7 +216,6 @@ class CheckGraph:
 
     reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph.
     answers: of the fp32 graph to the golden set (`blobs.open_reference`).
-    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -280,7 +278,6 @@ def quantize(
 
     A graph that cannot be written or compared says why (`Graph.failure`), and the others are built.
 
-    variant, ranges, choices: as of `write_graph`.  work: the run.
     Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
     check_own_qdq(variant, work.spec, export)
@@ -331,7 +328,6 @@ def write_graph(
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
     says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
-    work: the run.
     """
     spec = work.spec
     model = export.model

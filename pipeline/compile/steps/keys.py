@@ -120,7 +120,7 @@ class TimedEngine:
 @dataclass(frozen=True)
 class MeasureEngine:
     """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from.
-    shapes: of the model.  terms: how long, and at which sizes."""
+    terms: how long, and at which sizes."""
 
     engine: EngineBlob
     golden: str
@@ -187,8 +187,8 @@ class MeasureEngine:
 
 @dataclass(frozen=True)
 class BenchmarkPair:
-    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order.  first, second: the
-    engines.  golden: digest of the set that the inputs are from.  shapes: of the model.  seconds: for both together."""
+    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order.  golden: digest of
+    the set that the inputs are from.  seconds: for both together."""
 
     first: EngineBlob
     second: EngineBlob
@@ -255,8 +255,7 @@ def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work,
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
     afresh: measure also when there is a record.
-    latency: the spec's section.  golden: digest of the set that the inputs are from.  work: the run.
-    Raises what says nothing about the engine (`stops_run`).
+    golden: digest of the set that the inputs are from. Raises what says nothing about the engine (`stops_run`).
     """
     context = work.context
     name = f"latency {engine.request.unit}"

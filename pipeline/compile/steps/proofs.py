@@ -56,7 +56,6 @@ class CompiledLimits:
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
     graph: as it is run (`blobs.runnable`).  limits: what the spec says; with any, honest rounding is measured at once.
-    request: what the engine was built from.  workdir: for files.
     """
 
     graph: Path
@@ -92,10 +91,7 @@ class CompiledLimits:
 
 @dataclass(frozen=True)
 class WrittenLimits:
-    """The limits of a graph in a lower precision against the fp32 one, which lies at `path`.
-
-    limits, metrics: what the spec says.
-    """
+    """The limits of a graph in a lower precision against the fp32 one, which lies at `path`."""
 
     path: Path
     precision: Precision
@@ -180,7 +176,7 @@ CRASHED = Check("engine", "runs", "", "all", None, None, False)
 class ExtraCalls:
     """Calls beside the golden set that a spec asks for. seconds: None for a share of the comparison's time.
 
-    bitwise: whether the contract promises bits.  shapes: of the model.
+    bitwise: whether the contract promises bits.
     """
 
     seconds: float | None
@@ -200,7 +196,6 @@ class ExtraCalls:
 
         golden_passed, compared_s: whether the comparison on the golden set passed, and its seconds. Magnitudes, and
         sizes between those of the golden set, are tried only where it did.
-        request: what the engine was built from.  pair: graph and engine.  graph: the file.
         """
         from validation.calls.checks import Allowance, call_checks, magnitude_checks
 
@@ -411,7 +406,6 @@ def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -
     """The proof that a job gives, or has on record; the one check `CRASHED` where what it proves cannot be opened or
     run.
 
-    step, key: its kind, and what it reads.  context: of the run.
     Raises what says nothing about that (`stops_run`).
     """
     try:

@@ -90,7 +90,6 @@ class SearchQuantization:
 
     model, observations: digests.  answer: the output that is judged by labels.  most_s: after so many seconds each kind
     gets what is known of it.
-    calibration: the method.  search: what the spec asks.  samples: of the calibration.
     """
 
     model: str
@@ -206,7 +205,6 @@ def choose(
 ) -> dict[Searched, SearchResult]:
     """Search what to quantize and how, for some kinds of int8, as the spec asks. ranges: what calibration observed.
 
-    export: the model.  work: the run.
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
     spec = work.spec

@@ -203,7 +203,6 @@ def cast_float(
 
     keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.  ranges: of all
     activations (`insertion_points.activations`); without them overflow is judged by constants and operators.
-    precision: of the result.
     Raises ModelError when the result is not valid ONNX.
     """
     half, graph = HALVES[precision], tidy(model)

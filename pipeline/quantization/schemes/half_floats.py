@@ -23,7 +23,6 @@ class HalfFormat:
 
     largest: its largest finite value.  tiny: its smallest normal value.
     narrow_range: whether ordinary networks leave its range (fp16: 65504) or only extreme ones (bf16: 3.39e38).
-    name: of the precision.  element_type: ONNX's number of it.  dtype: numpy's.
     """
 
     name: str

@@ -96,7 +96,6 @@ class Insertion:
         """Put a pair behind a tensor, for all its readers: the pair's result takes over the name.
 
         maker: the node whose kernel writes the tensor: its own, or the one before a Relu that was taken out (`fold`).
-        low, high: the range of the tensor.
         """
         exact = unused_name(f"{tensor}_exact", self._taken)
         self.by_name[maker].output[0] = exact

@@ -65,7 +65,6 @@ def quantize_int8(
     overrides: node name -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
     inputs and outputs staying fp32.
-    scheme: the backend's.
     Raises DataError when `ranges` lacks what a weighted node reads, ModelError when the opset is too old to be lifted.
     """
     return _quantize(model, ranges, scheme, scheme.activation, overrides or {})

@@ -105,7 +105,6 @@ class EngineTiming:
 
     A context manager: it keeps the engines of the last pair open. request: what is built, but for the model.
     inputs: of one run; some backends take only shapes within the request's profiles.
-    workdir: for the engines.
     """
 
     backend: Backend

@@ -60,9 +60,9 @@ def choose_each(
     overrides: node -> precision that a person decided on.  labels: for a floor of accuracy.  clock: when to end; what
     is known by then is chosen. Where a target has a race, what int8 does not make faster is left in float, but for
     nodes that a person wants in int8.
-    targets: the kinds.  floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are.
-    Raises ModelError when the model does not run on the samples, DataError when the labels do not fit them, or when not
-    even the float model holds the floor.
+    floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are. Raises ModelError when
+    the model does not run on the samples, DataError when the labels do not fit them, or when not even the float model
+    holds the floor.
     """
     floor, clock = floor and with_margin(floor), clock or SearchClock()
     with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:

@@ -74,7 +74,6 @@ def sweep(
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
-    groups: of nodes with one activation.  ranges, scheme, precision: of the kind.
     """
     start = time.process_time()
     stages = list(_find_stages(model, groups))

@@ -103,10 +103,9 @@ class MixedPrecisionChoice:
 
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
     float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
-    point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
-    have in `model`.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was
-    over; '' where it was done.
-    precision: of the quantized nodes.
+    point: what was chosen.  smoothed: what the smoothed activations hold, by the names that they have in `model`.
+    weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was over; '' where it
+    was done.
     """
 
     model: ModelProto
@@ -329,8 +328,7 @@ class SearchTrial:
 
     plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
     alone: by group, the noise at the outputs where only it is quantized.
-    side: what is compared with.  ranges, scheme, precision: of the kind.  cost: of the sweep.  qualities, timings:
-    measured so far.
+    side: what is compared with.  qualities, timings: measured so far.
     """
 
     side: FloatSide
@@ -426,7 +424,7 @@ class SearchTrial:
         return f"the {limit_name}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
 
     def _row(self, name: str, folds: bool, total: float, in_int8: bool) -> GroupDamage:
-        """A row of the table. total: multiplications of all groups.  in_int8: whether the group is in int8."""
+        """A row of the table. total: multiplications of all groups."""
         group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
         macs = self.macs[name]
         return GroupDamage(

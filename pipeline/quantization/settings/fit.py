@@ -64,7 +64,6 @@ def fit(
 
     matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
     the weights, or their block format; without activations in it nothing but rounding is tried.
-    statistics: of the group's activation.  activation: type that it is held in.
     """
     weights, moments = [matrices[node] for node in group.nodes], statistics.moments
     if isinstance(levels, int) or levels.activations:

@@ -39,7 +39,6 @@ class Window:
     """How a convolution moves over its activation; all by spatial axis. pads: (before, after); None with `same`.
 
     same: 'upper' or 'lower' for ONNX's auto_pad, whose padding depends on the size of the activation.
-    kernel, strides, dilations: sizes.  groups: number of them.
     """
 
     kernel: tuple[int, ...]
@@ -136,7 +135,6 @@ class Moments:
     origin: a point near the mean.  first_moment, second_moment: sums of the patches less `origin`, and of their
     outer products.  lost: for each way to hold the activation, the sum of what that adds to a patch.  held_patches:
     those whose products are not in `second_moment` yet.
-    count: of patches.
     """
 
     count: int = 0
@@ -197,8 +195,7 @@ def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution whose moments are wanted. values: of a patch in one group.  ranges: of its activation.  site: the
-    node.  window: how it moves."""
+    """A convolution whose moments are wanted. values: of a patch in one group.  ranges: of its activation."""
 
     site: Site
     window: Window

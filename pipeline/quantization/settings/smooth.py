@@ -344,7 +344,6 @@ def fit_convolutions(
     their ranges.
 
     runs: from which the moments of the patches are taken.  check: called before each layer; what it raises ends this.
-    kinds: with their groups.
     """
     initializers, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     sites = {site.node: site for kind in kinds for group in kind.convolving for site in group.sites}

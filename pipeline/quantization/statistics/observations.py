@@ -43,7 +43,7 @@ class TensorStatistics:
     histogram: LogHistogram | None = None
 
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
-        """A copy that covers one more run; the histogram stays as it is. low, high: extremes of the run."""
+        """A copy that covers one more run; the histogram stays as it is."""
         finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if finite else (0, 0)
         return replace(self.merge(TensorStatistics(low, high, elements, int(finite), *sums)), histogram=self.histogram)

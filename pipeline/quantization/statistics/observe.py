@@ -84,7 +84,6 @@ def open_source(
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
     digest: of the samples, where they come from code.  columns: names of arrays of stored data that no input takes.
-    inputs, dims: of the model.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
     """
