@@ -230,11 +230,6 @@ class Outcome:
         own_failures = tuple(engine for engine in self.engines if engine.entry.status == "failed")
         return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own_failures)
 
-    def with_graphs(self, graphs: Mapping[str, "Outcome"]) -> "Outcome":
-        """The outcome of an ensemble with those of its graphs."""
-        is_cached = self.cached and all(graph.cached for graph in graphs.values())
-        return replace(self, graphs=graphs, cached=is_cached)
-
     def to_json(self) -> Json:
         """What `enginesmith build --json` prints."""
         return {

@@ -309,7 +309,9 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
     states = find_states(inputs, outputs)
     inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
     image = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
-    text = any(spec.dtype in ("int64", "int32") and len(spec.shape) == 2 for spec in inputs)
+    integers = [spec for spec in inputs if spec.dtype in ("int64", "int32")]
+    text = any(len(spec.shape) == 2 for spec in integers)
+    has_token_ids = len([spec for spec in integers if _IDS.search(spec.name)]) == 1
     for spec in outputs:
         name, shape = spec.name, spec.shape
         last = shape[-1] if shape and isinstance(shape[-1], int) else 0
@@ -324,7 +326,7 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "detection", "output": name, **head, "floor": 0.95}
         elif image and len(shape) == 3 and last > 10:
             yield {"name": "ctc", "output": name, "floor": 0.98}
-        elif states and _find_token_ids(inputs) and "logits" in name.lower() and last > 1:
+        elif states and has_token_ids and "logits" in name.lower() and last > 1:
             yield {"name": "perplexity", "output": name, "floor": 0.95}
         elif text and len(shape) == 3 and last >= _VOCABULARY:
             yield {"name": "tokens", "output": name, "floor": 0.99}
@@ -333,12 +335,6 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "embeddings", "output": name, **pool, "floor": 0.99}
         elif image and len(shape) == 2 and last > 2:
             yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
-
-
-def _find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
-    """The input of token ids, by its name and integers; None where there is not one alone."""
-    id_names = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
-    return id_names[0] if len(id_names) == 1 else None
 
 
 def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:

@@ -280,7 +280,11 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         # Clients may ask for a version that the configuration names.
         version=str(_version(model)) if _version(model) in served_numbers else "",
     )
-    return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
+    # What runs the instances that are served becomes the targets of the spec.
+    kinds = {group.text("kind") for group in config_message.messages("instance_group")}
+    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
+    model_facts = replace(model_facts, targets=targets or model_facts.targets)
+    return _take_batch(_take_sizes(model_facts, config_message), config_message)
 
 
 # Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.
@@ -368,13 +372,6 @@ def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdigit() else -1 for text in texts)
-
-
-def _take_kinds(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """What runs the instances that are served becomes the targets of the spec."""
-    kinds = {group.text("kind") for group in config.messages("instance_group")}
-    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
-    return replace(facts, targets=targets) if targets else facts
 
 
 def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:

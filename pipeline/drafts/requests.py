@@ -352,9 +352,10 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     usual_requests = [request for _, request in sorted(some[usual_shapes].items(), key=lambda pair: pair[0])]
     golden = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
     calibration = usual_requests[golden : golden + MOST_CALIBRATION]
+    usual_text = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in usual_shapes)
     drop_counts = [
         (count - len(request_digests), "equal to others"),
-        (len(request_digests) - usual_count, f"of other sizes than {_format(usual_shapes)}"),
+        (len(request_digests) - usual_count, f"of other sizes than {usual_text}"),
         (usual_count - golden - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
     notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
@@ -407,7 +408,3 @@ def _digest(request: Tensors) -> str:
         digest.update(f"{name} {request[name].dtype} {request[name].shape}".encode())
         digest.update(np.ascontiguousarray(request[name]).tobytes())
     return digest.hexdigest()
-
-
-def _format(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes)

@@ -412,4 +412,6 @@ class Assembly:
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
         narrowed_reason = next(filter(None, (graph.outcome.narrowed for graph in compiled_graphs.values())), None)
         outcome = publish_ensemble(built_ensemble, units, self.context, narrowed_reason)
-        return outcome.with_graphs({name: graph.outcome for name, graph in compiled_graphs.items()})
+        graphs = {name: graph.outcome for name, graph in compiled_graphs.items()}
+        is_cached = outcome.cached and all(graph.cached for graph in graphs.values())
+        return replace(outcome, graphs=graphs, cached=is_cached)

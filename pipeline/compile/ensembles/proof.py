@@ -93,7 +93,11 @@ class ProveEnsemble:
             request = self.engines[name].request
             parts[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
-        proof = self._stages(context, parts).checks(golden, parts, alone)
+        exported_digests = {graph.name: graph.model for graph in self.graphs}
+        sources = fetch_sources(open_store(context.store), self.engines, exported_digests, parts, context.workdir)
+        open_graphs = partial(self._open, context)
+        stages = Stages(open_graphs, sources, self.precision, self.limits, self.metrics, context.workdir)
+        proof = stages.checks(golden, parts, alone)
         checks = proof.checks
         for name, part_answers in parts.items() if alone else ():
             with self._open(context, {name: part_answers}) as chain:
@@ -113,12 +117,6 @@ class ProveEnsemble:
             spec.name: "handed on" for spec in self.outputs if spec.name not in boundary_names
         }
         return replace(whole_checks, checks=(*whole_checks.checks, *unmeasured_checks(answers, graphs, self.metrics)))
-
-    def _stages(self, context: WorkerContext, parts: Parts) -> Stages:
-        place, exported_digests = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
-        sources = fetch_sources(place, self.engines, exported_digests, parts, context.workdir)
-        open_graphs = partial(self._open, context)
-        return Stages(open_graphs, sources, self.precision, self.limits, self.metrics, context.workdir)
 
     @property
     def _functions(self) -> list[ChainedGraph]:

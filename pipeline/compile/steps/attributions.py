@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution, Proposal
-    from validation.golden.golden_set import Case, GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,10 @@ def _judge_trials(
     names = [name for name in attribution.cases if name in failing]
     edges = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
     limits = list_limits(check for check in before if not check.passed)
-    few, usual_drifts = _worst_golden(golden, attribution) if limits else [], golden_drifts(golden)
+    # A quarter of the golden cases, those first that the two graphs differ most on.
+    place = {name: index for index, name in enumerate(attribution.cases)}
+    worst_first = sorted(golden.of_kind("golden"), key=lambda case: place.get(case.name, len(place)))
+    few, usual_drifts = worst_first[: -(-len(worst_first) // 4)] if limits else [], golden_drifts(golden)
 
     def judge(path: Path) -> Sequence[Check]:
         with ReferenceSession(path) as actual:
@@ -268,13 +271,6 @@ def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     cases = [replace(case, expected=run(session, case.inputs)) for case in golden.cases]
     GoldenSet(tuple(cases), golden.labels).save(path)
     return GoldenSet.load(path)
-
-
-def _worst_golden(golden: "GoldenSet", attribution: "Attribution") -> "Sequence[Case]":
-    """A quarter of the golden cases, those first that the two graphs differ most on."""
-    cases = list(golden.of_kind("golden"))
-    place = {name: index for index, name in enumerate(attribution.cases)}
-    return sorted(cases, key=lambda case: place.get(case.name, len(place)))[: -(-len(cases) // 4)]
 
 
 def _graph(path: Path, workdir: Path) -> "OnnxGraph":

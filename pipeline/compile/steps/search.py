@@ -123,7 +123,8 @@ class SearchQuantization:
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []
             for kind in self.kinds:
-                scheme, timer = _scheme_of(kind.kind), None
+                activation, timer = kind.kind.activation, None
+                scheme = QuantizationScheme(activation, activation == "uint8", "fp32", kind.kind.weight_levels)
                 variant = GraphVariant(kind.kind.precision, scheme)
                 ranges = chosen_ranges(place, variant, self.observations, self.calibration)
                 if kind.probe and kind.probe.request:
@@ -153,10 +154,6 @@ class SearchQuantization:
             "; ".join(filter(None, [choice.summary, f"latency was not measured: {cannot}" if cannot else ""])),
             choice.ended,
         )
-
-
-def _scheme_of(kind: Searched) -> QuantizationScheme:
-    return QuantizationScheme(kind.activation, kind.activation == "uint8", "fp32", kind.weight_levels)
 
 
 def _make_timer(request: BuildRequest, inputs: Tensors, workdir: Path) -> "EngineTiming":
