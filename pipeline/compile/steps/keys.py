@@ -154,12 +154,7 @@ class MeasureEngine:
             asked=terms,
             size_bytes=engine.size_bytes,
             anatomy=breakdown,
-            load_s=latency.load_s,
-            loaded_bytes=latency.loaded_bytes,
-            memory_resettable=latency.memory_resettable,
-            buckets=latency.buckets,
-            import_s=latency.import_s,
-            processes=latency.processes,
+            **vars(latency),
         )
         return TimedEngine(place.put_bytes(canonical_json(encode(report))))
 
@@ -211,17 +206,7 @@ class BenchmarkPair:
         monitor = SystemLoadMonitor()
         pairs = run_interleaved((session_openers[0], session_openers[1]), bucket.inputs, self.seconds, self.seed)
         load, times = monitor.stop(), compare_times(pairs, self.seed)
-        return PairedBenchmark(
-            bucket=bucket.name,
-            items=bucket.items,
-            seed=self.seed,
-            surroundings=load,
-            verdict=times.verdict,
-            ratios=times.ratios,
-            medians_s=times.medians_s,
-            runs=times.runs,
-            openings=times.openings,
-        )
+        return PairedBenchmark(bucket=bucket.name, items=bucket.items, seed=self.seed, surroundings=load, **vars(times))
 
 
 def bucket_inputs(

@@ -17,7 +17,7 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import QuantizationScheme, Tensors
+from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
@@ -69,8 +69,12 @@ def choose_each(
         limits = floor.graph if floor else None
         side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
         del model  # that its weights are not held while the search goes on
-        if floor is not None and floor.argmax_agreement is not None and side.expected:
-            _check_decisions(side.expected[0])
+        has_decisions = not side.expected or any(decides(values) for values in side.expected[0].values())
+        if floor is not None and floor.argmax_agreement is not None and not has_decisions:
+            raise DataError(
+                "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax "
+                "cannot change; ask for sqnr_db or cosine"
+            )
         try:
             trials = open_trials(side, targets, smoothing)
         except OutOfTimeError as ended:
@@ -129,15 +133,6 @@ def _leave_slow_groups(
         if trial.timings[name].lost:
             float_groups, current = (*float_groups, name), other_model
     return trial.point(float_groups)
-
-
-def _check_decisions(outputs: Tensors) -> None:
-    """Raises DataError when no output of the model holds decisions: a floor of these would hold whatever int8 does."""
-    if not any(decides(values) for values in outputs.values()):
-        raise DataError(
-            "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax cannot "
-            "change; ask for sqnr_db or cosine"
-        )
 
 
 def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:

@@ -259,10 +259,7 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
     graph = model.graph
     del graph.output[:]
     operand_names = {name for node in graph.node for name in list_reads(node)} | places
-    for node in [
-        node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in operand_names
-    ]:
-        graph.node.remove(node)
+    read_nodes = [n for n in graph.node if n.op_type != "ReorderOutput" or n.output[0] in operand_names]
+    set_items(graph.node, read_nodes)
     operand_names = {name for node in graph.node for name in list_reads(node)} | places
-    for value in [value for value in graph.input if value.name not in operand_names]:
-        graph.input.remove(value)
+    set_items(graph.input, [value for value in graph.input if value.name in operand_names])
