@@ -161,12 +161,17 @@ class Ranges:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back."""
+        of_source = {
+            name: {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
+            for name, source in self.sources.items()
+        }
+        names = sorted(self.tensors)
         return {
             "format": FORMAT,
             "method": self.method,
             "dataset": self.dataset,
             "samples": self.samples,
-            "tensors": {name: self._described(name) for name in sorted(self.tensors)},
+            "tensors": {name: {"range": list(self.tensors[name]), **of_source.get(name, {})} for name in names},
         }
 
     @classmethod
@@ -191,12 +196,6 @@ class Ranges:
             if entry.seen
         }
         return cls(tensors, document.method, document.dataset, document.samples, sources)
-
-    def _described(self, name: str) -> dict[str, object]:
-        entry: dict[str, object] = {"range": list(self.tensors[name])}
-        if source := self.sources.get(name):
-            entry |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
-        return entry
 
 
 @dataclass(frozen=True)

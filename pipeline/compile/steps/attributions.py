@@ -22,7 +22,7 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.graphs import GraphRecipe
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
+from pipeline.compile.steps.keys import code_key, metrics_of, step_limits
 from pipeline.compile.steps.proofs import CompiledLimits, WrittenLimits, cases_of
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
@@ -349,7 +349,7 @@ def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) 
     built_unit, graph = suspect.built, suspect.built.unit.graph
     precision = built_unit.unit.request.precision
     metrics = metrics_of(spec, precision)
-    limits, seconds = limits_of(spec, precision, suspect.stage), spec.timeouts.attribution_s
+    limits, seconds = spec.validation.limits_for(precision, suspect.stage), spec.timeouts.attribution_s
     request: Request[AttributionFound]
     if suspect.stage == "quantization":
         recipe = graph.recipe.digest if graph.recipe else None

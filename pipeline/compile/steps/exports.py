@@ -25,7 +25,7 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, Work, import_versions
 from pipeline.compile.steps.blobs import fetch, fetch_graph, proof_of, put_graph, this_machine
-from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
+from pipeline.compile.steps.keys import WRITE_MODEL, code_key, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
 from pipeline.values import Exported, Json, KeptAnswers, LatestGolden, ModelShapes, OnnxModel, Proof
@@ -379,7 +379,7 @@ class _ExportKeys:
             "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
             **({"states": encode(self.spec.states())} if self.spec.state else {}),
             "shapes": self.model["shapes"],
-            "limits": limits_of(self.spec, "fp32", "export"),
+            "limits": self.spec.validation.limits_for("fp32", "export"),
             **code_key(ExportModel),
         }
 
@@ -425,7 +425,7 @@ def _export_job(work: Work, stored_model: OnnxModel | None) -> Job[ExportOutcome
         spec.file(golden.data) if golden else None,
         golden.labels if golden else None,
         metrics_of(spec),
-        limits_of(spec, "fp32", "export"),
+        spec.validation.limits_for("fp32", "export"),
         golden.sequence if golden else None,
         golden.joined if golden else None,
     )

@@ -25,7 +25,7 @@ from pipeline.compile.steps.blobs import (
     text_of,
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
+from pipeline.compile.steps.keys import code_key, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.proofs import WrittenLimits, as_written
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.ranges import QuantizationNotes, Ranges, refuse_share
@@ -203,18 +203,11 @@ class WriteGraph:
 
 
 @dataclass(frozen=True)
-class SampleDigests:
-    """Blobs with the digests of the golden samples and of the calibration samples, which must not be the same."""
-
-    golden: str
-    calibration: str
-
-
-@dataclass(frozen=True)
 class CheckGraph:
     """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization stage).
 
-    reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph.
+    reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph,
+    blobs with the digests of the golden samples and of the calibration samples, which must not be the same.
     answers: of the fp32 graph to the golden set (`blobs.open_reference`).
     """
 
@@ -224,7 +217,7 @@ class CheckGraph:
     precision: Precision
     limits: Mapping[str, float]
     metrics: tuple[TaskMetric, ...] = ()
-    samples: SampleDigests | None = None
+    samples: tuple[str, str] | None = None
     answers: str | None = None
 
     def run(self, context: WorkerContext) -> Proof:
@@ -258,10 +251,7 @@ class CheckGraph:
             )
             decision_results = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
             if self.samples:
-                golden, calibration = (
-                    place.read_blob(digest, MEASURED_BYTES)
-                    for digest in (self.samples.golden, self.samples.calibration)
-                )
+                golden, calibration = (place.read_blob(digest, MEASURED_BYTES) for digest in self.samples)
                 checks = (overlap_check(golden, calibration), *checks)
             drifts = spreads.at("quantization"), course.at("quantization")
             return proof_of([*checks, *decision_results], actual, frozen, self.metrics, "graph", drifts)
@@ -383,13 +373,13 @@ def _check_graph(export: Exported, graph: Graph, ranges: Observed | None, work: 
     precision = graph.variant.precision
     samples = None
     if precision in CALIBRATED and ranges and export.golden_inputs:
-        samples = SampleDigests(export.golden_inputs, ranges.inputs)
+        samples = export.golden_inputs, ranges.inputs
     check = CheckGraph(
         export.model.digest,
         graph.model,
         export.golden,
         precision,
-        limits_of(spec, precision, "quantization"),
+        spec.validation.limits_for(precision, "quantization"),
         metrics_of(spec, precision),
         samples,
     )

@@ -78,15 +78,6 @@ def engine_limits(spec: "ModelSpec", step: Literal["build", "proof", "latency"])
     return ProcessLimits(timeout_s, spec.build.memory_mib, *remedies)
 
 
-def limits_of(
-    spec: "ModelSpec", precision: Precision, stage: Literal["export", "quantization", "engine"]
-) -> dict[str, float]:
-    """The limits that the spec sets for the checks of a stage, by metric."""
-    from pipeline.spec.model import overrides  # with pydantic, which no worker needs
-
-    return dict(overrides(spec, precision, stage))
-
-
 def metrics_of(spec: "ModelSpec", precision: Precision | None = None) -> tuple[TaskMetric, ...]:
     """The task metrics that the spec asks for. precision: of what they judge; of an export None, where none decides."""
     golden = spec.golden

@@ -30,7 +30,7 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
+from pipeline.compile.steps.keys import code_key, engine_limits, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, judge_built
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
@@ -394,7 +394,7 @@ def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEng
     return CheckEngine(
         engine,
         golden,
-        limits_of(spec, precision, "engine"),
+        spec.validation.limits_for(precision, "engine"),
         metrics_of(spec, precision),
         contract_of(spec),
         calls_of(spec),

@@ -28,7 +28,7 @@ from pipeline.compile.steps.calibration import (
     open_samples,
     samples_key,
 )
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
+from pipeline.compile.steps.keys import code_key, metrics_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.search.quality import GraphLimits, SearchClock, SearchFloor
@@ -220,7 +220,7 @@ def search_for_limits(
     It may use half of this machine's memory, because engines are built beside it.
     """
     spec = work.spec
-    graph_limits = limits_of(spec, "int8", "quantization")
+    graph_limits = spec.validation.limits_for("int8", "quantization")
     terms = SearchTerms(
         "auto", SearchFloor(graph=GraphLimits(graph_limits, metrics_of(spec, "int8"))), node_overrides(spec)
     )

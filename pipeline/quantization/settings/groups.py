@@ -168,12 +168,6 @@ class Statistics:
         self.runs += 1
 
     @property
-    def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
-        """(half to fit on, half to judge on), both ways; a single row in all is its own judge."""
-        filled_halves = [half for half in self.halves if half.sampled_rows]
-        return ((filled_halves[0], filled_halves[-1]), (filled_halves[-1], filled_halves[0]))
-
-    @property
     def low(self) -> Floats:
         """Least values, [channels]."""
         return np.asarray(np.min([half.low for half in self.halves if half.sampled_rows], axis=0))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -90,16 +91,13 @@ class Window:
 def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats:
     """The rows [places, groups, values of a group] of an activation [n, channels, *sizes] at flat indices into
     `window.places`."""
-    rank, channels = values.ndim - 2, values.shape[1]
     pads = window.padding(values.shape[2:])
-    sample, *position = np.unravel_index(places, window.places(values.shape))
     padded_values = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
-    index: list[Array] = [sample.reshape(-1, *[1] * (rank + 1)), np.arange(channels).reshape(1, -1, *[1] * rank)]
-    for axis in range(rank):
-        steps = np.arange(window.kernel[axis]) * window.dilations[axis]
-        steps = steps.reshape(*[-1 if dim == axis + 2 else 1 for dim in range(rank + 2)])
-        index.append(position[axis].reshape(-1, *[1] * (rank + 1)) * window.strides[axis] + steps)
-    return np.asarray(padded_values[tuple(index)].reshape(len(places), window.groups, -1))
+    spans = sliding_window_view(padded_values, window.reaches, axis=tuple(range(2, values.ndim)))
+    spans = spans[(..., *(slice(None, None, step) for step in window.dilations))]
+    sample, *position = np.unravel_index(places, window.places(values.shape))
+    begins = [index * stride for index, stride in zip(position, window.strides, strict=True)]
+    return np.asarray(spans[(sample, slice(None), *begins)].reshape(len(places), window.groups, -1))
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:
