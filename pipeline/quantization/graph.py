@@ -152,11 +152,6 @@ def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
     return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in tensor_shapes}
 
 
-def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """`static_shapes` where the inputs have these shapes; what the model says of sizes itself is left aside."""
-    return shapes_of(infer_at(model, inputs).graph)
-
-
 def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """The model without large weights, with the shapes that follow from these of the inputs, bodies included; what the
     model says of sizes itself is left aside."""

@@ -73,15 +73,6 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
     return external_tensors
 
 
-def embed_all(tensors: Sequence[External], path: Path) -> None:
-    """Read the bytes of external tensors into them, in place. Raises ModelError over 2 GB."""
-    if sum(length for *_, length in tensors) > LARGEST_BYTES:
-        raise ModelError(f"{path}: graphs inside nodes have constants of over 2 GB; make initializers of them")
-    for tensor, file, offset, length in tensors:
-        set_place(tensor, str(file), offset, length)
-        embed(tensor)
-
-
 def check_places(external: Sequence[External], path: Path) -> None:
     """Raise ModelError where tensors overlap, so that their shards would be larger than the files, or where a tensor's
     bytes are not as many as its shape says."""
@@ -177,7 +168,11 @@ def load_onnx(
     within = [entry for entry in external if id(entry[0]) not in weights or entry[3] < LEAST_BYTES]
     for tensor, file, offset, length in outer_entries:
         set_place(tensor, str(file.resolve()), offset, length)
-    embed_all(within, path)
+    if sum(length for *_, length in within) > LARGEST_BYTES:
+        raise ModelError(f"{path}: graphs inside nodes have constants of over 2 GB; make initializers of them")
+    for tensor, file, offset, length in within:
+        set_place(tensor, str(file), offset, length)
+        embed(tensor)
     if is_large:
         drop_unread(model.graph)
     _forget_unknown_sizes(model)

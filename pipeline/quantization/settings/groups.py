@@ -12,7 +12,7 @@ from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.weights import to_array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Tensors
-from pipeline.quantization.graph import attribute_of, constants, consumers, shapes_for
+from pipeline.quantization.graph import attribute_of, constants, consumers, infer_at, shapes_of
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.schemes.block_floats import LARGEST_E4M3, BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
@@ -274,7 +274,7 @@ def _infer_sizes(
     """
     sizes_by_signature = {}
     for signature in dict.fromkeys(map(_signature, runs)):
-        shapes = shapes_for(model, dict(signature))
+        shapes = shapes_of(infer_at(model, dict(signature)).graph)
         sizes_by_signature[signature] = {node: math.prod(shapes.get(tensor, (0,))) for node, tensor in tensors.items()}
         if not all(sizes_by_signature[signature].values()):
             return {}

@@ -125,8 +125,8 @@ class Observations:
 
         try:
             size = int.from_bytes(data[:8], "little")
-            header = decode(parsing.load_json(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
-            return _parse(decode(parsing.load_json(header.observations), _ObservationsDocument), load(data))
+            document = parsing.load_json(data[8 : 8 + size])["__metadata__"]["observations"]
+            return _parse(decode(parsing.load_json(document), _ObservationsDocument), load(data))
         except (SafetensorError, IntegrityError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{place}: not an observations file ({error!r}); calibrate again") from error
 
@@ -152,11 +152,6 @@ def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
 def in_units(value: float) -> int:
     """A float32 as a whole multiple of 2**-149; exact."""
     return int(math.ldexp(value, SMALLEST_EXPONENT))
-
-
-@dataclass(frozen=True)
-class _ObservationsMetadata:
-    observations: str
 
 
 @dataclass(frozen=True)
