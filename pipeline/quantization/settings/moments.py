@@ -13,7 +13,7 @@ held there in the pass before.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -94,10 +94,11 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
     pads = window.padding(values.shape[2:])
     padded_values = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
     spans = sliding_window_view(padded_values, window.reaches, axis=tuple(range(2, values.ndim)))
-    spans = spans[(..., *(slice(None, None, step) for step in window.dilations))]
+    kernel: list[Any] = [..., *(slice(None, None, step) for step in window.dilations)]
     sample, *position = np.unravel_index(places, window.places(values.shape))
     begins = [index * stride for index, stride in zip(position, window.strides, strict=True)]
-    return np.asarray(spans[(sample, slice(None), *begins)].reshape(len(places), window.groups, -1))
+    origins: list[Any] = [sample, slice(None), *begins]
+    return np.asarray(spans[tuple(kernel)][tuple(origins)].reshape(len(places), window.groups, -1))
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:
