@@ -97,8 +97,8 @@ def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) ->
             job = Job(name, RebuildEngine(request, manifest.golden, out), context.store.uri, limits)
             rebuilds.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
             context.progress.emit(Finished(name, words=rebuilds[-1].engine[:12]))
-        limits = spec.validation.limits_for(request.precision, "engine")
-        budget = budgets("engine", request.precision, noise).override(limits)
+        drift_limits = spec.validation.limits_for(request.precision, "engine")
+        budget = budgets("engine", request.precision, noise).override(drift_limits)
         report = reproducibility(rebuilds, budget)
     return RebuiltEngine(choice, report, entry.digest in report.engines)
 
