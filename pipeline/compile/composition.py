@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginesmith.core.errors import EnginesmithError
@@ -142,7 +141,11 @@ class Run(Work):
         the graph that a search puts in its place. Where the spec requires a unit that is not the exported model itself,
         no batch comes before that one: it may turn out to be refused, and then nothing is to be built."""
         unit_names = set[str]()
-        for batch in _merge(graphs) if self._waits else graphs:
+        other_units = [unit.unit for unit in candidates(self.spec, self.selection) if unit.precision != "fp32"]
+        if any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units):
+            batches = list(graphs)
+            graphs = [replace(batches[-1], graphs=tuple(graph for batch in batches for graph in batch.graphs))]
+        for batch in graphs:
             for ready_batch in self._plan_batch(batch):
                 units = tuple(unit for unit in ready_batch.plan.units if unit.name not in unit_names)
                 unit_names |= {unit.name for unit in units}
@@ -222,14 +225,6 @@ class Run(Work):
         graphs = self.runner.map(quantize, variants, export_result, ranges, choices or {}, self)
         return Quantized(export_result, tuple(graphs), ranges)
 
-    @cached_property
-    def _waits(self) -> bool:
-        """Whether the spec requires a unit that is not the exported model in fp32."""
-        other_units = [
-            candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.precision != "fp32"
-        ]
-        return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units)
-
     def _plan_batch(self, batch: Quantized) -> Iterator[Prepared]:
         export_result, ranges = batch.exported, batch.ranges
         plan = self.runner.call(plan_builds, export_result, batch.graphs, self)
@@ -259,8 +254,3 @@ def compile_model(run: Run) -> Outcome:
 def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:
     """The graphs of all batches, each variant once: what a search gave stands in the place of what missed."""
     return tuple({graph.variant: graph for batch in plan for graph in batch.graphs}.values())
-
-
-def _merge(batches: Iterable[Quantized]) -> list[Quantized]:
-    batch_list = list(batches)
-    return [replace(batch_list[-1], graphs=tuple(graph for batch in batch_list for graph in batch.graphs))]

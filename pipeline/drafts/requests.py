@@ -20,7 +20,7 @@ from enginesmith.core.text import format_bytes, pluralize
 from enginesmith.core.types import Dim, Tensors, TensorSpec
 from enginesmith.recording.json_lines import JsonLinesReader
 from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
-from pipeline.drafts.facts import is_batch, name_axes
+from pipeline.drafts.facts import is_batch
 from validation.data.batches import leading_dim
 from validation.data.samples import Samples
 from validation.data.stored import find_arrays
@@ -242,10 +242,6 @@ class Reading:
 
     inputs: tuple[TensorSpec, ...]
     sizes: tuple[tuple[tuple[int, int], ...], ...]
-
-    def named(self) -> "Reading":
-        """The same with names for the axes that vary (`name_axes`)."""
-        return Reading(name_axes(self.inputs), self.sizes)
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:

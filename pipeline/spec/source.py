@@ -376,7 +376,11 @@ class DimRange(SpecPart):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.buckets is not None:
-            self._check_buckets()
+            if self.opt is not None or self.max is not None:
+                raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
+            edges = list(self.buckets)
+            if not edges or edges != sorted(set(edges)) or edges[0] < self.min:
+                raise ValueError(f"buckets must rise from min={self.min}, found {edges}")
         elif self.max is None:
             raise ValueError("has no max; compilers need one; add max, or buckets")
         elif not self.min <= (self.opt or self.max) <= self.max:
@@ -385,22 +389,11 @@ class DimRange(SpecPart):
         return self
 
     def _check_multiples(self) -> None:
-        size_settings = [
-            ("min", self.min),
-            ("opt", self.opt),
-            ("max", self.max),
-            *(("buckets", x) for x in self.buckets or ()),
-        ]
+        sizes = {"min": self.min, "opt": self.opt, "max": self.max}
+        size_settings = [*sizes.items(), *(("buckets", edge) for edge in self.buckets or ())]
         wrong = [f"{key} {size}" for key, size in size_settings if size is not None and size % self.multiple]
         if wrong:
             raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(wrong)} is not; change it")
-
-    def _check_buckets(self) -> None:
-        edges = self.buckets or ()
-        if self.opt is not None or self.max is not None:
-            raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
-        if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
-            raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
 
     def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""

@@ -286,12 +286,8 @@ def _is_inert(node: Any) -> bool:
 
 
 def _is_typing_only(node: Any) -> bool:
-    if not isinstance(node, ast.If):
-        return False
-    test = node.test
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
+    test = node.test if isinstance(node, ast.If) else None
+    return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
 
 
 # The definitions that a function can reach: by the names that it reads, by what those read, and so on.

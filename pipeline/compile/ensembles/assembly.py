@@ -377,13 +377,12 @@ class Assembly:
         ) if ensemble_spec.calibration else None
 
     def _with_samples(self, name: str, spec: ModelSpec, golden: WholeData, calibration: WholeData | None) -> ModelSpec:
-        samples = self._samples(name, spec, "golden", golden)
-        calibration_samples = self._samples(name, spec, "calibration", calibration) if calibration else None
-        return with_data(spec, samples, calibration_samples)
-
-    def _samples(self, name: str, spec: ModelSpec, section: str, data: WholeData) -> ComputedData:
-        request = request_samples(data, self.chain, spec, self.loaded.wiring()[name])
-        return compute_samples(name, section, request, self.context, self.folder)
+        samples = dict[str, ComputedData]()
+        for section, data in (("golden", golden), ("calibration", calibration)):
+            if data:
+                request = request_samples(data, self.chain, spec, self.loaded.wiring()[name])
+                samples[section] = compute_samples(name, section, request, self.context, self.folder)
+        return with_data(spec, samples["golden"], samples.get("calibration"))
 
     def _extend(self, name: str, export: Exported) -> None:
         model, wiring = export.model, self.loaded.wiring()[name]
