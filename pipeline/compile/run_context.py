@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from builders.backends.optional_methods import PackageNotFoundError, version, versions_of
+from builders.backends.optional_methods import versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginesmith.core.codec import decode, encode_fields
 from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError, digest_of
@@ -136,10 +136,7 @@ def versions(*distributions: str) -> dict[str, str]:
 
 def version_of(name: str) -> str:
     """A distribution's version as installed now, or 'absent'."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"
+    return versions(name)[name]
 
 
 def import_versions(*packages: str) -> dict[str, str]:
