@@ -230,9 +230,7 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     return tuple(precisions if heavy else precisions[:1])
 
 
-# A look at Triton's `config.pbtxt`: the model that it serves, and what the configuration says of it.
-#
-# The fields are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
+# The fields of a configuration are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
 # protobuf/model_config.proto).
 
 # Of a configuration beside a model; a larger file is something else.

@@ -93,9 +93,6 @@ def _tensors(facts: FoundModel) -> Iterator[str]:
             yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
 
 
-# The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
-# names and shapes show it.
-
 _ENSEMBLE_HEAD = """\
 # Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
 # comments. `enginesmith plan THIS_FILE` shows what would be built and why.

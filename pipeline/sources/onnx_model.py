@@ -85,8 +85,6 @@ def check_places(external: Sequence[External], path: Path) -> None:
             raise ModelError(f"{path}: {wrong_length(tensor)}")
 
 
-# ONNX models on disk: read with every check that a hostile file needs, written with equal bytes for equal models.
-#
 # External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
 # are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
 # than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):

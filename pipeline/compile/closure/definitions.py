@@ -91,8 +91,6 @@ class SourceFiles:
         return self._specs[module]
 
 
-# A module's source as its top-level definitions: what each is (a digest) and what each refers to (names).
-#
 # The digest of a definition is that of its syntax tree: comments, docstrings and layout do not count, and neither does
 # a definition that nothing refers to. What stands under `if TYPE_CHECKING:` is left out, since it never runs.
 

@@ -65,6 +65,10 @@ class EnsembleUnit:
         """The unit's entry in a manifest, without an engine. inputs, outputs: of the whole."""
         status, reason = self.status
         requirements = [requirement for entry in self.engines.values() for requirement in entry.requires]
+        # Each once; the memory of all engines together.
+        memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
+        others = dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory))
+        requires: tuple[Requirement, ...] = (*others, *([GpuMemory(memory)] if memory else []))
         return EngineEntry(
             target=self.target.name,
             precision=self.precision,
@@ -76,18 +80,9 @@ class EnsembleUnit:
             toolchain={name: text for entry in self.engines.values() for name, text in entry.toolchain.items()},
             inputs=inputs,
             outputs=outputs,
-            requires=_sum_requirements(requirements) or (for_target(self.target),),
+            requires=requires or (for_target(self.target),),
             notes=tuple(f"{graph}: {entry.unit}" for graph, entry in self.engines.items()),
         )
-
-
-def _sum_requirements(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
-    """Each requirement once; the memory of all engines together."""
-    memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
-    other_requirements = tuple(
-        dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory))
-    )
-    return (*other_requirements, GpuMemory(memory)) if memory else other_requirements
 
 
 def list_units(

@@ -168,6 +168,8 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
     provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
     units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged_units]
     refused_units = [[unit.name, unit.reason] for unit in plan.refused]
+    shards_by_model = {export.model.digest: export.model.shards} | {graph.model: graph.shards for graph in graphs}
+    shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
     content = digest_of(
         {"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused_units}
     )
@@ -183,17 +185,8 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
         toolchain=versions(*TOOLS),
         host=describe_host(),
         metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
-        shards=_list_shards(export, graphs, judged_units),
+        shards={digest: dict(shards) for digest, shards in shards_by_model.items() if shards},
     )
-
-
-def _list_shards(
-    export: Exported, graphs: Collection[Graph], judged_units: Sequence[JudgedUnit]
-) -> dict[str, dict[str, int]]:
-    shards_by_model = {export.model.digest: export.model.shards}
-    shards_by_model |= {graph.model: graph.shards for graph in graphs}
-    shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
-    return {digest: dict(shards) for digest, shards in shards_by_model.items() if shards}
 
 
 def resolved_spec(spec: ModelSpec) -> Json:

@@ -169,8 +169,6 @@ def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *facts)
 
 
-# The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
-#
 # Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
 # framework. A new golden set is compared with the one before it: a change is reported, and refused where the spec froze
 # one.

@@ -98,20 +98,13 @@ def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None)
         if target.race is not None:
             point = _leave_slow_groups(trial, target.scheme, point, target.race)
     except OutOfTimeError as error:
-        end_reason, point = str(error), _find_best(trial, floor)
+        # The most in int8 of what was run and holds the floor; all in float where nothing does.
+        holding = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
+        end_reason, best_points = str(error), map(trial.point, holding)
+        point = max(best_points, key=lambda candidate: candidate.share, default=trial.predict(trial.ranked))
     depths = range(len(trial.ranked) + 1)
     frontier = [tried_points.get(depth) or trial.predict(trial.ranked[:depth]) for depth in depths]
     return replace(trial.choose(point, tuple(frontier)), ended=end_reason)
-
-
-def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
-    """The most in int8 of what was run and holds the floor; all in float where nothing does."""
-    points = [
-        trial.point(float_groups)
-        for float_groups, quality in trial.qualities.items()
-        if floor is None or floor.holds(quality)
-    ]
-    return max(points, key=lambda point: point.share, default=trial.predict(trial.ranked))
 
 
 def _leave_slow_groups(

@@ -181,8 +181,6 @@ def _point_in_json(point: FrontierPoint) -> FrontierPoint:
     return replace(point, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)
 
 
-# What is known of a model while a search tries points: of its float side once, and of each kind of int8.
-#
 # Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
 # convolution's weight that two kinds round to the same levels is rounded once.
 

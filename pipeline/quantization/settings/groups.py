@@ -17,8 +17,6 @@ from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.schemes.block_floats import LARGEST_E4M3, BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
-# Groups: the nodes that share one quantized activation, and statistics of that activation's channels.
-#
 # int8 takes a group together or leaves it together: query, key and value projections read one tensor, with one Q/DQ
 # pair, one fused kernel, one set of smoothing factors. The settings of a group are fitted on its statistics, gathered
 # in one streaming pass: each channel's extremes, the matrix of second moments E[x x'] (it gives the error that any
