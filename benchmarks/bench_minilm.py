@@ -30,7 +30,7 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose_each
 from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchFloor, SearchTarget
 from pipeline.quantization.settings.runs import group_runs
-from pipeline.quantization.statistics.methods import MinMax
+from pipeline.quantization.statistics.methods import MINMAX
 from pipeline.quantization.statistics.methods import ranges as chosen_ranges
 from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
@@ -160,7 +160,7 @@ def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data, folder:
 def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> dict[str, onnx.ModelProto | Path]:
     """Print the quality of MinMax alone and of the search, and give the graphs by name."""
     scheme, floors = SCHEMES[name]
-    model, ranges = onnx.load(data.model), chosen_ranges(seen, MinMax(), scheme.activation)
+    model, ranges = onnx.load(data.model), chosen_ranges(seen, MINMAX, scheme.activation)
     graphs: dict[str, onnx.ModelProto | Path] = {
         f"{name} scheme, MinMax alone": quantize_int8(model, ranges, scheme)[0]
     }

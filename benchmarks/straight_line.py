@@ -19,7 +19,7 @@ from pipeline.compile.steps.keys import metrics_of
 from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.statistics.methods import MinMax, ranges
+from pipeline.quantization.statistics.methods import MINMAX, ranges
 from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
@@ -83,7 +83,7 @@ def written(
     if variant.precision == "fp32":
         return model
     activation = variant.scheme.activation if variant.scheme else "int8"
-    graph, _ = write(onnx.load(model), variant.precision, variant.scheme, ranges(seen, MinMax(), activation))
+    graph, _ = write(onnx.load(model), variant.precision, variant.scheme, ranges(seen, MINMAX, activation))
     path = folder / f"{variant.precision}-{activation}.onnx"
     save_onnx(graph, path)
     check(spec, "quantization", variant.precision, model, shown(path, variant.precision), golden)

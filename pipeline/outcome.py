@@ -22,7 +22,7 @@ class UnitResult:
 
     size_bytes: of the engine with its shards, None without one.  report: None of one that was not judged.
     metrics: task metrics of the engine, by name.  latency: digest of its latency report.
-    attributed: which nodes drifted.
+    attributed: which nodes drifted.  built: None where nothing was to be built.
     """
 
     entry: EngineEntry
@@ -31,21 +31,23 @@ class UnitResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     latency: str | None = None
     attributed: tuple[Attributed, ...] = ()
+    built: Built | None = field(default=None, kw_only=True)
 
     @property
     def cached(self) -> bool:
         """Whether the engine was there before this run."""
-        return False
+        return bool(self.built and self.built.cached)
 
     @property
     def seconds(self) -> float:
         """Seconds that the compiler took in this run; 0 where nothing was built."""
-        return 0.0
+        record = self.built.record if self.built and not self.built.cached else None
+        return record.seconds if record else 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
         """The failure of the build; None where none failed."""
-        return None
+        return self.built.failure if self.built else None
 
     @property
     def free_running(self) -> tuple[FreeRunning, ...]:
@@ -84,21 +86,6 @@ class JudgedUnit(UnitResult):
     """The result of a unit that was built, or whose build failed."""
 
     built: Built = field(kw_only=True)
-
-    @property
-    def cached(self) -> bool:
-        """Whether the engine was there before this run."""
-        return self.built.cached
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the compiler took in this run; 0 where the engine was there before."""
-        return self.built.record.seconds if self.built.record and not self.built.cached else 0.0
-
-    @property
-    def failure(self) -> BuildFailure | None:
-        """The failure of the build; None where none failed."""
-        return self.built.failure
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,6 @@ def judge_built(
     """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
 
     golden: digest of the golden set.  cannot_run: as of `make_report`.
-    build: the unit.  proofs: of its stages.
     """
     entry = entry_of(build)
     failed_entry = replace(entry_of(build.unit), status="failed", notes=entry.notes)
@@ -185,7 +171,6 @@ def make_report(
     golden: digest of the golden set.  cannot_run: why the engine could not be run, None when it was run.  cpu: the kind
     of CPU it was run on; None is this machine's. The reason names it for a CPU engine, since the verdict holds for that
     kind alone, and the remarks.
-    entry: the engine.  proofs: of all stages.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.
@@ -222,7 +207,7 @@ class Outcome:
     graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
     whole has none.
     narrowed: the part of the spec that was asked for, in words, so that no channel was moved; None for all of it.
-    model: its name.  channel: that was moved; None where `channel_refusal` says why none was, or none is asked for.
+    channel: that was moved; None where `channel_refusal` says why none was, or none is asked for.
     """
 
     model: str
@@ -244,11 +229,6 @@ class Outcome:
         """The units whose build or proof failed, those of graphs first."""
         own_failures = tuple(engine for engine in self.engines if engine.entry.status == "failed")
         return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own_failures)
-
-    def with_graphs(self, graphs: Mapping[str, "Outcome"]) -> "Outcome":
-        """The outcome of an ensemble with those of its graphs."""
-        is_cached = self.cached and all(graph.cached for graph in graphs.values())
-        return replace(self, graphs=graphs, cached=is_cached)
 
     def to_json(self) -> Json:
         """What `enginesmith build --json` prints."""

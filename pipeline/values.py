@@ -33,7 +33,6 @@ class OnnxModel:
 
     blake3: of that file; None where the worker that uploaded it did not have the library.
     integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
-    shards: of its weights.
     narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
     library_entries: of each library with operators of it, the function that runtimes call.
     inputs, outputs: of the model.  opset: of ONNX's own operators.
@@ -173,7 +172,7 @@ class Recorded:
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
     refitted_from: digest of the engine that this one has its kernels from, and other weights.
     shards: files that the engine's file names.
-    size_bytes, suffix: of its file.  notes: as in `Engine`.
+    notes: as in `Engine`.
     """
 
     build: str
@@ -211,7 +210,7 @@ class LatestGolden:
 @dataclass(frozen=True)
 class Proof:
     """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name.
-    checks: with their limits.  spreads: how errors spread.  free_running: drift along sequences."""
+    checks: with their limits.  free_running: drift along sequences."""
 
     checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
@@ -238,7 +237,6 @@ class Exported:
 
     reads: digest of all that it was made from.  answers: of the model to the golden set; None where they are large.
     golden_inputs: digest of the digests of the golden samples (`validation.data.joined`); None where they are random.
-    proof: of the export stage.
     """
 
     model: OnnxModel
@@ -320,7 +318,7 @@ class Graph:
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
     share: of the multiplications with weights that are in its precision (`quantization.shares`), of a quantized one.
-    notes: for people.  proof: of the quantization stage.
+    notes: for people.
     """
 
     variant: GraphVariant
@@ -352,7 +350,6 @@ class Attributed:
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
     finding in one line, or why there is none.  snippet: YAML for the spec that repairs it, or ''.
-    name: of the graph or engine.
     """
 
     stage: str

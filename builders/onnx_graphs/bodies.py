@@ -2,10 +2,10 @@
 
 import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builders.onnx_graphs.wire import fields, inner_fields, inner_text
 from enginesmith.core.codec import parse_as
@@ -55,6 +55,21 @@ def list_captured(node: "NodeProto") -> list[str]:
         bound |= {name for inner in body.node for name in inner.output}
         outer_names |= dict.fromkeys(name for inner in body.node for name in list_reads(inner) if name not in bound)
     return list(outer_names)
+
+
+def set_items(field: Any, items: Iterable[Any]) -> None:
+    """Set the items of a repeated field; removing single ones one by one would take quadratic time."""
+    new_items = list(items)
+    del field[:]
+    field.extend(new_items)
+
+
+def drop_unread(graph: "GraphProto") -> None:
+    """Remove the initializers that no node reads and no output is, in place."""
+    operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
+    live_tensors = [tensor for tensor in graph.initializer if tensor.name in operand_names]
+    if len(live_tensors) < len(graph.initializer):  # setting them copies weights
+        set_items(graph.initializer, live_tensors)
 
 
 # Rewrites integer divisions by data, for compilers whose code leaves them to the processor.
@@ -110,8 +125,7 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
             _rewrite(body, typed_body, types, results)
         kind = types.get(node.input[1], 0) if results.intersection(node.output) else 0
         new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
-    del graph.node[:]
-    graph.node.extend(new_nodes)
+    set_items(graph.node, new_nodes)
 
 
 def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":

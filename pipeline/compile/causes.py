@@ -2,7 +2,7 @@
 owner knows; and what the newest engine of each unit was built from, on record by model."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,7 +80,6 @@ def remember_builds(
 
     reads: see `Exported`.  read_sources: reads the files; called only for a version that is new, or where a request or
     `reads` is another than at the last build.
-    model: its name.  build_requests: the requests.  context: of the run.  new: whether the version is new.
     """
     previous_builds = recall_builds(model, context)
     before = [previous_builds.get(request.unit) for request in build_requests]
@@ -147,13 +146,11 @@ def _export_inputs(work: Work) -> dict[str, str]:
     }
 
 
-def _code(*roots: Root, without: Collection[str] = ()) -> dict[str, str]:
-    """What requests can reach, by module, and the versions of the packages that they import. without: as in
-    `code_key`."""
+def _code(*roots: Root) -> dict[str, str]:
+    """What requests can reach, by module, and the versions of the packages that they import."""
     closure = find_code(*roots)
     modules = {f"{_CODE}{module}": digest for module, digest in closure.modules.items()}
-    packages = [package for package in closure.packages if package not in without]
-    return {**_name_versions(package_versions(*packages)), **modules}
+    return {**_name_versions(package_versions(*closure.packages)), **modules}
 
 
 def _name_versions(versions: Mapping[str, object]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginesmith.core.errors import EnginesmithError
@@ -22,7 +21,6 @@ from pipeline.compile.plan import (
     plan_builds,
     search_missed,
 )
-from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import VersionDraft, draft_version, publish_attributions, publish_version
 from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.attributions import attribute, find_suspects
@@ -45,7 +43,6 @@ from pipeline.values import (
     Searched,
     SearchResult,
     StepFailure,
-    Unit,
 )
 
 Item = TypeVar("Item")
@@ -131,7 +128,11 @@ class Run(Work):
         other_variants = [variant for variant in variants if variant not in plain_variants]
         if plain_variants:
             yield self._write(plain_variants, export_result)
-        ranges = self._calibrate(export_result)
+        ranges: Observed | StepFailure | None
+        try:
+            ranges = self.observe(export_result)
+        except EnginesmithError as error:  # why the samples could not be observed
+            ranges = fail_step("calibrate", error, self.context)
         choices = self._search(find_searched_kinds(other_variants, self.spec, export_result), export_result, ranges)
         yield self._write(other_variants, export_result, ranges, choices)
 
@@ -140,7 +141,11 @@ class Run(Work):
         the graph that a search puts in its place. Where the spec requires a unit that is not the exported model itself,
         no batch comes before that one: it may turn out to be refused, and then nothing is to be built."""
         unit_names = set[str]()
-        for batch in _merge(graphs) if self._waits else graphs:
+        other_units = [unit.unit for unit in candidates(self.spec, self.selection) if unit.precision != "fp32"]
+        if any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units):
+            batches = list(graphs)
+            graphs = [replace(batches[-1], graphs=tuple(graph for batch in batches for graph in batch.graphs))]
+        for batch in graphs:
             for ready_batch in self._plan_batch(batch):
                 units = tuple(unit for unit in ready_batch.plan.units if unit.name not in unit_names)
                 unit_names |= {unit.name for unit in units}
@@ -159,7 +164,9 @@ class Run(Work):
                 # In this context: what a runner knows of its run is kept in variables of it.
                 judging.append(pool.submit(copy_context().run, self._judge, batch))
         verdicts = {unit.built.unit.name: unit for future in judging for unit in future.result()}
-        whole_plan = self._in_order([unit for batch in batches for unit in batch.plan.units])
+        units = {unit.name: unit for batch in batches for unit in batch.plan.units}
+        order = [candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.unit in units]
+        whole_plan = BuildPlan(self.spec.model, tuple(units[name] for name in order))
         return Judged(batches[-1].exported, whole_plan, tuple(verdicts[unit.name] for unit in whole_plan.wanted))
 
     def prepare(self) -> Iterator[Prepared]:
@@ -180,13 +187,13 @@ class Run(Work):
         """The version that holds what passed; then which node drifted in what failed."""
         judgement = self.time(judgement)
         draft = self.draft(judgement)
-        outcome = self.runner.call(publish_version, draft, draw_page, self.context)
+        outcome = self.runner.call(publish_version, draft, self.context)
         # What is proven is published by now: it does not wait for what failed.
         broken = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
         if broken:
             reference, golden = judgement.exported.model.digest, judgement.exported.golden
             attributions = self.runner.map(attribute, broken, reference, golden, self)
-            outcome = self.runner.call(publish_attributions, outcome, draft, attributions, draw_page, self.context)
+            outcome = self.runner.call(publish_attributions, outcome, draft, attributions, self.context)
         self.context.progress.emit(RunConcluded(outcome))
         return outcome
 
@@ -195,13 +202,6 @@ class Run(Work):
         what observing raises."""
         parts = self.runner.map(observe, parts_of(self.spec, export_result), export_result, self)
         return parts[0] if len(parts) == 1 else self.runner.call(merge, parts, self) if parts else None
-
-    def _calibrate(self, export_result: Exported) -> Observed | StepFailure | None:
-        """`observe`, or why the samples could not be observed."""
-        try:
-            return self.observe(export_result)
-        except EnginesmithError as error:
-            return fail_step("calibrate", error, self.context)
 
     def _search(
         self, kinds: Sequence[Searched], export_result: Exported, ranges: Observed | StepFailure | None
@@ -225,14 +225,6 @@ class Run(Work):
         graphs = self.runner.map(quantize, variants, export_result, ranges, choices or {}, self)
         return Quantized(export_result, tuple(graphs), ranges)
 
-    @cached_property
-    def _waits(self) -> bool:
-        """Whether the spec requires a unit that is not the exported model in fp32."""
-        other_units = [
-            candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.precision != "fp32"
-        ]
-        return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units)
-
     def _plan_batch(self, batch: Quantized) -> Iterator[Prepared]:
         export_result, ranges = batch.exported, batch.ranges
         plan = self.runner.call(plan_builds, export_result, batch.graphs, self)
@@ -249,13 +241,6 @@ class Run(Work):
         built_units = self.runner.map(build, batch.plan.wanted, self)
         return self.runner.map(validate, built_units, batch.exported, self)
 
-    def _in_order(self, units: Sequence[Unit]) -> BuildPlan:
-        units_by_name = {unit.name: unit for unit in units}
-        names = [
-            candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.unit in units_by_name
-        ]
-        return BuildPlan(self.spec.model, tuple(units_by_name[name] for name in names))
-
 
 def compile_model(run: Run) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
@@ -269,8 +254,3 @@ def compile_model(run: Run) -> Outcome:
 def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:
     """The graphs of all batches, each variant once: what a search gave stands in the place of what missed."""
     return tuple({graph.variant: graph for batch in plan for graph in batch.graphs}.values())
-
-
-def _merge(batches: Iterable[Quantized]) -> list[Quantized]:
-    batch_list = list(batches)
-    return [replace(batch_list[-1], graphs=tuple(graph for batch in batch_list for graph in batch.graphs))]

@@ -122,10 +122,10 @@ def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | No
             searched_graphs += search_missed([missed_graphs], export, ranges, run)
         except NotOnRecord:
             waiting.append(missed_graphs)
-    other_graphs = [graph for kind in waiting for graph in kind.graphs]
+    other_graphs = [graph for graphs_of_kind in waiting for graph in graphs_of_kind.graphs]
     by_variant = {graph.variant: graph for graph in searched_graphs}
     graphs = tuple(by_variant.get(graph.variant, graph) for graph in records.graphs if graph not in other_graphs)
-    missing_parts = (*records.missing, *(f"search of {kind.name}" for kind in waiting))
+    missing_parts = (*records.missing, *(f"search of {graphs_of_kind.kind.name}" for graphs_of_kind in waiting))
     return OnRecord(export, graphs, missing_parts, tuple(waiting))
 
 

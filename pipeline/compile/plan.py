@@ -48,7 +48,6 @@ class PlanCandidate:
     """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too.
 
     worker: where its GPU is among the run's builders (`Selection.workers`); '' for nowhere.
-    target, precision, backend: of the unit.
     """
 
     target: Target
@@ -296,11 +295,6 @@ class MissedGraphs:
     graphs: tuple[Graph, ...]
 
     @property
-    def name(self) -> str:
-        """'int8 (uint8 activations)'."""
-        return self.kind.name
-
-    @property
     def why(self) -> str:
         """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
         first_check, *other_checks = self.graphs[0].proof.failed
@@ -343,13 +337,11 @@ def search_missed(
     """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
     the same ones. Each says why it was searched and what came of it.
 
-    export, ranges: the model, and what calibration observed.  work: the run.
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:
-        work.context.progress.emit(
-            Finished(f"plain {group.name}", words=f"{group.why}; it is searched what int8 takes")
-        )
+        words = f"{group.why}; it is searched what int8 takes"
+        work.context.progress.emit(Finished(f"plain {group.kind.name}", words=words))
     try:
         choices = search_for_limits([group.kind for group in missed_graphs], export, ranges, work)
         pairs = [(group, graph) for group in missed_graphs for graph in group.graphs]
@@ -361,7 +353,7 @@ def search_missed(
     except EnginesmithError as error:
         if stops_run(error):
             raise
-        names = " and ".join(group.name for group in missed_graphs)
+        names = " and ".join(group.kind.name for group in missed_graphs)
         work.context.progress.emit(Finished(f"search {names}", "failed", str(error)))
         failure_text = f"the search that followed failed: {error}"
         return tuple(replace(graph, searched=failure_text) for group in missed_graphs for graph in group.graphs)

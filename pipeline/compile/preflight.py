@@ -55,7 +55,6 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         header = replace(header, inputs=tuple(tensor for tensor in header.inputs if tensor.name not in arguments))
         yield from _compare(spec, header)
         yield from _weights_too_large(spec)
-        yield from _memory_too_small(spec)
     yield from _inputs_too_large(spec)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))
@@ -136,30 +135,23 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
 
 
 def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
-    """An ONNX model whose weights stay in files of their own, where no backend of the spec takes one."""
+    """Of an ONNX model whose weights stay in files of their own: that no backend of the spec takes one; and a limit
+    that the widest engine which the spec asks for passes with its weights alone."""
     path = spec.file(spec.source_file)
     size = graph_bytes(path)
-    if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
-        tools = (discovery.configure(name, options) for name, options in spec.backends.items())
-        reasons = [discovery.refuse_shards(tool, size) for tool in tools]
-        if all(reasons):
-            yield ("backends",), str(reasons[0])
-
-
-def _memory_too_small(spec: ModelSpec) -> Iterator[Mistake]:
-    """A limit that the widest engine which the spec asks for passes with its weights alone."""
-    path = spec.file(spec.source_file)
-    size = graph_bytes(path)
-    if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
-        # ONNX Runtime packs weights for its kernels: mapped files do not hold them.
-        weight_bits = max(TRAITS[precision].bits for precision in spec.precision_list())
-        held_mib = (size * weight_bits // 32) >> 20
-        if held_mib > spec.build.memory_mib:
-            need_text = f"an engine with {weight_bits} bits a weight holds {held_mib} MiB of them"
-            yield (
-                ("build", "memory_mib"),
-                f"{spec.build.memory_mib} MiB are too few: {need_text}; set {held_mib + 2048}",
-            )
+    if not list_weight_files(path) or size <= MOST_EMBEDDED_BYTES:
+        return
+    tools = (discovery.configure(name, options) for name, options in spec.backends.items())
+    reasons = [discovery.refuse_shards(tool, size) for tool in tools]
+    if all(reasons):
+        yield ("backends",), str(reasons[0])
+    # ONNX Runtime packs weights for its kernels: mapped files do not hold them.
+    weight_bits = max(TRAITS[precision].bits for precision in spec.precision_list())
+    held_mib = (size * weight_bits // 32) >> 20
+    if held_mib > spec.build.memory_mib:
+        need_text = f"an engine with {weight_bits} bits a weight holds {held_mib} MiB of them"
+        text = f"{spec.build.memory_mib} MiB are too few: {need_text}; set {held_mib + 2048}"
+        yield ("build", "memory_mib"), text
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from builders.backends.optional_methods import PackageNotFoundError, version, versions_of
+from builders.backends.optional_methods import versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginesmith.core.codec import decode, encode_fields
 from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError, digest_of
@@ -63,7 +63,6 @@ class RunContext:
         """The value on record for a step's key; None when the step must run, or the record cannot be read.
 
         sizes: of blobs in bytes by digest, as `records.recall` takes them.
-        kind: of the step.  result: the class of the value.
         """
         decoded_values = list[Recalled]()
 
@@ -96,7 +95,6 @@ class RunContext:
 
         blobs: digests of the blobs that a result names.  run: instead of `run_job` on this host, for a step that may be
         carried out elsewhere.
-        kind, key: of the step, and what it reads.  name: for the display.
         """
         if (record_value := self.recall(kind, key, result_type(job.request))) is not None:
             self.progress.emit(Finished(name, "cached"))
@@ -115,7 +113,7 @@ class RunContext:
         self, executor: Executor, name: str, job: Job[Result], words: Callable[[Result], str] = lambda _: ""
     ) -> Result:
         """Run a job as `run_job` does, and emit that it is done. words: what came of it, from its result.  executor:
-        where it runs.  name: for the display."""
+        where it runs."""
         value = self.run_job(executor, name, job)
         self.progress.emit(Finished(name, words=words(value)))
         return value
@@ -138,23 +136,16 @@ def versions(*distributions: str) -> dict[str, str]:
 
 def version_of(name: str) -> str:
     """A distribution's version as installed now, or 'absent'."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"
+    return versions(name)[name]
 
 
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
-    return {
-        name: package_version if (package_version := version_of(name)) != "absent" else _find_distributions(name)
-        for name in packages
-    }
-
-
-def _find_distributions(package: str) -> str:
-    owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
-    return ", ".join(f"{name} {version_of(name)}" for name in owners) or "absent"
+    package_versions = {name: version_of(name) for name in packages}
+    for name in [name for name, installed in package_versions.items() if installed == "absent"]:
+        owners = sorted(set(importlib.metadata.packages_distributions().get(name, ())))
+        package_versions[name] = ", ".join(f"{owner} {version_of(owner)}" for owner in owners) or "absent"
+    return package_versions
 
 
 @contextmanager

@@ -10,8 +10,7 @@ import onnx
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, without_states
 from enginesmith.core.types import PLUS, TensorSpec
-
-# Sizes that the weights behind an input say, where an exporter left every axis dynamic.
+from pipeline.sources.onnx_header import can_be_equal
 
 # The axis of a tensor, given as first input, and the axis of the weight that says its size.
 _WEIGHTED: Mapping[str, tuple[int, int]] = {
@@ -60,8 +59,6 @@ def _sizes(
                 yield axes[axis], dims[of_weight] * (groups if node.op_type == "Conv" else 1)
 
 
-# What a look at a model finds, and the spec that follows from it.
-
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
 LARGEST_BATCH = 8
 LARGEST_SIZE = 128
@@ -72,7 +69,6 @@ class FoundDim:
     """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these.
 
     guessed: the model was not seen to run at any of them.
-    min, opt, max: the sizes.
     """
 
     min: int
@@ -97,7 +93,6 @@ class FoundModel:
     targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
     refused: why it does not take the requests that were given, as far as that was tried.
     serve: what opens its engines, as a spec names it.  triton: the spec's section of that name.  version: of the spec.
-    dims: by name.
     """
 
     name: str
@@ -231,8 +226,6 @@ def _free(name: str, owner: str, names: Mapping[str, str]) -> str:
     return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used_names)
 
 
-# Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it.
-
 # What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
 # `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
 _WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
@@ -252,8 +245,9 @@ def find_states(
     """
     states = []
     for input_spec in inputs:
+        namesakes = [spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name)]
         matches = [
-            spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name) and _can_meet(input_spec, spec)
+            spec for spec in namesakes if spec.dtype == input_spec.dtype and can_be_equal(spec.shape, input_spec.shape)
         ]
         rivals = [spec for spec in inputs if stem_of(spec.name) == stem_of(input_spec.name)]
         changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in matches)
@@ -300,14 +294,6 @@ def stem_of(name: str) -> tuple[str, ...]:
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
 
 
-def _can_meet(input_spec: TensorSpec, output_spec: TensorSpec) -> bool:
-    size_pairs = zip(input_spec.shape, output_spec.shape, strict=False)
-    sizes_equal = all(left == right for left, right in size_pairs if isinstance(left, int) and isinstance(right, int))
-    return input_spec.dtype == output_spec.dtype and len(input_spec.shape) == len(output_spec.shape) and sizes_equal
-
-
-# Which task metric a model most likely wants, by the shapes and names of what it takes and gives.
-
 # A last axis from here on is a vocabulary.
 _VOCABULARY = 1000
 # Not `position_ids`, `token_type_ids`.
@@ -323,7 +309,9 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
     states = find_states(inputs, outputs)
     inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
     image = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
-    text = any(spec.dtype in ("int64", "int32") and len(spec.shape) == 2 for spec in inputs)
+    integers = [spec for spec in inputs if spec.dtype in ("int64", "int32")]
+    text = any(len(spec.shape) == 2 for spec in integers)
+    has_token_ids = len([spec for spec in integers if _IDS.search(spec.name)]) == 1
     for spec in outputs:
         name, shape = spec.name, spec.shape
         last = shape[-1] if shape and isinstance(shape[-1], int) else 0
@@ -338,7 +326,7 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "detection", "output": name, **head, "floor": 0.95}
         elif image and len(shape) == 3 and last > 10:
             yield {"name": "ctc", "output": name, "floor": 0.98}
-        elif states and _find_token_ids(inputs) and "logits" in name.lower() and last > 1:
+        elif states and has_token_ids and "logits" in name.lower() and last > 1:
             yield {"name": "perplexity", "output": name, "floor": 0.95}
         elif text and len(shape) == 3 and last >= _VOCABULARY:
             yield {"name": "tokens", "output": name, "floor": 0.99}
@@ -347,12 +335,6 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             yield {"name": "embeddings", "output": name, **pool, "floor": 0.99}
         elif image and len(shape) == 2 and last > 2:
             yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
-
-
-def _find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
-    """The input of token ids, by its name and integers; None where there is not one alone."""
-    id_names = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
-    return id_names[0] if len(id_names) == 1 else None
 
 
 def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:

@@ -64,8 +64,7 @@ class _Model:
 
 
 def look_at_package(package: Path, folder: Path) -> FoundModel:
-    """The model of a package: the variant of the CPU provider, or another whose file every provider can open. folder:
-    where the spec goes.
+    """The model of a package: the variant of the CPU provider, or another whose file every provider can open.
 
     Raises InputError for what is no package or has several models, and where all variants are compiled for their
     devices; ModelError as `look_at_onnx`, and for paths that lead out of the package.

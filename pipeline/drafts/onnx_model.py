@@ -230,9 +230,7 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     return tuple(precisions if heavy else precisions[:1])
 
 
-# A look at Triton's `config.pbtxt`: the model that it serves, and what the configuration says of it.
-#
-# The fields are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
+# The fields of a configuration are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
 # protobuf/model_config.proto).
 
 # Of a configuration beside a model; a larger file is something else.
@@ -240,7 +238,7 @@ LARGEST_BYTES = 1 << 20
 
 
 def look_at_triton(config: Path, folder: Path) -> FoundModel:
-    """The ONNX model beside a configuration, with its name and batch sizes. folder: where the spec goes.
+    """The ONNX model beside a configuration, with its name and batch sizes.
 
     Raises InputError for a configuration of another platform, and where the model's file is not found.
     """
@@ -280,7 +278,11 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         # Clients may ask for a version that the configuration names.
         version=str(_version(model)) if _version(model) in served_numbers else "",
     )
-    return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
+    # What runs the instances that are served becomes the targets of the spec.
+    kinds = {group.text("kind") for group in config_message.messages("instance_group")}
+    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
+    model_facts = replace(model_facts, targets=targets or model_facts.targets)
+    return _take_batch(_take_sizes(model_facts, config_message), config_message)
 
 
 # Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.
@@ -368,13 +370,6 @@ def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdigit() else -1 for text in texts)
-
-
-def _take_kinds(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """What runs the instances that are served becomes the targets of the spec."""
-    kinds = {group.text("kind") for group in config.messages("instance_group")}
-    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
-    return replace(facts, targets=targets) if targets else facts
 
 
 def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:

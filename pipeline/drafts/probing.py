@@ -78,7 +78,7 @@ def find_dims(
         replace(spec, shape=tuple(rename_dims(dim, twin_names) if isinstance(dim, str) else dim for dim in spec.shape))
         for spec in facts.inputs
     )
-    probe.take_inputs(inputs)
+    probe.inputs = inputs
     dims = {name: probe.bounds(name, sizes) for name in names if name not in twin_names}
     return replace(facts, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
 
@@ -129,7 +129,7 @@ class _Probe:
     """Runs a graph at sizes of its dims, for `_SECONDS` in all."""
 
     def __init__(self, run: Run, inputs: Sequence[TensorSpec]) -> None:
-        self._run, self._inputs = run, inputs
+        self._run, self.inputs = run, inputs
         self._until = time.monotonic() + _SECONDS
         self._normal = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
         self.last_error = ""
@@ -141,10 +141,10 @@ class _Probe:
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
-        if self.is_over or _count_elements(self._inputs, sizes) > _MOST_ELEMENTS:
+        if self.is_over or _count_elements(self.inputs, sizes) > _MOST_ELEMENTS:
             return False
         try:
-            self._run({spec.name: self._array(spec, sizes) for spec in self._inputs})
+            self._run({spec.name: self._array(spec, sizes) for spec in self.inputs})
         except Exception as error:  # onnxruntime's errors share no base class of their own, and a module's are anything
             self.last_error = (words_of(error).strip() or type(error).__name__).splitlines()[0][:160]
             return False
@@ -174,10 +174,6 @@ class _Probe:
 
     def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
         return any(self.runs({**sizes, **{name: sizes[name] + step for name in names}}) for step in _STEPS)
-
-    def take_inputs(self, inputs: Sequence[TensorSpec]) -> None:
-        """From now on the inputs have these dims."""
-        self._inputs = inputs
 
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
         """The smallest and largest size that were seen to run, all other dims staying as they are."""

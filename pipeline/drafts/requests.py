@@ -20,7 +20,7 @@ from enginesmith.core.text import format_bytes, pluralize
 from enginesmith.core.types import Dim, Tensors, TensorSpec
 from enginesmith.recording.json_lines import JsonLinesReader
 from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
-from pipeline.drafts.facts import is_batch, name_axes
+from pipeline.drafts.facts import is_batch
 from validation.data.batches import leading_dim
 from validation.data.samples import Samples
 from validation.data.stored import find_arrays
@@ -45,7 +45,6 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     one image input, which are scaled to the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1,
     'symmetric' to -1..1, 'imagenet' by that data set's mean and deviation, 'bytes' and inputs of integers not at all.
 
-    path: of the file or folder.  dims: of the model.
     Raises DataError, InputError for a file of another kind.
     """
     if not path.exists():
@@ -157,8 +156,6 @@ def _scale(pixels: Array, scaling: Scaling) -> Array:
     return {"unit": unit, "imagenet": unit, "symmetric": unit * 2 - 1, "bytes": pixels}[scaling]
 
 
-# What saved requests say of a model's inputs where the model itself does not: names, types, sizes, and which vary.
-
 # Requests of which the sizes are looked at.
 _MOST = 4096
 
@@ -246,10 +243,6 @@ class Reading:
     inputs: tuple[TensorSpec, ...]
     sizes: tuple[tuple[tuple[int, int], ...], ...]
 
-    def named(self) -> "Reading":
-        """The same with names for the axes that vary (`name_axes`)."""
-        return Reading(name_axes(self.inputs), self.sizes)
-
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
         """The least and the greatest size of each dim."""
@@ -304,8 +297,6 @@ def _read_input(
     return TensorSpec(guess.name, request_input.dtype or (guess.dtype if own_kind else usual_dtype), tuple(shape))
 
 
-# Calibration and golden data out of requests that were saved.
-
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
 # ranges change little beyond some hundreds of samples.
 MOST_GOLDEN, MOST_CALIBRATION, SHARE = 64, 512, 0.2
@@ -335,7 +326,6 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     the file change nothing. A request for a batch counts as one for each sample. All that are kept have the sizes that
     most have. scaling: of images, see `read_requests`.
 
-    path, dims: as of `read_requests`.
     Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
     different requests.
     """
@@ -358,9 +348,10 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     usual_requests = [request for _, request in sorted(some[usual_shapes].items(), key=lambda pair: pair[0])]
     golden = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
     calibration = usual_requests[golden : golden + MOST_CALIBRATION]
+    usual_text = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in usual_shapes)
     drop_counts = [
         (count - len(request_digests), "equal to others"),
-        (len(request_digests) - usual_count, f"of other sizes than {_format(usual_shapes)}"),
+        (len(request_digests) - usual_count, f"of other sizes than {usual_text}"),
         (usual_count - golden - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
     notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
@@ -413,7 +404,3 @@ def _digest(request: Tensors) -> str:
         digest.update(f"{name} {request[name].dtype} {request[name].shape}".encode())
         digest.update(np.ascontiguousarray(request[name]).tobytes())
     return digest.hexdigest()
-
-
-def _format(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes)

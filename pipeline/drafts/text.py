@@ -10,7 +10,7 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import TensorSpec
 from pipeline.drafts.facts import FoundModel, as_inputs, model_name, stem_of
-from pipeline.sources.onnx_header import HeaderTensor, format_shape
+from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape
 from pipeline.spec.source import FILL_IN
 
 _HEAD = """\
@@ -92,9 +92,6 @@ def _tensors(facts: FoundModel) -> Iterator[str]:
             multiple = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
             yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
 
-
-# The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
-# names and shapes show it.
 
 _ENSEMBLE_HEAD = """\
 # Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
@@ -251,10 +248,7 @@ def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
 
 
 def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:
-    if out.dtype != spec.dtype or out.shape is None or len(out.shape) != len(spec.shape):
-        return False
-    pairs = zip(out.shape, spec.shape, strict=True)
-    return all(left == right or isinstance(left, str) or isinstance(right, str) for left, right in pairs)
+    return out.dtype == spec.dtype and out.shape is not None and can_be_equal(out.shape, spec.shape)
 
 
 def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, str] | None:

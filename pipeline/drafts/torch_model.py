@@ -93,7 +93,7 @@ def _read_requests(
     refusal = ""
     guesses = [TensorSpec(tensor.name, tensor.dtype, tensor.shape or ()) for tensor in facts.inputs]
     for reading in list_readings(guesses, request_inputs, any(tensor.any_rank for tensor in facts.inputs)):
-        named_reading = reading.named()
+        named_reading = replace(reading, inputs=name_axes(reading.inputs))
         dims = [Dim(name, 1, 1, MOST) for name in named_reading.ranges]
         try:
             request = next(read_samples(requests, named_reading.inputs, dims, "bytes"))

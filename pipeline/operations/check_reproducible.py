@@ -24,7 +24,6 @@ from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shap
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.progress.events import Finished
-from pipeline.spec.model import overrides
 
 if TYPE_CHECKING:
     from validation.contracts.repeats import Reproducibility
@@ -98,7 +97,8 @@ def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) ->
             job = Job(name, RebuildEngine(request, manifest.golden, out), context.store.uri, limits)
             rebuilds.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
             context.progress.emit(Finished(name, words=rebuilds[-1].engine[:12]))
-        budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
+        drift_limits = spec.validation.limits_for(request.precision, "engine")
+        budget = budgets("engine", request.precision, noise).override(drift_limits)
         report = reproducibility(rebuilds, budget)
     return RebuiltEngine(choice, report, entry.digest in report.engines)
 

@@ -23,7 +23,7 @@ from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, open_session, runnable
 from pipeline.compile.steps.engines import recall_engine
-from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
+from pipeline.compile.steps.keys import engine_limits, model_shapes
 from pipeline.compile.steps.proofs import CompiledLimits
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
@@ -224,7 +224,7 @@ def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, case
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
     terms = FuzzTerms(seed, cases, tuple(command), only)
     engine = engine_of(entry)
-    limits = limits_of(spec, request.precision, "engine")
+    limits = spec.validation.limits_for(request.precision, "engine")
     fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)
     name = f"fuzz {entry.unit}"
     job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))

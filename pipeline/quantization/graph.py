@@ -4,21 +4,18 @@ Functions that return a model leave their argument alone; those that take a `Gra
 """
 
 import itertools
-import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_reads
+from builders.onnx_graphs.bodies import drop_unread, list_bodies, list_reads, set_items
 from builders.onnx_graphs.weights import has_external, with_weights, without_weights
 from enginesmith.core.errors import ModelError
 
-# Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
-_SMALL_CONSTANT = 256
 T = TypeVar("T")
 # Attributes of a Constant node that hold numbers, and the type these have.
 _NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
@@ -37,7 +34,7 @@ def tidy(model: ModelProto) -> ModelProto:
     _lift_constants(graph)
     # An input to which an initializer gives a default is a constant: a compiled model has no such inputs.
     initializers = constants(graph)
-    _replace(graph.input, [value for value in graph.input if value.name not in initializers])
+    set_items(graph.input, [value for value in graph.input if value.name not in initializers])
     node_names: set[str] = set()
     for node in graph.node:
         stem = node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
@@ -65,25 +62,16 @@ def finish(model: ModelProto) -> ModelProto:
     """
     graph = model.graph
     sort_nodes(graph)
-    operand_names = {name for node in graph.node for name in list_reads(node)} | {
-        output.name for output in graph.output
-    }
-    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in operand_names])
+    drop_unread(graph)
     stated_values = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
-        inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+        inferred_model = onnx.shape_inference.infer_shapes(without_weights(model), check_type=True)
         if shape_infos := list(_kept_shapes(stated_values, inferred_model)):
             graph.value_info.extend(shape_infos)
-            inferred_model = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
-        inferred_graph = inferred_model.graph
-        for field, items in (
-            (graph.node, inferred_graph.node),
-            (graph.output, inferred_graph.output),
-            (graph.value_info, inferred_graph.value_info),
-        ):
-            del field[:]
-            field.extend(items)
+            inferred_model = onnx.shape_inference.infer_shapes(without_weights(model), check_type=True)
+        for field in ("node", "output", "value_info"):
+            set_items(getattr(graph, field), getattr(inferred_model.graph, field))
         onnx.checker.check_model(without_weights(model))
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
@@ -144,14 +132,15 @@ def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
 
 def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
-    values = _infer_values(model)
+    inferred_graph = onnx.shape_inference.infer_shapes(without_weights(model)).graph
+    values = (*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
     return types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
 
 def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of the main graph whose rank can be inferred; 0 where a size is open."""
-    return shapes_of(onnx.shape_inference.infer_shapes(_without_weights(model)).graph)
+    return shapes_of(onnx.shape_inference.infer_shapes(without_weights(model)).graph)
 
 
 def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
@@ -163,15 +152,10 @@ def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
     return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in tensor_shapes}
 
 
-def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """`static_shapes` where the inputs have these shapes; what the model says of sizes itself is left aside."""
-    return shapes_of(infer_at(model, inputs).graph)
-
-
 def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """The model without large weights, with the shapes that follow from these of the inputs, bodies included; what the
     model says of sizes itself is left aside."""
-    light = _without_weights(model)
+    light = without_weights(model)
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -182,40 +166,17 @@ def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelP
     return onnx.shape_inference.infer_shapes(light, data_prop=True)
 
 
-def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
-    """The tensors of the main graph, with types and shapes as far as they can be inferred."""
-    inferred_graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
-    return [*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output]
-
-
-def _without_weights(model: ModelProto) -> ModelProto:
-    """The model with large constants as inputs: inference copies its argument several times, weights included."""
-    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph, full_graph = light.graph, model.graph
-    graph.name = full_graph.name
-    graph.node.extend(full_graph.node)
-    graph.input.extend(full_graph.input)
-    graph.output.extend(full_graph.output)
-    graph.value_info.extend(full_graph.value_info)
-    input_names = {value.name for value in full_graph.input}
-    for tensor in full_graph.initializer:
-        if math.prod(tensor.dims) <= _SMALL_CONSTANT:
-            graph.initializer.add().CopyFrom(tensor)
-        elif tensor.name not in input_names:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return light
-
-
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
     """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
     attribute = next((attribute_proto for attribute_proto in node.attribute if attribute_proto.name == name), None)
     return default if attribute is None else cast("T", helper.get_attribute_value(attribute))
 
 
-def unused_name(name: str, used_names: Container[str]) -> str:
-    """The name, with as many underscores behind it as it takes to be none of `used_names`."""
+def unused_name(name: str, used_names: set[str]) -> str:
+    """The name, with as many underscores behind it as it takes to be none of `used_names`, which it then is too."""
     while name in used_names:
         name += "_"
+    used_names.add(name)
     return name
 
 
@@ -251,9 +212,7 @@ def sort_nodes(graph: GraphProto) -> None:
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
     if order != list(range(len(nodes))):
-        ordered_nodes = [nodes[i] for i in order]
-        del graph.node[:]
-        graph.node.extend(ordered_nodes)
+        set_items(graph.node, [nodes[i] for i in order])
 
 
 def _lift_constants(graph: GraphProto) -> None:
@@ -270,11 +229,5 @@ def _lift_constants(graph: GraphProto) -> None:
             other_nodes.append(node)
             continue
         graph.initializer[-1].name = node.output[0]
-    _replace(graph.node, other_nodes)
-
-
-def _replace(field: Any, items: list[Any]) -> None:
-    """Set the items of a repeated field; removing those that go one by one would take quadratic time."""
-    if len(items) < len(field):
-        del field[:]
-        field.extend(items)
+    if len(other_nodes) < len(graph.node):
+        set_items(graph.node, other_nodes)

@@ -1,14 +1,14 @@
 """Where int8 goes in a graph."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_reads, walk_nodes
+from builders.onnx_graphs.bodies import list_bodies, list_reads, set_items, walk_nodes
 from builders.onnx_graphs.weights import find_external, from_array, to_array
 from builders.reference import open_interpreter
 from enginesmith.arrays import Array
@@ -30,31 +30,39 @@ from pipeline.quantization.ranges import Ranges
 _STAYING = ("Bernoulli", "DequantizeLinear", "Multinomial", "QuantizeLinear", "Random")
 
 
-def fold_computed_weights(model: ModelProto, readers: Collection[str]) -> int:
-    """Put float32 constants in the place of the computed weights and biases of nodes of the types `readers`, and of
-    other names for constants, in place. model: tidy.
-
-    Gives how many. The nodes that computed them are removed where nothing else reads them.
-    """
+def _fold_computed_weights(model: ModelProto) -> None:
+    """Put float32 constants in the place of the computed weights and biases of nodes of `OP_TYPES`, and of other names
+    for constants, in place; the nodes that computed them go where nothing else reads them. model: tidy."""
     graph = model.graph
     initializers, producers, external_names = constants(graph), _find_computing(graph), find_external(graph)
     outputs = {value.name for value in graph.output}
     names = {node.name for node in producers.values()}
     tensor_names = {name for node in graph.node for name in node.output} | initializers.keys()
-    fold_count = 0
-    for name in dict.fromkeys(_list_wanted(graph, producers, readers)):
+    wanted = [
+        name
+        for node in graph.node
+        for index, name in enumerate(node.input)
+        if name in producers and (producers[name].op_type == "Identity" or (node.op_type in OP_TYPES and index > 0))
+    ]
+    has_folded = False
+    for name in dict.fromkeys(wanted):
         values = None if name in outputs else _compute(model, name, initializers, producers)
         if values is None or values.dtype != np.float32:
             continue
-        tensor_names.add(new_name := unused_name(name, tensor_names))
+        new_name = unused_name(name, tensor_names)
         results = producers.pop(name).output
         results[[*results].index(name)] = new_name
         initializers[name] = from_array(values, name, external_names)
         graph.initializer.append(initializers[name])
-        fold_count += 1
-    if fold_count:
-        _remove_unread(graph, names)
-    return fold_count
+        has_folded = True
+    if not has_folded:
+        return
+    live_nodes, live_names = list[NodeProto](), set(outputs)
+    for node in reversed(graph.node):
+        if node.name not in names or live_names.intersection(node.output):
+            live_nodes.append(node)
+            live_names.update(list_reads(node))
+    set_items(graph.node, live_nodes[::-1])
 
 
 def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
@@ -66,13 +74,6 @@ def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
             constant_names.update(node.output)
             producers |= dict.fromkeys(filter(None, node.output), node)
     return producers
-
-
-def _list_wanted(graph: GraphProto, makers: Mapping[str, NodeProto], readers: Collection[str]) -> Iterator[str]:
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            if name in makers and (makers[name].op_type == "Identity" or (node.op_type in readers and index > 0)):
-                yield name
 
 
 def _compute(
@@ -97,18 +98,6 @@ def _compute(
         return np.asarray(session.run([name], {operand: to_array(tensor) for operand, tensor in operands.items()})[0])
     except Exception:  # the interpreter's errors share no base class; what it cannot compute stays in float
         return None
-
-
-def _remove_unread(graph: GraphProto, names: Collection[str]) -> None:
-    reversed_nodes = list[NodeProto]()
-    live_names = {value.name for value in graph.output}
-    for node in reversed(graph.node):
-        if node.name not in names or live_names.intersection(node.output):
-            reversed_nodes.append(node)
-            live_names.update(list_reads(node))
-    live_nodes = reversed_nodes[::-1]
-    del graph.node[:]
-    graph.node.extend(live_nodes)
 
 
 # Where int8 goes in a graph: the nodes that can take it, what else gets Q/DQ beside them, and the tensors to measure.
@@ -140,7 +129,6 @@ class Site:
     activation, weight: names of its two operands.  axis: that of the weight's output channels.
     result: the tensor that a fused kernel writes: the node's own, or that of a Relu, or a Clip around zero, which alone
     reads it.  fused: name of that Relu or Clip, or None.
-    node, op_type: its name and operator.
     """
 
     node: str
@@ -177,7 +165,7 @@ class JoinNode:
 def prepare_model(model: ModelProto) -> ModelProto:
     """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
     graph = tidy_from(tidy(model), LOWEST_OPSET)
-    fold_computed_weights(graph, OP_TYPES)
+    _fold_computed_weights(graph)
     return graph
 
 
@@ -349,12 +337,9 @@ INTEGER_OPS = frozenset(
 
 def count_integer_nodes(model: ModelProto) -> tuple[tuple[str, int], ...]:
     """(operator, how many) of the nodes that multiply in int8 in a model, inner graphs included, by operator."""
-    return tuple(
-        sorted(Counter(node.op_type for node in walk_nodes(model.graph) if node.op_type in INTEGER_OPS).items())
-    )
+    counts = Counter(node.op_type for node in walk_nodes(model.graph))
+    return tuple(sorted((name, count) for name, count in counts.items() if name in INTEGER_OPS))
 
-
-# Scales of the states that engines take and give as int8.
 
 # The largest int8 of a symmetric grid: -128 has no counterpart.
 _LEVELS = 127

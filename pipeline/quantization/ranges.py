@@ -11,8 +11,6 @@ from enginesmith.core.errors import DataError, IntegrityError, digest_of
 from enginesmith.core.reports.breakdown import FloatNode
 from enginesmith.core.text import join_first, pluralize
 
-# Notes on what quantizing and casting did to a graph: what changed, what was left alone and why.
-
 _LEFT = "left in"
 # With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
 # they would save 5 % of its time, and it would be another precision's engine under a wrong name.
@@ -53,7 +51,7 @@ class CastNotes:
 
     cast: number of nodes that now compute in `precision`.  underflowed: constant -> (values that became zero, values).
     floored_scales: Q/DQ scales raised to the smallest normal number, because a smaller one becomes zero on the way.
-    precision: of the graph.  float_nodes: those that stay in float, with the reason.
+    float_nodes: those that stay in float, with the reason.
     """
 
     precision: str
@@ -120,9 +118,7 @@ def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:
     return [f"{_LEFT} {place}: {node}" for node in float_nodes]
 
 
-# Calibrated ranges: the JSON file between calibration and Q/DQ insertion.
-
-
+# Of the JSON file between calibration and Q/DQ insertion.
 FORMAT = 1
 
 Pair = tuple[float, float]
@@ -144,7 +140,6 @@ class Ranges:
 
     method: how they were chosen, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
     samples: how many samples were seen.  sources: what the ranges were chosen from, where that is known.
-    tensors: by name.
     """
 
     tensors: Mapping[str, Pair]
@@ -166,12 +161,17 @@ class Ranges:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back."""
+        of_source = {
+            name: {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
+            for name, source in self.sources.items()
+        }
+        names = sorted(self.tensors)
         return {
             "format": FORMAT,
             "method": self.method,
             "dataset": self.dataset,
             "samples": self.samples,
-            "tensors": {name: self._described(name) for name in sorted(self.tensors)},
+            "tensors": {name: {"range": list(self.tensors[name]), **of_source.get(name, {})} for name in names},
         }
 
     @classmethod
@@ -196,12 +196,6 @@ class Ranges:
             if entry.seen
         }
         return cls(tensors, document.method, document.dataset, document.samples, sources)
-
-    def _described(self, name: str) -> dict[str, object]:
-        entry: dict[str, object] = {"range": list(self.tensors[name])}
-        if source := self.sources.get(name):
-            entry |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
-        return entry
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.blobs import golden_set, open_session
-from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of, time_pair
+from pipeline.compile.steps.keys import engine_limits, metrics_of, time_pair
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import JudgedUnit, engine_of
 from pipeline.regressions.findings import (
@@ -265,7 +265,8 @@ class PairMeasurement:
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], remarks: list[str]
     ) -> ComparedAnswers | None:
         precision = blobs[0].request.precision
-        limits, metrics = limits_of(self.work.spec, precision, "engine"), metrics_of(self.work.spec, precision)
+        spec = self.work.spec
+        limits, metrics = spec.validation.limits_for(precision, "engine"), metrics_of(spec, precision)
         request = CompareAnswers(*blobs, self.golden, limits, metrics)
         name, context = f"answers of {unit}", self.work.context
         job = Job(name, request, context.store.uri, engine_limits(self.work.spec, "proof"))

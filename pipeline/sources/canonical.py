@@ -17,11 +17,12 @@ import onnx_ir as ir
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
 from onnx_ir.passes import common
 
-from builders.onnx_graphs.bodies import walk_graphs
+from builders.onnx_graphs.bodies import set_items, walk_graphs
 from builders.onnx_graphs.weights import check_lengths, is_external, without_weights
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import PLUS, TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
+from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
 from pipeline.sources.walk import all_nodes, all_tensors, inline_functions
 
@@ -171,8 +172,9 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     shape = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
     fits = len(shape) == len(spec.shape)
     if not fits or any(isinstance(a, int) and a != b for a, b in zip(shape, spec.shape, strict=True)):
+        model_shape = format_shape(["?" if dim is None else dim for dim in shape])
         raise ModelError(
-            f"input {spec.name!r} is {_format(shape)} in the model and {_format(spec.shape)} in the spec; "
+            f"input {spec.name!r} is {model_shape} in the model and {format_shape(spec.shape)} in the spec; "
             "correct the spec, or export the model with that axis dynamic"
         )
     names = {model_dim: dim for model_dim, dim in zip(shape, spec.shape, strict=True) if isinstance(model_dim, str)}
@@ -180,11 +182,6 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
         if step := re.fullmatch(r"(\d+)\*([A-Za-z_]\w*)", model_dim):
             names[step[2]] = dim // int(step[1]) if isinstance(dim, int) else f"({dim}//{step[1]})"
     return names
-
-
-def _format(shape: Sequence[int | str | None]) -> str:
-    dims = ["?" if dim is None else str(dim)[:80] for dim in shape[:16]]
-    return "[{}]".format(", ".join([*dims, "..."] if len(shape) > 16 else dims))
 
 
 def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | str | None:
@@ -275,12 +272,6 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     shaped_model.graph.value_info.sort(key=lambda value: value.name)
-    graph, inferred_graph = model.graph, shaped_model.graph
-    for field, items in (
-        (graph.node, inferred_graph.node),
-        (graph.output, inferred_graph.output),
-        (graph.value_info, inferred_graph.value_info),
-    ):
-        del field[:]
-        field.extend(items)
+    for field in ("node", "output", "value_info"):
+        set_items(getattr(model.graph, field), getattr(shaped_model.graph, field))
     return model

@@ -196,9 +196,8 @@ def _slice(operands: Sequence[_Known]) -> _Known:
 
 
 def _transpose(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    return np.ma.asarray(
-        operands[0].transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
-    )
+    order = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
+    return np.ma.asarray(operands[0].transpose(order))
 
 
 def _whole(operand: _Known) -> Array:

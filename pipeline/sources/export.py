@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from builders.execution.fork_server import fork_here
-from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files
+from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files, set_items
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import load_graph, without_weights
@@ -56,10 +56,9 @@ CAPTURED = "captured.onnx"
 class ExportResult:
     """The files of an export, and the checks of the ONNX model against its source.
 
-    notes: for people, such as that golden inputs are random.  spreads: how the errors spread.  answers: a file of what
-    the ONNX model answers to the golden set; None where that is large (`RecordedSession.save`).  free_running: of a
-    model with state, the drift along sequences.
-    onnx, golden: the files.  golden_digest: of the golden set.
+    notes: for people, such as that golden inputs are random.  answers: a file of what the ONNX model answers to the
+    golden set; None where that is large (`RecordedSession.save`).  free_running: of a model with state, the drift along
+    sequences.
     """
 
     onnx: Path
@@ -185,7 +184,6 @@ def write_model(
     """Write the canonical ONNX model of a source to `path`, or move `known_model` there. In the context the source is
     open.
 
-    request: the source.  workdir: for files.
     Raises ModelError for a source that cannot be exported.
     """
     with (_onnx_source if request.kind == "onnx" else _torch_source)(request, workdir) as source:
@@ -268,10 +266,9 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
     model_outputs = {value.name: value for value in model.graph.output}
     if wrong := next(wrong_outputs(model_outputs, names), None):
         raise ModelError(wrong[1])
-    output_values = [model_outputs[name] for name in names or model_outputs]
-    del model.graph.output[:]
-    model.graph.output.extend(output_values)
-    return tuple(value.name for value in output_values)
+    output_names = tuple(names or model_outputs)
+    set_items(model.graph.output, [model_outputs[name] for name in output_names])
+    return output_names
 
 
 def random_groups(

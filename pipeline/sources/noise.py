@@ -15,7 +15,7 @@ from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from builders.execution.process import Start, run_job, spawn
 from builders.onnx_graphs.bodies import has_shards
 from enginesmith.core.errors import StepError
-from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from validation.data.batches import leading_dim
 from validation.data.samples import resize, sizes_of
 from validation.golden.free_running import FreeRunningSession
@@ -67,8 +67,6 @@ def measure_noise(
 
     Of the edges, the smallest and the largest are measured: between them lies what all sizes lose. Where it cannot be
     measured within `MOST_S` and the memory, the result says why. start: how the process comes to be.
-
-    golden: the cases.  inputs, dims: of the model.  workdir: for files.
     """
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")
@@ -77,7 +75,7 @@ def measure_noise(
     else:
         edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
         ends = [edges[0], edges[-1]] if edges else []
-        singles = _singles(golden.of_kind("golden"), inputs, dims), _singles(ends, inputs, dims)
+        singles = [islice(_singles(cases, inputs, dims), MOST_CASES) for cases in (golden.of_kind("golden"), ends)]
         noise_cases = GoldenSet(tuple(chain(*singles)))
     limits = ProcessLimits(MOST_S, noise_memory_mib(model))
     with TemporaryDirectory(dir=workdir) as name:
@@ -86,17 +84,10 @@ def measure_noise(
         try:
             request = MeasureNoise(model.resolve(), folder / "cases.safetensors")
             return run_job(Job("the float64 run", request, limits=limits), folder, start=start)
-        except StepError as error:
-            return Noise(reason=_why_ended(error, limits))
-
-
-def _why_ended(error: StepError, limits: ProcessLimits) -> str:
-    """Why the process left no result, in words that do not depend on the run: they are part of the golden set."""
-    if error.kind == "timeout":
-        return f"the float64 run was ended after {limits.timeout_s:g} s"
-    if error.kind in ("memory", "node-memory"):
-        return f"the float64 run needs more than {limits.memory_mib} MiB of memory"
-    return _first_line(error)
+        except StepError as error:  # in words that do not depend on the run: they are part of the golden set
+            memory_text = f"the float64 run needs more than {limits.memory_mib} MiB of memory"
+            reasons = {"timeout": f"the float64 run was ended after {limits.timeout_s:g} s", "memory": memory_text}
+            return Noise(reason=reasons.get(error.kind.removeprefix("node-"), _first_line(error)))
 
 
 def noise_memory_mib(model: Path) -> int:
@@ -109,12 +100,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _singles(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
-    """Cases with the leading dim at its min, at most `MOST_CASES`; of edges, each combination of the other sizes
-    once."""
-    yield from islice(_resized(cases, inputs, dims), MOST_CASES)
-
-
-def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
+    """Cases with the leading dim at its min; of edges, each combination of the other sizes once."""
     batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     size_keys = set[tuple[tuple[str, int], ...]]()
     for case in cases:
@@ -122,5 +108,4 @@ def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence
         key = tuple(sorted(sizes.items()))
         if key not in size_keys or case.kind == "golden":
             size_keys.add(key)
-            new_inputs: Tensors = resize(case.inputs, inputs, sizes)
-            yield replace(case, inputs=new_inputs, expected={})
+            yield replace(case, inputs=resize(case.inputs, inputs, sizes), expected={})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.onnx_graphs.bodies import set_items
 from builders.onnx_graphs.wire import Field, decode, fields, inner_fields, inner_text
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Scalar, TensorSpec
@@ -13,8 +14,6 @@ from enginesmith.core.types import Scalar, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-# The inputs and outputs of an ONNX file, without its weights and nodes: a few fields read out of the protobuf.
-#
 # Parsing a file takes time and memory with its size; here what is not wanted is skipped (`builders.onnx_graphs.wire`).
 
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12  # of ModelProto, and of GraphProto
@@ -92,12 +91,8 @@ def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[t
             kind = header_tensor.dtype or "no tensor"
             yield spec.name, f"is {kind} in the model and {spec.dtype} in the spec; correct the spec"
         if header_tensor.shape is not None and not _fits(header_tensor.shape, spec.shape):
-            yield (
-                spec.name,
-                f"is {format_shape(header_tensor.shape)} in the model and {format_shape(spec.shape)} "
-                f"in the spec; correct the "
-                "spec, or export the model with that axis dynamic",
-            )
+            shapes_text = f"{format_shape(header_tensor.shape)} in the model and {format_shape(spec.shape)} in the spec"
+            yield spec.name, f"is {shapes_text}; correct the spec, or export the model with that axis dynamic"
 
 
 def wrong_outputs(model_outputs: Collection[str], names: Sequence[str] | None) -> Iterator[tuple[int, str]]:
@@ -110,6 +105,14 @@ def wrong_outputs(model_outputs: Collection[str], names: Sequence[str] | None) -
 def _fits(model_shape: Sequence[int | str], spec_shape: Sequence[int | str]) -> bool:
     same_rank = len(model_shape) == len(spec_shape)
     return same_rank and all(isinstance(a, str) or a == b for a, b in zip(model_shape, spec_shape, strict=True))
+
+
+def can_be_equal(shape: Sequence[int | str], other: Sequence[int | str]) -> bool:
+    """Whether two shapes have one rank and no sizes that differ; a name stands for any size."""
+    return len(shape) == len(other) and all(
+        left == right or isinstance(left, str) or isinstance(right, str)
+        for left, right in zip(shape, other, strict=True)
+    )
 
 
 def format_shape(shape: Sequence[int | str]) -> str:
@@ -187,6 +190,4 @@ def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> Non
         shape = [int(size) for size in tensors_by_name[name].shape or ()]
         array = np.full(shape, value, tensors_by_name[name].dtype)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    free_inputs = [value for value in model.graph.input if value.name not in arguments]
-    del model.graph.input[:]
-    model.graph.input.extend(free_inputs)
+    set_items(model.graph.input, [value for value in model.graph.input if value.name not in arguments])

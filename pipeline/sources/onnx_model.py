@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from builders.onnx_graphs.bodies import LIBRARIES, NO_LIBRARIES, Libraries, list_reads
+from builders.onnx_graphs.bodies import LIBRARIES, NO_LIBRARIES, Libraries, drop_unread
 from builders.onnx_graphs.outline import lacks_lists, load_without_lists, save_graph, save_with_lists
 from builders.onnx_graphs.weights import (
     LEAST_BYTES,
@@ -32,8 +32,6 @@ from enginesmith.core.requirements import Library, LibraryBuild
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
-
-# External data of the ONNX files of users: tensors' bytes in other files, which must lie in the model's folder.
 
 # The greatest size that protobuf can hold, in bytes.
 LARGEST_BYTES = (1 << 31) - 1
@@ -75,15 +73,6 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
     return external_tensors
 
 
-def embed_all(tensors: Sequence[External], path: Path) -> None:
-    """Read the bytes of external tensors into them, in place. Raises ModelError over 2 GB."""
-    if sum(length for *_, length in tensors) > LARGEST_BYTES:
-        raise ModelError(f"{path}: graphs inside nodes have constants of over 2 GB; make initializers of them")
-    for tensor, file, offset, length in tensors:
-        set_place(tensor, str(file), offset, length)
-        embed(tensor)
-
-
 def check_places(external: Sequence[External], path: Path) -> None:
     """Raise ModelError where tensors overlap, so that their shards would be larger than the files, or where a tensor's
     bytes are not as many as its shape says."""
@@ -96,8 +85,6 @@ def check_places(external: Sequence[External], path: Path) -> None:
             raise ModelError(f"{path}: {wrong_length(tensor)}")
 
 
-# ONNX models on disk: read with every check that a hostile file needs, written with equal bytes for equal models.
-#
 # External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
 # are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
 # than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):
@@ -132,8 +119,10 @@ def check_weights(model: onnx.ModelProto) -> None:
     """Raise ModelError for a constant with NaN, and for one with an infinity that nodes multiply with. A NaN scalar,
     which may mark a missing value, is refused only where nodes multiply with it."""
     weights = {name for node in all_nodes(model) if node.op_type in _WEIGHTED for name in node.input}
-    constant_arrays = nonfinite_constants(model)
-    check_finite((name, array if name in weights else _drop_infinities(array)) for name, array in constant_arrays)
+    for name, array in nonfinite_constants(model):
+        if name not in weights:
+            array = np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
+        check_finite([(name, array)])
 
 
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
@@ -150,10 +139,6 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
                 yield name, array
 
 
-def _drop_infinities(array: Array) -> Array:
-    return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
-
-
 def load_onnx(
     path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_BYTES, *, custom: bool = False
 ) -> onnx.ModelProto:
@@ -162,7 +147,6 @@ def load_onnx(
 
     root: the spec's folder, which the model must be in.  custom: whether operators of unknown domains stay, because a
     library has them. Libraries that the file itself names are forgotten: they would be opened.
-    path: of the file.
     Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
     is missing, too short or outside of the model's folder (through a link too); for an unknown opset or domain.
     """
@@ -182,20 +166,18 @@ def load_onnx(
     within = [entry for entry in external if id(entry[0]) not in weights or entry[3] < LEAST_BYTES]
     for tensor, file, offset, length in outer_entries:
         set_place(tensor, str(file.resolve()), offset, length)
-    embed_all(within, path)
+    if sum(length for *_, length in within) > LARGEST_BYTES:
+        raise ModelError(f"{path}: graphs inside nodes have constants of over 2 GB; make initializers of them")
+    for tensor, file, offset, length in within:
+        set_place(tensor, str(file), offset, length)
+        embed(tensor)
     if is_large:
-        _drop_unread(model.graph)
+        drop_unread(model.graph)
     _forget_unknown_sizes(model)
     # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
     oldest = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ir_version = min(model.ir_version, max(oldest, OLDEST_IR_VERSION))
     return model
-
-
-def _drop_unread(graph: onnx.GraphProto) -> None:
-    operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
-    for tensor in [tensor for tensor in graph.initializer if tensor.name not in operand_names]:
-        graph.initializer.remove(tensor)
 
 
 def _forget_unknown_sizes(model: onnx.ModelProto) -> None:

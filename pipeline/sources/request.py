@@ -24,7 +24,7 @@ class ExportRequest:
     most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in
     files of their own.
     libraries: of shared libraries with operators of an ONNX source the file, and CUDA's major version or 0.
-    kind: of the source.  dims: of the inputs.  states: inputs that are carried from an output.
+    states: inputs that are carried from an output.
     """
 
     kind: Literal["torch", "pt2", "onnx"]

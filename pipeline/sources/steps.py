@@ -14,7 +14,7 @@ from enginesmith.core.reports.proof import SIDE_BY_SIDE
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import Dim, Tensors, TensorSpec
 from enginesmith.streams import Streams
-from pipeline.sources.onnx_header import format_shape
+from pipeline.sources.onnx_header import can_be_equal, format_shape
 from pipeline.sources.onnx_model import specs_of
 from validation.data.joined import BEGINS, SequenceSamples, Steps, number_steps, roll_out, split, stack
 from validation.data.samples import Samples
@@ -28,8 +28,8 @@ MOST_SEQUENCES, MOST_STEPS = 4, 256
 
 @dataclass(frozen=True)
 class StateModel:
-    """A model with state. run: the original model.  inputs: all of them.  dims: of the inputs.  steps: which samples
-    are one step; None where each is.  states: the inputs that are carried from an output."""
+    """A model with state. run: the original model.  inputs: all of them.  steps: which samples are one step; None where
+    each is.  states: the inputs that are carried from an output."""
 
     run: Callable[[Tensors], Tensors]
     inputs: tuple[TensorSpec, ...]
@@ -46,12 +46,6 @@ class StateModel:
     def streams(self) -> Streams:
         """Streams over it, before their first call."""
         return Streams(self.run, self.inputs, self.states, self.ends)
-
-    def complete(self, samples: Samples, order: Array | None) -> tuple[list[dict[str, Array]], list[list[int]]]:
-        """The steps of stored samples with their states, in groups for runs, and the places of these steps (`stack`).
-        order: as in `SequenceSamples`."""
-        steps = SequenceSamples(samples, self.streams, order, self.steps).runs()
-        return stack((inputs for _, inputs in steps), self.inputs, self.dims)
 
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
         """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
@@ -93,7 +87,8 @@ class StateModel:
     ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
         """The golden inputs in groups, the sequences, and the labels in the order of the groups. order: as in
         `SequenceSamples`."""
-        groups, places = self.complete(samples, order)
+        steps = SequenceSamples(samples, self.streams, order, self.steps).runs()
+        groups, places = stack((inputs for _, inputs in steps), self.inputs, self.dims)
         sequences = self.sequences(samples, order, ())
         firsts = self.steps.firsts if self.steps else np.arange(samples.count)
         if labels is not None:
@@ -168,8 +163,6 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
                 f"{label}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
                 "began; take it out of state, and give it as an input"
             )
-        sizes = zip(spec.shape, output_spec.shape, strict=False)
-        size_pairs = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
-        if len(spec.shape) != len(output_spec.shape) or any(left != right for left, right in size_pairs):
+        if not can_be_equal(spec.shape, output_spec.shape):
             shapes = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"
             raise ModelError(f"{label} is {shapes}; an input can take a tensor of its own shape alone")

@@ -74,8 +74,6 @@ def texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
     yield from (entry.domain for entry in model.opset_import)
 
 
-# The local functions of an ONNX model, inlined after it was measured what that makes.
-#
 # A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before
 # it twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner
 # does it, since onnx_ir's takes time that grows with the square of the nodes (10,000: 37 s, against 0.03 s).

@@ -1,22 +1,24 @@
-"""Reads a YAML file into a pydantic model, and each mistake with its line."""
+"""Reads a YAML file that people write into a pydantic model that knows all of its keys.
+
+Every mistake becomes one line that says where it is, which key and value it is about, and what to do.
+"""
 
 import dataclasses
 import re
 import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, Tag, ValidationError
+from pydantic_core import ErrorDetails
 
 from enginesmith.core.errors import SpecError
 from enginesmith.core.text import suggest
 from pipeline.spec.source import Loc, Mistakes, format_value
-
-# What pydantic finds wrong with a document: for each mistake a line with place, key, value and remedy.
 
 # What a value must be, by pydantic's type of the mistake.
 _KINDS = {
@@ -31,7 +33,6 @@ _KINDS = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
 }
 
-
 # What a value of the right kind must be, filled in from the mistake's context.
 _BOUNDS = {
     "greater_than": "must be above {gt:.15g}",
@@ -43,7 +44,6 @@ _BOUNDS = {
     "string_too_short": "must have {min_length} characters or more",
     "string_pattern_mismatch": "must look like {pattern}",
 }
-
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -59,34 +59,23 @@ class Kind(Generic[M]):
     help: str
 
 
-@dataclass(frozen=True)
-class _Mistake:
-    """One of pydantic's errors. ctx: what its message speaks of."""
-
-    type: str
-    loc: Loc
-    msg: str
-    input: object
-    ctx: Mapping[str, object] = field(default_factory=dict)
-    url: str = ""
-
-
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
     """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
-    mistakes = [_Mistake(**entry) for entry in error.errors(include_url=False)]
-    outer_locs = {mistake.loc[:depth] for mistake in mistakes for depth in range(len(mistake.loc))}
+    mistakes = error.errors(include_url=False)
+    outer_locs = {mistake["loc"][:depth] for mistake in mistakes for depth in range(len(mistake["loc"]))}
     kinds: dict[Loc, list[str]] = {}
     out: dict[tuple[Loc, str], str] = {}
     for mistake in mistakes:
-        if mistake.type == "too_short" and mistake.loc in outer_locs:
+        kind_of_mistake = mistake["type"]
+        if kind_of_mistake == "too_short" and mistake["loc"] in outer_locs:
             continue  # it only counts the items that are wrong
-        if mistake.type == "default_factory_not_called":
+        if kind_of_mistake == "default_factory_not_called":
             continue  # it follows from the other mistakes, which say more
-        loc, cause = _without_union_tags(root, mistake.loc), mistake.ctx.get("error")
+        loc, cause = _without_union_tags(root, mistake["loc"]), mistake.get("ctx", {}).get("error")
         sentences: Iterable[tuple[Loc, str, str]]
-        if mistake.type in _KINDS:  # each member of a union says what it takes
-            kinds.setdefault(loc, []).append(_KINDS[mistake.type])
-            sentences = [(loc, "", f"{format_value(mistake.input)}: must be {_either(kinds[loc])}")]
+        if kind_of_mistake in _KINDS:  # each member of a union says what it takes
+            kinds.setdefault(loc, []).append(_KINDS[kind_of_mistake])
+            sentences = [(loc, "", f"{format_value(mistake['input'])}: must be {_either(kinds[loc])}")]
         elif isinstance(cause, Mistakes):
             sentences = (((*loc, *inner_loc), sentence, sentence) for inner_loc, sentence in cause.mistakes)
         else:
@@ -120,10 +109,10 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     return tuple(out)
 
 
-def _explain(error: _Mistake, loc: Loc, kind: Kind[M]) -> str:
-    mistake, context, value = error.type, error.ctx, error.input
+def _explain(error: ErrorDetails, loc: Loc, kind: Kind[M]) -> str:
+    mistake, context, value = error["type"], error.get("ctx", {}), error["input"]
     if mistake in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, error.loc[:-1]))}"
+        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, error['loc'][:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({kind.help})"
     if mistake == "literal_error":
@@ -135,7 +124,7 @@ def _explain(error: _Mistake, loc: Loc, kind: Kind[M]) -> str:
         return message if said else f"{format_value(value)}: {message}"
     if mistake in _BOUNDS:
         return f"{format_value(value)}: {_BOUNDS[mistake].format(**context)}"
-    return f"{format_value(value)}: {error.msg[0].lower()}{error.msg[1:]}"
+    return f"{format_value(value)}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
@@ -204,11 +193,8 @@ def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | No
     return None
 
 
-# Reads a YAML file that people write into a pydantic model that knows all of its keys.
-#
-# Every mistake becomes one line that says where it is, which key and value it is about, and what to do. The YAML is
-# first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
-# values, or that contains itself, is refused at that stage.
+# The YAML is first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to
+# millions of values, or that contains itself, is refused at that stage.
 
 # Limits of a text that a person writes; other files are refused before they are parsed.
 LARGEST_BYTES = 1 << 20

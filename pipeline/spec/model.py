@@ -5,21 +5,18 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Self
 
 from pydantic import model_validator
 
 from enginesmith.core.errors import InputError, SpecError
 from enginesmith.core.hardware import machine
-from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, Precision, TensorSpec, list_sums
+from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec, list_sums
 from pipeline.sources.hub import fetch
 from pipeline.spec.document import Kind, is_ensemble, load_document, locate
 from pipeline.spec.quantization import Calibration
 from pipeline.spec.sections import Golden, SpecSections, wrong_server
 from pipeline.spec.source import FILL_IN, WEIGHTS, Loc, Mistakes
-from pipeline.spec.validation import StageLimits
-
-# Padding rules of inputs: which of them no server can keep.
 
 # The largest finite numbers (IEEE 754).
 _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
@@ -244,9 +241,6 @@ def matches_unit(pattern: str, unit: str) -> bool:
     return have[0] in names and pattern_words[1:] == have[1 : len(pattern_words)]
 
 
-# The spec of one model: what its sections demand of each other, and how its file is read.
-
-
 class ModelSpec(SpecSections):
     """One model: source, shapes, precisions, targets, proof and publication."""
 
@@ -255,14 +249,6 @@ class ModelSpec(SpecSections):
         if mistakes := tuple(find_mistakes(self)):
             raise Mistakes(mistakes)
         return self
-
-
-def overrides(
-    spec: ModelSpec, precision: Precision, stage: Literal["export", "quantization", "engine"]
-) -> Mapping[str, float]:
-    """The limits that a spec sets for a precision at a stage, by metric; they replace the default ones."""
-    limits = getattr(spec.validation.limits.get(precision, StageLimits()), stage)
-    return cast("dict[str, float]", limits.model_dump(exclude_unset=True))
 
 
 @dataclass(frozen=True)

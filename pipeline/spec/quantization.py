@@ -82,13 +82,11 @@ class Calibration(SequenceArrays):
     def _fits_together(self) -> Self:
         mistakes: list[tuple[Loc, str]] = []
         if self.percentile is not None and self.method != "percentile":
-            mistakes.append(
-                (("percentile",), f"method {self.method} has no percentile; remove it, or use method percentile")
-            )
+            text = f"method {self.method} has no percentile; remove it, or use method percentile"
+            mistakes.append((("percentile",), text))
         if self.parts > 1 and self.function:
-            mistakes.append(
-                (("parts",), "a generator cannot be divided into parts; remove parts, or store the samples")
-            )
+            text = "a generator cannot be divided into parts; remove parts, or store the samples"
+            mistakes.append((("parts",), text))
         if self.sequence and self.function:
             text = "the samples of a generator are the steps of one sequence; remove sequence, or store the samples"
             mistakes.append((("sequence",), text))

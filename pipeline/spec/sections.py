@@ -84,8 +84,6 @@ class Golden(MeasuredData, SequenceArrays):
     )
 
 
-# The sections of a spec, each checked by itself, and what they say as values of the other rooms.
-
 # What opens the engines, by the key of a spec: its name as in `Capabilities.opened_by` ('' for sessions of enginesmith,
 # which open all), and the compilers that a spec gets which names none.
 Server = Literal["triton", "onnxruntime", "rtx", "python"]
@@ -291,7 +289,6 @@ class SpecSections(SpecFile):
         the precisions that its CUDA provider computes in.
 
         has_worker: whether some builder of this run has TensorRT and that GPU.
-        target, precision, backend: of the unit.
         """
         if self.backends != server_backends(self.serve) or target.is_cpu:
             return True

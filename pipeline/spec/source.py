@@ -25,9 +25,6 @@ from enginesmith.core.text import join_first
 from enginesmith.core.types import PLUS, Dim, Scalar
 from pipeline.sources.hub import HubFile
 
-# Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
-# several keys.
-
 # Sizes are smaller: int32 holds no larger ones.
 LARGEST_SIZE = 1 << 31
 # Characters and levels of a value that a message quotes.
@@ -159,8 +156,6 @@ class SpecPart(BaseModel):
             if key not in self.omitted or getattr(self, key) != fields[key].default
         }
 
-
-# Where a model comes from, and the shapes it takes.
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 PadValue = float | Literal["repeat"]
@@ -381,7 +376,11 @@ class DimRange(SpecPart):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.buckets is not None:
-            self._check_buckets()
+            if self.opt is not None or self.max is not None:
+                raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
+            edges = list(self.buckets)
+            if not edges or edges != sorted(set(edges)) or edges[0] < self.min:
+                raise ValueError(f"buckets must rise from min={self.min}, found {edges}")
         elif self.max is None:
             raise ValueError("has no max; compilers need one; add max, or buckets")
         elif not self.min <= (self.opt or self.max) <= self.max:
@@ -390,22 +389,11 @@ class DimRange(SpecPart):
         return self
 
     def _check_multiples(self) -> None:
-        size_settings = [
-            ("min", self.min),
-            ("opt", self.opt),
-            ("max", self.max),
-            *(("buckets", x) for x in self.buckets or ()),
-        ]
+        sizes = {"min": self.min, "opt": self.opt, "max": self.max}
+        size_settings = [*sizes.items(), *(("buckets", edge) for edge in self.buckets or ())]
         wrong = [f"{key} {size}" for key, size in size_settings if size is not None and size % self.multiple]
         if wrong:
             raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(wrong)} is not; change it")
-
-    def _check_buckets(self) -> None:
-        edges = self.buckets or ()
-        if self.opt is not None or self.max is not None:
-            raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
-        if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
-            raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
 
     def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""

@@ -113,3 +113,8 @@ class Validation(SpecPart):
     latency: Annotated[Latency | None, BeforeValidator(_unless_off)] = Field(
         Latency(), description="null or off: engines are not timed"
     )
+
+    def limits_for(self, precision: Precision, stage: Literal["export", "quantization", "engine"]) -> dict[str, float]:
+        """The limits that a spec sets for a precision at a stage, by metric; they replace the default ones."""
+        limits: LimitValues = getattr(self.limits.get(precision, StageLimits()), stage)
+        return limits.model_dump(exclude_unset=True)

@@ -5,7 +5,7 @@ import importlib.util
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
@@ -13,8 +13,6 @@ from typing import Any
 
 from enginesmith.core.errors import EnginesmithError, digest_of, digest_of_bytes
 from pipeline.compile.closure import Closure
-
-# The source code of installed modules, found and read as Python's import system would, without importing them.
 
 # This distribution.
 PACKAGES = frozenset({"builders", "validation", "pipeline", "enginesmith"})
@@ -93,8 +91,6 @@ class SourceFiles:
         return self._specs[module]
 
 
-# A module's source as its top-level definitions: what each is (a digest) and what each refers to (names).
-#
 # The digest of a definition is that of its syntax tree: comments, docstrings and layout do not count, and neither does
 # a definition that nothing refers to. What stands under `if TYPE_CHECKING:` is left out, since it never runs.
 
@@ -288,12 +284,8 @@ def _is_inert(node: Any) -> bool:
 
 
 def _is_typing_only(node: Any) -> bool:
-    if not isinstance(node, ast.If):
-        return False
-    test = node.test
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
+    test = node.test if isinstance(node, ast.If) else None
+    return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
 
 
 # The definitions that a function can reach: by the names that it reads, by what those read, and so on.
@@ -327,11 +319,6 @@ def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
     return Closure(modules, tuple(packages), {name: sources.digest(name) for name in walk.modules})
 
 
-def reach_definitions(roots: Iterable[str], sources: SourceFiles) -> Mapping[str, Collection[str]]:
-    """The names of what `reach` reaches, by module. Raises as `reach`."""
-    return {module: definitions.keys() for module, definitions in _walk(roots, sources).found.items()}
-
-
 def _walk(roots: Iterable[str], sources: SourceFiles) -> "_ReachWalk":
     walk = _ReachWalk(sources)
     for root in roots:
@@ -359,10 +346,7 @@ def _parse(module: str, source: SourceFile, packages: frozenset[str]) -> Module:
 
 
 class _ReachWalk:
-    """found: what was reached, by module and name, with a digest of each.  packages: of others.
-
-    modules: what was looked at.
-    """
+    """found: what was reached, by module and name, with a digest of each.  packages: of others."""
 
     def __init__(self, sources: SourceFiles) -> None:
         self.found: dict[str, dict[str, str]] = defaultdict(dict)

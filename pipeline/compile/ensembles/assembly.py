@@ -8,25 +8,28 @@ from pathlib import Path
 from enginesmith.core.errors import DataError, ModelError, digest_of_path
 from enginesmith.core.state import ENSEMBLE, State, list_inputs, name_dims, name_states, split_source
 from enginesmith.core.text import suggest
-from enginesmith.core.types import PLUS, PRECISIONS, Dim, Precision, Target, TensorSpec, rename_dims
+from enginesmith.core.types import PLUS, Dim, Precision, Target, TensorSpec, rename_dims
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import prove, request_proof
-from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, list_units, publish_ensemble
+from pipeline.compile.ensembles.publication import (
+    BuiltEnsemble,
+    current_engines,
+    list_targets,
+    list_units,
+    publish_ensemble,
+)
 from pipeline.compile.ensembles.whole import ChainedGraph, WholeData, compute_samples, request_samples
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.preflight import check_files
-from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.run_context import NotOnRecord, RunContext, Work
 from pipeline.compile.steps.engines import build
 from pipeline.outcome import Outcome
-from pipeline.sources.onnx_header import HeaderTensor, format_shape, read_header
+from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape, read_header
 from pipeline.spec.ensembles.model import EnsembleData, LoadedEnsemble
 from pipeline.spec.model import ComputedData, ModelSpec, with_data
 from pipeline.spec.source import Loc
 from pipeline.values import EngineBlob, Exported, Json
-
-# Whether what a graph gives can be what another takes: dtypes, and sizes as far as they are known.
 
 Tensor = HeaderTensor | TensorSpec
 
@@ -105,14 +108,7 @@ def _wrong_dims(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
 def _mismatch(output: Tensor, taken_spec: TensorSpec) -> str | None:
     """'float32 [batch, 4], and the input is float32 [batch, 8]' where one cannot be the other; else None."""
     shape = output.shape
-    fits = shape is None or (
-        len(shape) == len(taken_spec.shape)
-        and all(
-            left == right or str in (type(left), type(right))
-            for left, right in zip(shape, taken_spec.shape, strict=True)
-        )
-    )
-    if output.dtype == taken_spec.dtype and fits:
+    if output.dtype == taken_spec.dtype and (shape is None or can_be_equal(shape, taken_spec.shape)):
         return None
     output_text = f"{output.dtype} {format_shape(shape) if shape is not None else 'of any shape'}"
     return f"{output_text}, and the input is {taken_spec.dtype} {format_shape(taken_spec.shape)}; they must be the same"
@@ -123,8 +119,12 @@ def read_data(
 ) -> WholeData:
     """The data that a section of the spec names. file: where it lies, and its digest."""
     inputs, dims = whole_inputs(ensemble)
-    states = whole_states(ensemble, inputs)
-    return WholeData(*file, inputs, dims, labels or "", states, section.sequence or "", section.joined)
+    states, names = list[State](), [spec.name for spec in inputs]
+    for graph, sources in ensemble.wiring().items():
+        if graph in ensemble.graphs:
+            whole_dims = name_dims(ensemble.tensors(graph), sources, inputs)
+            states += name_states(graph, ensemble.graphs[graph].states(), sources, whole_dims, names)
+    return WholeData(*file, inputs, dims, labels or "", tuple(states), section.sequence or "", section.joined)
 
 
 def whole_inputs(ensemble: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...]]:
@@ -151,16 +151,6 @@ def whole_inputs(ensemble: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tupl
     return tuple(specs), tuple(dims.values())
 
 
-def whole_states(ensemble: LoadedEnsemble, inputs: Sequence[TensorSpec]) -> tuple[State, ...]:
-    """The states of all graphs as those of the whole. inputs: of the whole."""
-    states, names = list[State](), [spec.name for spec in inputs]
-    for graph, sources in ensemble.wiring().items():
-        if graph in ensemble.graphs:
-            dims = name_dims(ensemble.tensors(graph), sources, inputs)
-            states += name_states(graph, ensemble.graphs[graph].states(), sources, dims, names)
-    return tuple(states)
-
-
 def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
     """The dims of axis 0 of all graphs, those of one name with the sizes that all of them take, as far as there are."""
     dims: dict[str, Dim] = {}
@@ -175,9 +165,6 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
             dims[dim.name] = Dim(dim.name, low, opt, high, multiple=step)
     return dims
 
-
-# The order in which an ensemble is built: each graph's data, then the graph as a model of its own; last the whole.
-# And what a build would do: to each graph, and what follows for the whole.
 
 # Of the actions of its graphs, the one that decides what becomes of the whole is the first of these.
 _DECIDING = ("refused", "failed", "unknown", "build")
@@ -196,7 +183,7 @@ class ForecastGraph:
 @dataclass(frozen=True)
 class WholeUnit:
     """An ensemble for a target in a precision. action: 'build' where it would be proven, 'cached', 'refused', 'failed'
-    or 'unknown'.  target, precision: of the unit.  reason: of the action, in words."""
+    or 'unknown'.  reason: of the action, in words."""
 
     target: str
     precision: str
@@ -232,7 +219,6 @@ class ForecastEnsemble:
     """An ensemble whose graphs were foreseen. chain: of the exported graphs, as far as they are on record.
 
     outputs: of the whole, empty where a graph is not exported.  records: context of `open_records`.
-    loaded: its spec and those of its graphs.  golden: data of the whole.
     """
 
     loaded: LoadedEnsemble
@@ -244,15 +230,9 @@ class ForecastEnsemble:
 
     def foresee(self) -> EnsembleForecast:
         """What a build would do."""
-        units = tuple(self._foresee(*unit) for unit in self._list_units())
-        return EnsembleForecast(
-            self.loaded.spec.model, {name: graph.forecast for name, graph in self.graphs.items()}, units
-        )
-
-    def _list_units(self) -> list[tuple[Target, Precision]]:
-        targets = dict.fromkeys(target for graph in self.graphs.values() for target in graph.selection[0])
-        precisions = {precision for graph in self.graphs.values() for precision in graph.selection[1]}
-        return [(target, kind) for target in targets for kind in PRECISIONS if kind in precisions]
+        pairs = list_targets([graph.selection for graph in self.graphs.values()])
+        graphs = {name: graph.forecast for name, graph in self.graphs.items()}
+        return EnsembleForecast(self.loaded.spec.model, graphs, tuple(self._foresee(*pair) for pair in pairs))
 
     def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
         graph_choices = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}
@@ -318,8 +298,8 @@ ForeseeGraph = Callable[[ModelSpec, str | None], ForecastGraph]
 
 @dataclass
 class Assembly:
-    """An ensemble while it is built. folder: for data, kept as long as the run.  loaded: its spec and those of its
-    graphs.  context: of the run.  chain: the graphs that are exported so far."""
+    """An ensemble while it is built. folder: for data, kept as long as the run.  chain: the graphs that are exported so
+    far."""
 
     loaded: LoadedEnsemble
     context: RunContext
@@ -397,13 +377,12 @@ class Assembly:
         ) if ensemble_spec.calibration else None
 
     def _with_samples(self, name: str, spec: ModelSpec, golden: WholeData, calibration: WholeData | None) -> ModelSpec:
-        samples = self._samples(name, spec, "golden", golden)
-        calibration_samples = self._samples(name, spec, "calibration", calibration) if calibration else None
-        return with_data(spec, samples, calibration_samples)
-
-    def _samples(self, name: str, spec: ModelSpec, section: str, data: WholeData) -> ComputedData:
-        request = request_samples(data, self.chain, spec, self.loaded.wiring()[name])
-        return compute_samples(name, section, request, self.context, self.folder)
+        samples = dict[str, ComputedData]()
+        for section, data in (("golden", golden), ("calibration", calibration)):
+            if data:
+                request = request_samples(data, self.chain, spec, self.loaded.wiring()[name])
+                samples[section] = compute_samples(name, section, request, self.context, self.folder)
+        return with_data(spec, samples["golden"], samples.get("calibration"))
 
     def _extend(self, name: str, export: Exported) -> None:
         model, wiring = export.model, self.loaded.wiring()[name]
@@ -431,5 +410,7 @@ class Assembly:
         graph_selections = {name: graph.selection for name, graph in compiled_graphs.items()}
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
         narrowed_reason = next(filter(None, (graph.outcome.narrowed for graph in compiled_graphs.values())), None)
-        outcome = publish_ensemble(built_ensemble, units, draw_page, self.context, narrowed_reason)
-        return outcome.with_graphs({name: graph.outcome for name, graph in compiled_graphs.items()})
+        outcome = publish_ensemble(built_ensemble, units, self.context, narrowed_reason)
+        graphs = {name: graph.outcome for name, graph in compiled_graphs.items()}
+        is_cached = outcome.cached and all(graph.cached for graph in graphs.values())
+        return replace(outcome, graphs=graphs, cached=is_cached)

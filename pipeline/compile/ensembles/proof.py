@@ -49,7 +49,7 @@ class ProveEnsemble:
     engines: by graph.  outputs: of the whole.  limits: what the spec says, by stage.  metrics: of outputs of the whole,
     which functions are run for on each side's own answers.  recorded: what the engines answered elsewhere, which is
     judged in their place; None where they are run.
-    whole: the golden data.  graphs: the exported ones, in order.  precision: of the engines.
+    whole: the golden data.  graphs: the exported ones, in order.
     """
 
     whole: WholeData
@@ -93,7 +93,11 @@ class ProveEnsemble:
             request = self.engines[name].request
             parts[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
-        proof = self._stages(context, parts).checks(golden, parts, alone)
+        exported_digests = {graph.name: graph.model for graph in self.graphs}
+        sources = fetch_sources(open_store(context.store), self.engines, exported_digests, parts, context.workdir)
+        open_graphs = partial(self._open, context)
+        stages = Stages(open_graphs, sources, self.precision, self.limits, self.metrics, context.workdir)
+        proof = stages.checks(golden, parts, alone)
         checks = proof.checks
         for name, part_answers in parts.items() if alone else ():
             with self._open(context, {name: part_answers}) as chain:
@@ -113,12 +117,6 @@ class ProveEnsemble:
             spec.name: "handed on" for spec in self.outputs if spec.name not in boundary_names
         }
         return replace(whole_checks, checks=(*whole_checks.checks, *unmeasured_checks(answers, graphs, self.metrics)))
-
-    def _stages(self, context: WorkerContext, parts: Parts) -> Stages:
-        place, exported_digests = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
-        sources = fetch_sources(place, self.engines, exported_digests, parts, context.workdir)
-        open_graphs = partial(self._open, context)
-        return Stages(open_graphs, sources, self.precision, self.limits, self.metrics, context.workdir)
 
     @property
     def _functions(self) -> list[ChainedGraph]:
@@ -244,7 +242,6 @@ def request_proof(
     """What proves engines of graphs in the place of a chain, with the limits and task metrics of the spec of the whole.
 
     golden, outputs: of the whole.
-    precision: of the engines.
     """
     limits, has_labels = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
@@ -256,7 +253,6 @@ def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool =
     """The proof of an ensemble's engine; of one that cannot be opened or run, the one check `CRASHED`, which failed.
 
     afresh: also when the same proof is on record.
-    request, unit: what is proven, and its name.  context: of the run.
     Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]

@@ -1,7 +1,7 @@
 """The version of an ensemble: which engines of its graphs it consists of for each target and precision, judged from
 end to end, and published once all of its graphs are there."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginesmith.core.errors import canonical_json, digest_of
@@ -34,7 +34,6 @@ from pipeline.progress.events import VerdictReached, VersionSettled
 from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
-from validation.reporting.version_document import VersionDocument
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,10 @@ class EnsembleUnit:
         """The unit's entry in a manifest, without an engine. inputs, outputs: of the whole."""
         status, reason = self.status
         requirements = [requirement for entry in self.engines.values() for requirement in entry.requires]
+        # Each once; the memory of all engines together.
+        memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
+        others = dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory))
+        requires: tuple[Requirement, ...] = (*others, *([GpuMemory(memory)] if memory else []))
         return EngineEntry(
             target=self.target.name,
             precision=self.precision,
@@ -77,18 +80,9 @@ class EnsembleUnit:
             toolchain={name: text for entry in self.engines.values() for name, text in entry.toolchain.items()},
             inputs=inputs,
             outputs=outputs,
-            requires=_sum_requirements(requirements) or (for_target(self.target),),
+            requires=requires or (for_target(self.target),),
             notes=tuple(f"{graph}: {entry.unit}" for graph, entry in self.engines.items()),
         )
-
-
-def _sum_requirements(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
-    """Each requirement once; the memory of all engines together."""
-    memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
-    other_requirements = tuple(
-        dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory))
-    )
-    return (*other_requirements, GpuMemory(memory)) if memory else other_requirements
 
 
 def list_units(
@@ -101,23 +95,26 @@ def list_units(
     selections: by graph, what of its spec was asked for. A graph whose spec does not have a precision takes part in the
     widest that it has.
     """
-    targets = dict.fromkeys(target for graph_targets, _ in selections.values() for target in graph_targets)
-    graph_precisions = {name: [*precisions] for name, (_, precisions) in selections.items()}
-    for target in targets:
-        for precision in (
-            kind for kind in PRECISIONS if any(kind in precisions for precisions in graph_precisions.values())
-        ):
-            engine_choices = dict[str, EngineEntry]()
-            lacking_reasons = dict[str, str]()
-            for name, spec in graphs.items():
-                graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
-                choice = _choose(engines[name], target, graph_precision)
-                if isinstance(choice, str):
-                    lacking_reasons[name] = choice
-                else:
-                    engine_choices[name] = choice
-            if any(entry.precision == precision for entry in engine_choices.values()) or lacking_reasons:
-                yield EnsembleUnit(target, precision, engine_choices, lacking_reasons)
+    for target, precision in list_targets(selections.values()):
+        engine_choices, lacking_reasons = dict[str, EngineEntry](), dict[str, str]()
+        for name, spec in graphs.items():
+            graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
+            choice = _choose(engines[name], target, graph_precision)
+            if isinstance(choice, str):
+                lacking_reasons[name] = choice
+            else:
+                engine_choices[name] = choice
+        if any(entry.precision == precision for entry in engine_choices.values()) or lacking_reasons:
+            yield EnsembleUnit(target, precision, engine_choices, lacking_reasons)
+
+
+def list_targets(
+    selections: Collection[tuple[Sequence[Target], Sequence[Precision]]],
+) -> list[tuple[Target, Precision]]:
+    """Each target with each precision, from wide to narrow, that any graph was asked for. selections: of the graphs."""
+    targets = dict.fromkeys(target for graph_targets, _ in selections for target in graph_targets)
+    precisions = {precision for _, graph_precisions in selections for precision in graph_precisions}
+    return [(target, kind) for target in targets for kind in PRECISIONS if kind in precisions]
 
 
 def _choose(engines: Sequence[EngineEntry], target: Target, precision: Precision) -> EngineEntry | str:
@@ -138,7 +135,7 @@ GOLDEN = "golden data"
 class BuiltEnsemble:
     """An ensemble of which every graph is published. versions: of the graphs.  chain: of the exported graphs.
 
-    golden: data of the whole.  outputs: of the whole.  loaded: its spec and those of its graphs.
+    outputs: of the whole.
     """
 
     loaded: LoadedEnsemble
@@ -182,16 +179,11 @@ def judge_unit(unit: EnsembleUnit, ensemble: BuiltEnsemble, golden: str, context
 
 
 def publish_ensemble(
-    ensemble: BuiltEnsemble,
-    units: Sequence[EnsembleUnit],
-    draw: Callable[[VersionDocument], str],
-    context: RunContext,
-    narrowed_reason: str | None = None,
+    ensemble: BuiltEnsemble, units: Sequence[EnsembleUnit], context: RunContext, narrowed_reason: str | None = None
 ) -> Outcome:
     """Judge the units and publish those that may be pulled; the version that says the same where there is one.
 
-    narrowed_reason: as of `VersionDraft`.  draw: makes the HTML page of a version's document.
-    ensemble: the ensemble.  units: those to judge.  context: of the run.
+    narrowed_reason: as of `VersionDraft`.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, spec = context.store, ensemble.loaded.spec
@@ -220,7 +212,7 @@ def publish_ensemble(
     )
     with published_without(publication.manifest, "its page"):
         reports = Measured(tuple(unit.report for unit in judged_units if unit.report))
-        page = version_page(publication.manifest, reports, store, draw)
+        page = version_page(publication.manifest, reports, store)
     state = "already published" if publication.existed else "published"
     context.progress.emit(VersionSettled(f"{spec.model}@{publication.version}", state))
     return Outcome(

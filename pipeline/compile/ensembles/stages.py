@@ -14,7 +14,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import IN_BLOCKS, QUANTIZED, Precision, Session
 from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
-from pipeline.compile.steps.proofs import add_notes, as_written, quantized_limits
+from pipeline.compile.steps.proofs import add_notes, as_written, measured_limits, quantized_limits
 from pipeline.values import EngineBlob, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -40,8 +40,7 @@ class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
     blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
     scales: of states of int8, by output of the whole.
-    precision: of the graph.  changed: whether it differs from the exported one.
-    """
+    changed: whether it differs from the exported one."""
 
     exported: Path
     path: Path
@@ -55,7 +54,7 @@ class SourceGraph:
 def fetch_sources(
     store: Store, engines: Mapping[str, EngineBlob], exported_digests: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
-    """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.  place: the store.
+    """The graphs that engines were built from, by name. exported_digests: digests of the fp32 ones.
     parts: sessions in the place of graphs. Raises as `fetch`."""
     source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
@@ -76,8 +75,7 @@ def fetch_sources(
 @dataclass(frozen=True)
 class Stages:
     """What the stages of a chain are judged with. opens: the chain with sessions in the place of graphs. limits: what
-    the spec says, by stage.  metrics: of the whole.  sources: the graphs of engines, by name.  precision: of the
-    engines.  workdir: for files."""
+    the spec says, by stage.  metrics: of the whole.  sources: the graphs of engines, by name."""
 
     opens: Callable[[Parts], "AbstractContextManager[Ensemble]"]
     sources: Mapping[str, SourceGraph]
@@ -187,19 +185,13 @@ class Stages:
         sequences: "GoldenSequences | None",
     ) -> "Iterator[OutputLimits]":
         """The limits that follow from the honest rounding of the whole chain, measured."""
-        from validation.limits.budget import OutputLimits, allow_near_ties, budgets
         from validation.perturbation.honest import measure_rounding
 
         graphs = [source.path if stage == "engine" else source.exported for source in self.sources.values()]
         scales = {name: scale for source in self.sources.values() for name, scale in source.scales.items()}
         perturbed_chain, has_sequences = self._perturb(stage, sequences), sequences is not None
-        for honest in measure_rounding(graphs, perturbed_chain, golden, reference, thorough=True, whole=has_sequences):
-            stage_budgets = budgets(stage, self.precision, golden.noise, honest)
-            if stage == "engine":
-                stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts)
-            stage_budgets = stage_budgets.override(limits)
-            unknown = f"honest rounding is not known: {honest.reason}" if honest.reason else ""
-            yield OutputLimits(add_notes(stage_budgets, reference, unknown), honest.drifts)
+        rounding = measure_rounding(graphs, perturbed_chain, golden, reference, thorough=True, whole=has_sequences)
+        return measured_limits(stage, self.precision, rounding, reference, golden, limits, scales)
 
     @contextmanager
     def _open_sources(self, engines: Parts = MappingProxyType({})) -> "Iterator[Ensemble]":

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from validation.data.joined import Steps
     from validation.data.samples import Samples
 
-# The graphs and functions of an ensemble in order, run as one session: exported graphs, or engines in their place.
-
 
 @dataclass(frozen=True)
 class ChainedGraph:
@@ -67,8 +65,8 @@ def open_chain(
     """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
     engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
 
-    store: the registry's store.  graphs: in the order in which they run.  workdir: for the models.
-    Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
+    graphs: in the order in which they run. Raises as `ReferenceSession`, and ModelError for a function that cannot be
+    imported.
     """
     from builders.reference import ReferenceSession
     from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
@@ -111,9 +109,6 @@ def _open_function(store: Store, function: EnsembleFunction, folder: Path) -> "I
             return process.ask(ArraysOnly(), ArraysOnly, dict(inputs))[1]
 
         yield function_node(function.name, run, function.inputs, function.outputs, function.sources)
-
-
-# The data of an ensemble: samples of the inputs of the whole; where graphs have state, steps in order.
 
 
 @dataclass(frozen=True)
@@ -164,9 +159,6 @@ class WholeData:
         order = read_order(samples, self.sequence or None)
         return samples, order, read_steps(samples, self.steps, order, self.dims)
 
-
-# The step that computes the samples of a graph: what the exported graphs before it give for the data of the whole;
-# in an ensemble with state, at each step of its sequences.
 
 # Arrays of computed samples: the sequence and the step that each is of. No input has such a name.
 SEQUENCE, STEP = "sequence number", "step number"
@@ -302,28 +294,23 @@ class ComputeSamples:
     def run(self, context: WorkerContext) -> ComputedSamples:
         """Its samples, streamed. Raises DataError for outputs that cannot be divided into samples."""
         place, names = open_store(context.store), [graph.name for graph in self.before]
-        source_names = {source for source in self.sources.values() if split_source(source, names)}
-        outputs = [spec for spec in tensors_of(self.before) if spec.name in source_names]
         samples = self.whole.open()
         # A function may give any number of rows, each of which is a sample then.
         complete = samples.complete and not _behind_functions(self.sources, self.before)
-        if self.steps is not None:
-            states = [state for state in self.whole.states if split_source(state.input, names)]
-            state_inputs, state_outputs = [state.input for state in states], [state.output for state in states]
-            outputs = [spec for spec in tensors_of(self.before) if spec.name in (*source_names, *state_outputs)]
-            other_states = {state.input for state in self.whole.states}.difference(state_inputs)
-            outer_inputs = [spec for spec in self.whole.inputs if spec.name not in other_states]
-            with open_chain(place, self.before, outer_inputs, outputs, context.workdir) as chain:
+        states = [state for state in self.whole.states if split_source(state.input, names)]
+        read_names = {source for source in self.sources.values() if split_source(source, names)}
+        read_names |= {state.output for state in states}
+        outputs = [spec for spec in tensors_of(self.before) if spec.name in read_names]
+        other_states = {state.input for state in self.whole.states}.difference(state.input for state in states)
+        outer_inputs = [spec for spec in self.whole.inputs if spec.name not in other_states]
+        with open_chain(place, self.before, outer_inputs, outputs, context.workdir) as chain:
+            rows: Iterator[dict[str, Array]]
+            if self.steps is not None:
                 rolled_steps = roll_steps(chain, self.whole, states)
                 rows = list_rows(rolled_steps, self.steps, self.inputs, self.sources, complete)
-                path, count = write_samples(rows, complete, context.workdir)
-            return ComputedSamples(place.put_file(path), count)
-        with open_chain(place, self.before, self.whole.inputs, outputs, context.workdir) as chain:
-            runs = ((inputs, chain.run(inputs)) for inputs in samples.batches())
-            rows = (
-                {name: {**outer_inputs, **state_tensors}[source] for name, source in self.sources.items()}
-                for outer_inputs, state_tensors in runs
-            )
+            else:
+                runs = ({**inputs, **chain.run(inputs)} for inputs in samples.batches())
+                rows = ({name: tensors[source] for name, source in self.sources.items()} for tensors in runs)
             path, count = write_samples(rows, complete, context.workdir)
         return ComputedSamples(place.put_file(path), count)
 
@@ -409,8 +396,7 @@ def request_samples(
 def compute_samples(
     name: str, section: str, request: ComputeSamples, context: RunContext, folder: Path
 ) -> "ComputedData":
-    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration.
-    request: what is computed.  context: of the run."""
+    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration."""
     from pipeline.spec.model import ComputedData
 
     key = {**encode(request), "whole": request.whole.key, **code_key(ComputeSamples)}

@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -35,14 +35,10 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
 
-# Pages for people, and the JSON that each is drawn from: a version's report and a canary's.
-#
 # A version's JSON is a copy of what lies in the registry by digest, made for reading in one piece; it proves nothing.
 # It lies with its page beside the version's manifest. A run of which no engine passed has a page, too, with what
 # failed, at which stage, at which node: under `failed/`, where the model's next such run replaces it.
 
-# Makes the HTML page of a version's document.
-DrawPage = Callable[[VersionDocument], str]
 CANARY = "enginesmith-canary"
 MOST_BYTES = 256 << 20
 
@@ -129,10 +125,10 @@ def draw_page(document: "VersionDocument | CanaryReport") -> str:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 
-def draw_or_explain(document: VersionDocument, draw: DrawPage) -> str:
+def _draw_or_explain(document: VersionDocument) -> str:
     """The page; where it cannot be drawn, one that says why, since no page is worth a version."""
     try:
-        return draw(document)
+        return draw_page(document)
     except (IntegrityError, MemoryError) as error:
         why = escape(f"{type(error).__name__}: {error}")
         return (
@@ -160,48 +156,43 @@ def _parse(data: bytes, document_name: str) -> dict[str, object]:
     return document
 
 
-def version_page(manifest: Manifest, results: Measured, store: Store, draw: DrawPage) -> str:
-    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address.
-
-    results: what was measured of the version.  store: the registry.  draw: makes the HTML of a document.
-    """
+def version_page(manifest: Manifest, results: Measured, store: Store) -> str:
+    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
         document = _describe(manifest, results, store, node_attributions, latencies(store, manifest))
-        attach_page(store, manifest, draw_or_explain(document, draw).encode(), write_document(document))
+        attach_page(store, manifest, _draw_or_explain(document).encode(), write_document(document))
     return place_of(store, key)
 
 
-def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
+def add_attributions(manifest: Manifest, store: Store) -> None:
     """Draw a version's page again, with the attributions that were made after it was published. Raises IntegrityError
     for a report.json that cannot be read."""
     data = store.read(page_data_key(manifest.model, manifest.version)) or b""
     document = read_version(data, f"report.json of {manifest.model}@{manifest.version}")
     whole_document = replace(document, attributions=tuple(attributions(store, manifest).values()))
     if whole_document != document:
-        attach_page(store, manifest, draw_or_explain(whole_document, draw).encode(), write_document(whole_document))
+        attach_page(store, manifest, _draw_or_explain(whole_document).encode(), write_document(whole_document))
 
 
 def failed_page(
     draft: Manifest,
     results: Measured,
     store: Store,
-    draw: DrawPage,
     named_attributions: tuple[NamedAttribution, ...] | None = None,
 ) -> str:
     """The page of a run that published nothing; drawn again only when something else came out. Its address.
 
     draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
     which node drifted; None where that is not known yet: what an equal run before it found then stays.
-    results, store, draw: as of `version_page`.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
     is_same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
     if store.read(key) is None or not is_same or (before and named_attributions not in (None, before.attributions)):
         document = _describe(draft, results, store, named_attributions or (), {})
-        for place, content in ((data_key, write_document(document)), (key, draw_or_explain(document, draw).encode())):
+        for place, content in ((data_key, write_document(document)), (key, _draw_or_explain(document).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
 

@@ -13,7 +13,6 @@ from enginesmith.core.text import format_bytes, now
 from enginesmith.core.types import QUANTIZED
 from enginesmith.registry.evidence.canaries import LAYERS, RECIPE, RECORD
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import (
     Published,
@@ -26,7 +25,6 @@ from enginesmith.registry.versions.publish import (
 from pipeline.compile.causes import BuildSources, inputs_of, remember_builds
 from pipeline.compile.plan import describe_narrowing
 from pipeline.compile.publication.pages import (
-    DrawPage,
     Measured,
     add_attributions,
     failed_page,
@@ -39,11 +37,9 @@ from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Exported, Graph, Json
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
-from validation.reporting.version_document import VersionDocument
 
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
-
 # Of a unit whose checks failed on such inputs.
 RANDOM_INPUTS = (
     "the checks ran on random numbers, on which many models answer nothing but noise; "
@@ -104,7 +100,9 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
     spec, export, plan = work.spec, judgement.exported, judgement.plan
     blake3 = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
-    manifest = _draft_manifest(spec, judgement, _store_labels(spec, work.context.store))
+    label_files = {label_source(output): spec.file(name) for output, name in spec.triton.labels.items()}
+    labels = {source: work.context.store.put_file(file) for source, file in label_files.items()}
+    manifest = _draft_manifest(spec, judgement, labels)
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
     for result in judgement.units:
         notes = (*result.entry.notes, *_hint(spec, export, result))
@@ -157,11 +155,6 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
     return notes
 
 
-def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
-    labels = spec.triton.labels
-    return {label_source(output): store.put_file(spec.file(name)) for output, name in labels.items()}
-
-
 def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str]) -> Manifest:
     export, plan, judged_units = judgement.exported, judgement.plan, judgement.units
     graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
@@ -175,6 +168,8 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
     provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
     units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged_units]
     refused_units = [[unit.name, unit.reason] for unit in plan.refused]
+    shards_by_model = {export.model.digest: export.model.shards} | {graph.model: graph.shards for graph in graphs}
+    shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
     content = digest_of(
         {"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused_units}
     )
@@ -190,17 +185,8 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
         toolchain=versions(*TOOLS),
         host=describe_host(),
         metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
-        shards=_list_shards(export, graphs, judged_units),
+        shards={digest: dict(shards) for digest, shards in shards_by_model.items() if shards},
     )
-
-
-def _list_shards(
-    export: Exported, graphs: Collection[Graph], judged_units: Sequence[JudgedUnit]
-) -> dict[str, dict[str, int]]:
-    shards_by_model = {export.model.digest: export.model.shards}
-    shards_by_model |= {graph.model: graph.shards for graph in graphs}
-    shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
-    return {digest: dict(shards) for digest, shards in shards_by_model.items() if shards}
 
 
 def resolved_spec(spec: ModelSpec) -> Json:
@@ -246,21 +232,19 @@ def list_refitted(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
     return {f"{REFITTED} {unit}": record.refitted_from for unit, record in unit_records if record.refitted_from}
 
 
-# The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
-#
 # A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what
 # is proven does not wait for what failed. What is found then stands beside the version and on its page.
 
 
-def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str], context: RunContext) -> Outcome:
+def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing.
 
-    draw: makes the HTML page of a version's document.  Raises as `enginesmith.registry.versions.publish.publish`.
+    Raises as `enginesmith.registry.versions.publish.publish`.
     """
     store, manifest, judged_units = context.store, draft.manifest, draft.judged
     publication = _publish(draft, context)
     if publication is None:
-        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged_units), store, draw)
+        page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged_units), store)
         return Outcome(manifest.model, None, False, _list_results(draft), dict(manifest.metrics), page=page)
     build_requests = [unit.built.unit.request for unit in judged_units if unit.built.digest]
     new = publication.repeated or not publication.existed
@@ -274,7 +258,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     context.progress.emit(VersionSettled(manifest.model if same_version else name, status_text))
     # After that is said: with many engines the page's pictures take a while.
     with published_without(publication.manifest, "its page"):
-        page = version_page(publication.manifest, Measured.of(judged_units), store, draw)
+        page = version_page(publication.manifest, Measured.of(judged_units), store)
     return Outcome(
         model=manifest.model,
         version=publication.version,
@@ -327,13 +311,12 @@ def _list_results(draft: VersionDraft, published_entries: Sequence[EngineEntry] 
 
 
 def publish_attributions(
-    outcome: Outcome, draft: VersionDraft, attributions: Sequence[Attributed], draw: DrawPage, context: RunContext
+    outcome: Outcome, draft: VersionDraft, attributions: Sequence[Attributed], context: RunContext
 ) -> Outcome:
     """The outcome with the attributions of each unit, which are then beside the version and on its page; where nothing
     was published, on the page of the run.
 
-    attributions: what was found, or why nothing was.  draw: as of `publish_version`.
-    draft: of the version.  context: of the run.
+    attributions: what was found, or why nothing was.
     """
     store = context.store
     named_attributions = tuple(
@@ -344,15 +327,14 @@ def publish_attributions(
         if attribution.digest
     )
     if outcome.version is None:
-        failed_page(
-            replace(draft.manifest, engines=draft.others), Measured.of(draft.judged), store, draw, named_attributions
-        )
+        manifest = replace(draft.manifest, engines=draft.others)
+        failed_page(manifest, Measured.of(draft.judged), store, named_attributions)
     else:
         manifest = load(store, outcome.model, outcome.version)
         with published_without(manifest, "which node drifted in what failed"):
             for attribution in named_attributions:
                 attach_attribution(store, manifest, attribution)
-            add_attributions(manifest, store, draw)
+            add_attributions(manifest, store)
     engines = [
         replace(
             engine,

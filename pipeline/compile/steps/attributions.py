@@ -22,7 +22,7 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.graphs import GraphRecipe
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
+from pipeline.compile.steps.keys import code_key, metrics_of, step_limits
 from pipeline.compile.steps.proofs import CompiledLimits, WrittenLimits, cases_of
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution, Proposal
-    from validation.golden.golden_set import Case, GoldenSet
+    from validation.golden.golden_set import GoldenSet
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,6 @@ class AttributeGraph:
     not known: then nothing is proposed. A search moves scales between tensors, so its own float model is then the one
     that the graph is taken apart against; the checks are against `reference` all the same.
     seconds: for all of it (`Clock`).
-    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -192,7 +191,10 @@ def _judge_trials(
     names = [name for name in attribution.cases if name in failing]
     edges = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
     limits = list_limits(check for check in before if not check.passed)
-    few, usual_drifts = _worst_golden(golden, attribution) if limits else [], golden_drifts(golden)
+    # A quarter of the golden cases, those first that the two graphs differ most on.
+    place = {name: index for index, name in enumerate(attribution.cases)}
+    worst_first = sorted(golden.of_kind("golden"), key=lambda case: place.get(case.name, len(place)))
+    few, usual_drifts = worst_first[: -(-len(worst_first) // 4)] if limits else [], golden_drifts(golden)
 
     def judge(path: Path) -> Sequence[Check]:
         with ReferenceSession(path) as actual:
@@ -210,7 +212,6 @@ class AttributeEngine:
 
     cases: of failed checks of sizes and magnitudes, which are looked at in the place of the golden set: it has passed.
     seconds: for all of it (`Clock`).
-    limits, metrics: what the spec says.
     """
 
     engine: EngineBlob
@@ -272,13 +273,6 @@ def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     return GoldenSet.load(path)
 
 
-def _worst_golden(golden: "GoldenSet", attribution: "Attribution") -> "Sequence[Case]":
-    """A quarter of the golden cases, those first that the two graphs differ most on."""
-    cases = list(golden.of_kind("golden"))
-    place = {name: index for index, name in enumerate(attribution.cases)}
-    return sorted(cases, key=lambda case: place.get(case.name, len(place)))[: -(-len(cases) // 4)]
-
-
 def _graph(path: Path, workdir: Path) -> "OnnxGraph":
     from builders.reference import ReferenceSession
     from validation.attribution.onnx_graph import OnnxGraph
@@ -307,7 +301,7 @@ def _propose(
 ) -> "Proposal":
     """What to leave in float so that the graph passes. model: the float ONNX file.
 
-    before: the checks of the graph as it is.  judge: makes the checks of a graph.  clock: of the attribution.
+    before: the checks of the graph as it is.  judge: makes the checks of a graph.
     """
     from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.search.repair import QuantizationRecipe, propose
@@ -331,15 +325,12 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
     """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
-    work: the run.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
         graph_attribution = _run_attribution(suspect, reference, golden, work)
-    except UnavailableError:
-        raise
     except EnginesmithError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
+        if isinstance(error, UnavailableError) or (isinstance(error, StepError) and error.kind == "cancelled"):
             raise
         work.context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.stage, suspect.name, suspect.units, None, str(error))
@@ -358,7 +349,7 @@ def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) 
     built_unit, graph = suspect.built, suspect.built.unit.graph
     precision = built_unit.unit.request.precision
     metrics = metrics_of(spec, precision)
-    limits, seconds = limits_of(spec, precision, suspect.stage), spec.timeouts.attribution_s
+    limits, seconds = spec.validation.limits_for(precision, suspect.stage), spec.timeouts.attribution_s
     request: Request[AttributionFound]
     if suspect.stage == "quantization":
         recipe = graph.recipe.digest if graph.recipe else None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.backends import discovery as compatibility
 from builders.onnx_graphs.bodies import list_shards
 from enginesmith.core.errors import DataError, IntegrityError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
@@ -108,7 +107,7 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
 
 def open_session(store: Store, blob: EngineBlob, folder: Path) -> AbstractContextManager[Session]:
     """The engine, fetched and verified, opened by its backend. Raises as `fetch`, and what the backend raises."""
-    return compatibility.open_engine(fetch_engine(store, blob, folder))
+    return discovery.open_engine(fetch_engine(store, blob, folder))
 
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
@@ -157,7 +156,7 @@ def proof_of(
 ) -> Proof:
     """Checks, task metrics and drifts (how errors spread, and along sequences) as a proof; each value of a metric is a
     check of its own, and where a metric decides, drift beyond its limits is not a failure. proof_name: the thing that
-    was run.  session: what was run.  golden: the cases.  metrics: the spec's task metrics.  checks: of the stage."""
+    was run.  metrics: the spec's task metrics.  checks: of the stage."""
     from validation.comparison.tasks import lift_limits, task_checks
 
     task = [replace(check, case=f"{check.case}, {proof_name}") for check in task_checks(session, golden, metrics)]

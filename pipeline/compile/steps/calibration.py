@@ -33,8 +33,8 @@ class CalibrationSamples:
     """Where calibration samples are. root: the spec's folder.  data: what the spec names there.
 
     digest: of the data when the step was keyed.  labels: name of an array of class indices that no input takes.
-    shapes: of the model's inputs.  states: which of them samples do not have.  sequence: name of an array that says
-    which sequence each sample is a step of; None where all are of one.  steps: as in `read_steps`.
+    states: which of them samples do not have.  sequence: name of an array that says which sequence each sample is a
+    step of; None where all are of one.  steps: as in `read_steps`.
     """
 
     root: Path
@@ -154,23 +154,17 @@ def _store(store: Store, observations: "Observations", inputs: bytes) -> Observe
     )
 
 
-def chosen_ranges(
-    store: Store, variant: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
-) -> "Ranges | None":
-    """The ranges of the variant's scheme, chosen from the observations (a blob's digest); None without these.
+def chosen_ranges(store: Store, variant: GraphVariant, observations: str, calibration: CalibrationMethod) -> "Ranges":
+    """The ranges of the variant's scheme, chosen from the observations (a blob's digest) by the method of the spec.
 
     Of precisions other than int8 the ranges are from minimum to maximum, which is all that fp8 and casts need.
-
-    calibration: the method; None where the spec names none.
     """
-    from pipeline.quantization.statistics.methods import MinMax, method, ranges
+    from pipeline.quantization.statistics.methods import MINMAX, method, ranges
     from pipeline.quantization.statistics.observations import Observations
 
-    if observations is None or calibration is None:
-        return None
     observation_set = Observations.from_bytes(store.read_blob(observations, MEASURED_BYTES))
     if variant.precision != "int8" or variant.scheme is None:
-        return ranges(observation_set, MinMax(), "int8")
+        return ranges(observation_set, MINMAX, "int8")
     range_method = method(calibration.method, calibration.percentile)
     return ranges(observation_set, range_method, variant.scheme.activation)
 

@@ -99,10 +99,7 @@ class BuildEngine:
 def record_engine(
     store: Store, engine: Engine, seconds: float, extras: Mapping[str, str], refitted_from: str | None = None
 ) -> Recorded:
-    """Upload an engine and put it on record by its build key. Arguments as in `Recorded`.
-
-    store: the registry's.
-    """
+    """Upload an engine and put it on record by its build key. Arguments as in `Recorded`."""
     stored_engine = put_graph(store, engine.path)
     libraries = {
         build.sha256 for library in engine.requires if isinstance(library, Library) for build in library.builds

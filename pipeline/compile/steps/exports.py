@@ -25,7 +25,7 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, Work, import_versions
 from pipeline.compile.steps.blobs import fetch, fetch_graph, proof_of, put_graph, this_machine
-from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
+from pipeline.compile.steps.keys import WRITE_MODEL, code_key, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
 from pipeline.values import Exported, Json, KeptAnswers, LatestGolden, ModelShapes, OnnxModel, Proof
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
     from validation.data.samples import Samples
     from validation.golden.golden_set import GoldenChange
-
-# What the process of an export does: canonical ONNX, the golden set, and the comparison of the two, as blobs.
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ class ExportModel:
     known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
     labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
     steps: as in `read_steps`.
-    source: the model.  metrics, limits: what the spec says.
     """
 
     source: ExportRequest
@@ -172,8 +169,6 @@ def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *facts)
 
 
-# The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
-#
 # Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
 # framework. A new golden set is compared with the one before it: a change is reported, and refused where the spec froze
 # one.
@@ -382,7 +377,7 @@ class _ExportKeys:
             "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
             **({"states": encode(self.spec.states())} if self.spec.state else {}),
             "shapes": self.model["shapes"],
-            "limits": limits_of(self.spec, "fp32", "export"),
+            "limits": self.spec.validation.limits_for("fp32", "export"),
             **code_key(ExportModel),
         }
 
@@ -428,7 +423,7 @@ def _export_job(work: Work, stored_model: OnnxModel | None) -> Job[ExportOutcome
         spec.file(golden.data) if golden else None,
         golden.labels if golden else None,
         metrics_of(spec),
-        limits_of(spec, "fp32", "export"),
+        spec.validation.limits_for("fp32", "export"),
         golden.sequence if golden else None,
         golden.joined if golden else None,
     )

@@ -25,7 +25,7 @@ from pipeline.compile.steps.blobs import (
     text_of,
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
+from pipeline.compile.steps.keys import code_key, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.proofs import WrittenLimits, as_written
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.ranges import QuantizationNotes, Ranges, refuse_share
@@ -62,7 +62,6 @@ class GraphRecipe:
     model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
     with the reason.  searched: whether a search chose model and ranges.  states: rounded where the graph takes and
     gives them.
-    variant: precision and scheme of the graph.
     """
 
     model: str
@@ -109,8 +108,8 @@ class WriteGraph:
     """Write the model in one graph variant. model, observations: digests.
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
-    shapes: of the model.  states: those that engines of the graph take and give as int8.
-    calibration: the method.  overrides: the spec's, by node.
+    states: those that engines of the graph take and give as int8.
+    overrides: the spec's, by node.
     """
 
     model: str
@@ -135,9 +134,11 @@ class WriteGraph:
         place, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
         source = choice.model if choice else self.model
         model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
-        measured_ranges = chosen_ranges(place, variant, self.observations, self.calibration)
+        measured_ranges = None
         if choice:
             measured_ranges = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
+        elif self.observations and self.calibration:
+            measured_ranges = chosen_ranges(place, variant, self.observations, self.calibration)
         float_nodes = choice.left if choice else {}
         states = scale_states(self.states, measured_ranges)
         how, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io
@@ -202,20 +203,12 @@ class WriteGraph:
 
 
 @dataclass(frozen=True)
-class SampleDigests:
-    """Blobs with the digests of the golden samples and of the calibration samples, which must not be the same."""
-
-    golden: str
-    calibration: str
-
-
-@dataclass(frozen=True)
 class CheckGraph:
     """Compare a quantized or cast graph with the fp32 graph, both without optimization (the quantization stage).
 
-    reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph.
+    reference, graph, golden: digests of the fp32 graph, the graph and the golden set.  samples: of a calibrated graph,
+    blobs with the digests of the golden samples and of the calibration samples, which must not be the same.
     answers: of the fp32 graph to the golden set (`blobs.open_reference`).
-    precision: of the graph.  limits, metrics: what the spec says.
     """
 
     reference: str
@@ -224,7 +217,7 @@ class CheckGraph:
     precision: Precision
     limits: Mapping[str, float]
     metrics: tuple[TaskMetric, ...] = ()
-    samples: SampleDigests | None = None
+    samples: tuple[str, str] | None = None
     answers: str | None = None
 
     def run(self, context: WorkerContext) -> Proof:
@@ -258,10 +251,7 @@ class CheckGraph:
             )
             decision_results = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
             if self.samples:
-                golden, calibration = (
-                    place.read_blob(digest, MEASURED_BYTES)
-                    for digest in (self.samples.golden, self.samples.calibration)
-                )
+                golden, calibration = (place.read_blob(digest, MEASURED_BYTES) for digest in self.samples)
                 checks = (overlap_check(golden, calibration), *checks)
             drifts = spreads.at("quantization"), course.at("quantization")
             return proof_of([*checks, *decision_results], actual, frozen, self.metrics, "graph", drifts)
@@ -278,7 +268,6 @@ def quantize(
 
     A graph that cannot be written or compared says why (`Graph.failure`), and the others are built.
 
-    variant, ranges, choices: as of `write_graph`.  work: the run.
     Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
     check_own_qdq(variant, work.spec, export)
@@ -329,7 +318,6 @@ def write_graph(
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
     says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
-    work: the run.
     """
     spec = work.spec
     model = export.model
@@ -385,13 +373,13 @@ def _check_graph(export: Exported, graph: Graph, ranges: Observed | None, work: 
     precision = graph.variant.precision
     samples = None
     if precision in CALIBRATED and ranges and export.golden_inputs:
-        samples = SampleDigests(export.golden_inputs, ranges.inputs)
+        samples = export.golden_inputs, ranges.inputs
     check = CheckGraph(
         export.model.digest,
         graph.model,
         export.golden,
         precision,
-        limits_of(spec, precision, "quantization"),
+        spec.validation.limits_for(precision, "quantization"),
         metrics_of(spec, precision),
         samples,
     )

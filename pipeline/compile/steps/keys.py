@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pipeline.spec.validation import Latency
     from validation.latency.measurement.loop import BucketInputs
     from validation.latency.roofline.costs import GraphCosts
-
-# What the steps have in common: their limits, what their keys hold of code, the shapes of a spec.
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
@@ -80,15 +78,6 @@ def engine_limits(spec: "ModelSpec", step: Literal["build", "proof", "latency"])
     return ProcessLimits(timeout_s, spec.build.memory_mib, *remedies)
 
 
-def limits_of(
-    spec: "ModelSpec", precision: Precision, stage: Literal["export", "quantization", "engine"]
-) -> dict[str, float]:
-    """The limits that the spec sets for the checks of a stage, by metric."""
-    from pipeline.spec.model import overrides  # with pydantic, which no worker needs
-
-    return dict(overrides(spec, precision, stage))
-
-
 def metrics_of(spec: "ModelSpec", precision: Precision | None = None) -> tuple[TaskMetric, ...]:
     """The task metrics that the spec asks for. precision: of what they judge; of an export None, where none decides."""
     golden = spec.golden
@@ -102,11 +91,7 @@ def model_shapes(spec: "ModelSpec") -> ModelShapes:
 
 def shapes_of(spec: "ModelSpec") -> Json:
     """Inputs, names of outputs, and dims of the model, as JSON."""
-    return {
-        "inputs": [asdict(tensor) for tensor in spec.tensors()],
-        "outputs": list(spec.outputs) if spec.outputs else None,
-        "dims": [encode(dim) for dim in spec.named_dims()],
-    }
+    return {**encode(model_shapes(spec)), "outputs": list(spec.outputs) if spec.outputs else None}
 
 
 # The step that times an engine where it runs: after everything else, one engine at a time, in processes of its own in
@@ -126,7 +111,7 @@ class TimedEngine:
 @dataclass(frozen=True)
 class MeasureEngine:
     """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from.
-    shapes: of the model.  terms: how long, and at which sizes."""
+    terms: how long, and at which sizes."""
 
     engine: EngineBlob
     golden: str
@@ -160,12 +145,7 @@ class MeasureEngine:
             asked=terms,
             size_bytes=engine.size_bytes,
             anatomy=breakdown,
-            load_s=latency.load_s,
-            loaded_bytes=latency.loaded_bytes,
-            memory_resettable=latency.memory_resettable,
-            buckets=latency.buckets,
-            import_s=latency.import_s,
-            processes=latency.processes,
+            **vars(latency),
         )
         return TimedEngine(place.put_bytes(canonical_json(encode(report))))
 
@@ -193,8 +173,8 @@ class MeasureEngine:
 
 @dataclass(frozen=True)
 class BenchmarkPair:
-    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order.  first, second: the
-    engines.  golden: digest of the set that the inputs are from.  shapes: of the model.  seconds: for both together."""
+    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order.  golden: digest of
+    the set that the inputs are from.  seconds: for both together."""
 
     first: EngineBlob
     second: EngineBlob
@@ -217,17 +197,7 @@ class BenchmarkPair:
         monitor = SystemLoadMonitor()
         pairs = run_interleaved((session_openers[0], session_openers[1]), bucket.inputs, self.seconds, self.seed)
         load, times = monitor.stop(), compare_times(pairs, self.seed)
-        return PairedBenchmark(
-            bucket=bucket.name,
-            items=bucket.items,
-            seed=self.seed,
-            surroundings=load,
-            verdict=times.verdict,
-            ratios=times.ratios,
-            medians_s=times.medians_s,
-            runs=times.runs,
-            openings=times.openings,
-        )
+        return PairedBenchmark(bucket=bucket.name, items=bucket.items, seed=self.seed, surroundings=load, **vars(times))
 
 
 def bucket_inputs(
@@ -261,8 +231,7 @@ def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work,
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
     afresh: measure also when there is a record.
-    latency: the spec's section.  golden: digest of the set that the inputs are from.  work: the run.
-    Raises what says nothing about the engine (`stops_run`).
+    golden: digest of the set that the inputs are from. Raises what says nothing about the engine (`stops_run`).
     """
     context = work.context
     name = f"latency {engine.request.unit}"

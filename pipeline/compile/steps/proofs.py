@@ -1,10 +1,11 @@
 """The step validate: limits of drift, its request, key, job and result."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery, optional_methods
@@ -29,7 +30,7 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
+from pipeline.compile.steps.keys import code_key, engine_limits, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, judge_built
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
@@ -42,11 +43,9 @@ if TYPE_CHECKING:
     from validation.comparison.sessions import Opener
     from validation.fuzz.run import FuzzSides
     from validation.golden.golden_set import GoldenSet
-    from validation.limits.budget import Budgets, OutputLimits, StagedLimits
+    from validation.limits.budget import Budgets, OutputLimits, Stage, StagedLimits
     from validation.limits.rounding import Honest
     from validation.metrics.drift import Drift
-
-# The limits of one graph's or engine's checks: documented, measured on the model, or a person's.
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
@@ -57,7 +56,6 @@ class CompiledLimits:
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
     graph: as it is run (`blobs.runnable`).  limits: what the spec says; with any, honest rounding is measured at once.
-    request: what the engine was built from.  workdir: for files.
     """
 
     graph: Path
@@ -68,41 +66,32 @@ class CompiledLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference: the graph, opened, for as long as limits are asked for.  opens: graphs with
         rounding in them, where sessions take whole sequences."""
-        from validation.limits.budget import OutputLimits, StagedLimits, allow_near_ties, budgets, strictest
+        from validation.limits.budget import OutputLimits, StagedLimits, strictest
         from validation.perturbation.honest import honest_rounding
 
+        precision = self.request.precision
+        backend = discovery.configure(self.request.backend, dict(self.request.options))
+        rounding = honest_rounding(
+            self.graph,
+            golden,
+            reference,
+            opens or partial(as_written, steps=golden.sequences is not None),
+            self.workdir,
+            activation_blocks=precision in IN_BLOCKS and backend.capabilities.rounds_activations,
+            thorough=True,
+            whole=opens is not None,
+        )
         scales = {state.output: state.scale for state in self.request.quantized_states}
-
-        def measured() -> "Iterator[OutputLimits]":
-            backend = discovery.configure(self.request.backend, dict(self.request.options))
-            blocks = self.request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
-            for honest in honest_rounding(
-                self.graph,
-                golden,
-                reference,
-                opens or partial(as_written, steps=golden.sequences is not None),
-                self.workdir,
-                activation_blocks=blocks,
-                thorough=True,
-                whole=opens is not None,
-            ):
-                stage_budgets = budgets("engine", self.request.precision, golden.noise, honest)
-                stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts).override(self.limits)
-                yield OutputLimits(add_notes(stage_budgets, reference, _unknown(honest)), honest.drifts)
-
-        looser = measured()
+        looser = measured_limits("engine", precision, rounding, reference, golden, self.limits, scales)
         if self.limits:
             return StagedLimits(next(looser), looser)
-        first_limits = strictest("engine", self.request.precision, golden.noise)
+        first_limits = strictest("engine", precision, golden.noise)
         return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), looser)
 
 
 @dataclass(frozen=True)
 class WrittenLimits:
-    """The limits of a graph in a lower precision against the fp32 one, which lies at `path`.
-
-    limits, metrics: what the spec says.
-    """
+    """The limits of a graph in a lower precision against the fp32 one, which lies at `path`."""
 
     path: Path
     precision: Precision
@@ -112,24 +101,39 @@ class WrittenLimits:
 
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
-        from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.limits.budget import StagedLimits
         from validation.perturbation.honest import honest_rounding
 
         if self.precision in QUANTIZED:
             return quantized_limits(reference, self.precision, golden, self.limits, bool(self.metrics))
         half: Precision | None = None if self.precision == "fp32" else self.precision
-
-        def measured() -> "Iterator[OutputLimits]":
-            opener = opens or partial(as_written, steps=golden.sequences is not None)
-            honestly = honest_rounding(
-                self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
-            )
-            for honest in honestly:
-                stage_budgets = budgets("quantization", self.precision, golden.noise, honest).override(self.limits)
-                yield OutputLimits(add_notes(stage_budgets, reference, _unknown(honest)), honest.drifts)
-
-        looser = measured()
+        opener = opens or partial(as_written, steps=golden.sequences is not None)
+        rounding = honest_rounding(
+            self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
+        )
+        looser = measured_limits("quantization", self.precision, rounding, reference, golden, self.limits)
         return StagedLimits(next(looser), looser)
+
+
+def measured_limits(
+    stage: "Stage",
+    precision: Precision,
+    rounding: "Iterable[Honest]",
+    reference: Session,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    scales: Mapping[str, float] = MappingProxyType({}),
+) -> "Iterator[OutputLimits]":
+    """The limits that follow from each measurement of honest rounding, of a graph or of a chain of graphs. limits: what
+    the spec says in their place.  scales: of an engine's states of int8, by output."""
+    from validation.limits.budget import OutputLimits, allow_near_ties, budgets
+
+    for honest in rounding:
+        stage_budgets = budgets(stage, precision, golden.noise, honest)
+        if stage == "engine":
+            stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts)
+        unknown = f"honest rounding is not known: {honest.reason}" if honest.reason else ""
+        yield OutputLimits(add_notes(stage_budgets.override(limits), reference, unknown), honest.drifts)
 
 
 def quantized_limits(
@@ -148,10 +152,6 @@ def quantized_limits(
     return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decision_text)))
 
 
-def _unknown(honest: "Honest") -> str:
-    return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
-
-
 def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
     """A graph with rounding in it, opened for a few runs. steps: as in `threads_for`."""
     from builders.reference import ReferenceSession, threads_for
@@ -168,8 +168,6 @@ def add_notes(limits: "Budgets", reference: Session, note: str, of_integers: str
     return replace(limits, notes={**{key: text for key, text in limit_notes.items() if text}, **limits.notes})
 
 
-# The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict.
-
 # The check of an engine that could not be opened or run.
 CRASHED = Check("engine", "runs", "", "all", None, None, False)
 
@@ -178,7 +176,7 @@ CRASHED = Check("engine", "runs", "", "all", None, None, False)
 class ExtraCalls:
     """Calls beside the golden set that a spec asks for. seconds: None for a share of the comparison's time.
 
-    bitwise: whether the contract promises bits.  shapes: of the model.
+    bitwise: whether the contract promises bits.
     """
 
     seconds: float | None
@@ -198,7 +196,6 @@ class ExtraCalls:
 
         golden_passed, compared_s: whether the comparison on the golden set passed, and its seconds. Magnitudes, and
         sizes between those of the golden set, are tried only where it did.
-        request: what the engine was built from.  pair: graph and engine.  graph: the file.
         """
         from validation.calls.checks import Allowance, call_checks, magnitude_checks
 
@@ -343,9 +340,8 @@ def _check_contract(
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
-    promised_terms = contract.terms
-    budgets = (limits.loosest() if promised_terms.bitwise else limits.current).budgets
-    return contract_checks(promised_terms, reference, actual, golden, (inputs, batch), budgets)
+    budgets = (limits.loosest() if contract.terms.bitwise else limits.current).budgets
+    return contract_checks(contract.terms, reference, actual, golden, (inputs, batch), budgets)
 
 
 def validate(built_unit: Built, export: Exported, work: Work) -> JudgedUnit:
@@ -398,7 +394,7 @@ def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEng
     return CheckEngine(
         engine,
         golden,
-        limits_of(spec, precision, "engine"),
+        spec.validation.limits_for(precision, "engine"),
         metrics_of(spec, precision),
         contract_of(spec),
         calls_of(spec),
@@ -410,7 +406,6 @@ def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -
     """The proof that a job gives, or has on record; the one check `CRASHED` where what it proves cannot be opened or
     run.
 
-    step, key: its kind, and what it reads.  context: of the run.
     Raises what says nothing about that (`stops_run`).
     """
     try:

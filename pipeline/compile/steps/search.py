@@ -11,7 +11,7 @@ from builders.backends import discovery
 from builders.backends.optional_methods import get_scheme, profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Tensors
 from enginesmith.registry.store.base import Store, open_store
@@ -28,7 +28,7 @@ from pipeline.compile.steps.calibration import (
     open_samples,
     samples_key,
 )
-from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
+from pipeline.compile.steps.keys import code_key, metrics_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.search.quality import GraphLimits, SearchClock, SearchFloor
@@ -36,7 +36,6 @@ from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, Se
 
 if TYPE_CHECKING:
     from enginesmith.arrays import Array
-    from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.latency import EngineTiming
     from pipeline.quantization.search.trial import MixedPrecisionChoice
     from pipeline.spec.model import ModelSpec
@@ -91,7 +90,6 @@ class SearchQuantization:
 
     model, observations: digests.  answer: the output that is judged by labels.  most_s: after so many seconds each kind
     gets what is known of it.
-    calibration: the method.  search: what the spec asks.  samples: of the calibration.
     """
 
     model: str
@@ -125,23 +123,20 @@ class SearchQuantization:
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []
             for kind in self.kinds:
-                ranges, timer = self._find_ranges(kind, place), None
+                activation, timer = kind.kind.activation, None
+                scheme = QuantizationScheme(activation, activation == "uint8", "fp32", kind.kind.weight_levels)
+                variant = GraphVariant(kind.kind.precision, scheme)
+                ranges = chosen_ranges(place, variant, self.observations, self.calibration)
                 if kind.probe and kind.probe.request:
                     first_run = next(group_runs(source.runs(), *shapes))[1]
                     timer = stack.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
-                targets.append(SearchTarget(ranges, _scheme_of(kind.kind), timer, kind.kind.precision))
+                targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision))
             runs = group_runs(source.runs(), *shapes)
             choices = choose_each(
                 onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
             )
         pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(kind, choice, place, context.workdir) for kind, choice in pairs))
-
-    def _find_ranges(self, kind: SearchedKind, store: Store) -> "Ranges":
-        variant = GraphVariant(kind.kind.precision, _scheme_of(kind.kind))
-        if (kind_ranges := chosen_ranges(store, variant, self.observations, self.calibration)) is None:
-            raise IntegrityError(f"{kind.kind.name} was to be searched without observations; calibrate first")
-        return kind_ranges
 
     def _store(self, kind: SearchedKind, choice: "MixedPrecisionChoice", store: Store, workdir: Path) -> SearchResult:
         from pipeline.quantization.statistics.observations import Observations
@@ -159,10 +154,6 @@ class SearchQuantization:
             "; ".join(filter(None, [choice.summary, f"latency was not measured: {cannot}" if cannot else ""])),
             choice.ended,
         )
-
-
-def _scheme_of(kind: Searched) -> QuantizationScheme:
-    return QuantizationScheme(kind.activation, kind.activation == "uint8", "fp32", kind.weight_levels)
 
 
 def _make_timer(request: BuildRequest, inputs: Tensors, workdir: Path) -> "EngineTiming":
@@ -211,7 +202,6 @@ def choose(
 ) -> dict[Searched, SearchResult]:
     """Search what to quantize and how, for some kinds of int8, as the spec asks. ranges: what calibration observed.
 
-    export: the model.  work: the run.
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
     spec = work.spec
@@ -230,7 +220,7 @@ def search_for_limits(
     It may use half of this machine's memory, because engines are built beside it.
     """
     spec = work.spec
-    graph_limits = limits_of(spec, "int8", "quantization")
+    graph_limits = spec.validation.limits_for("int8", "quantization")
     terms = SearchTerms(
         "auto", SearchFloor(graph=GraphLimits(graph_limits, metrics_of(spec, "int8"))), node_overrides(spec)
     )
@@ -279,7 +269,10 @@ def _search(
         job = Job("choose", replace(request, kinds=missing_kinds), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
         for kind, result in zip(missing_kinds, results, strict=True):
-            _remember(keys[kind], result, context)
+            # One that was done is on record for every limit on the time, one that was not for this one.
+            key = {name: value for name, value in keys[kind].items() if result.ended or name != "most_s"}
+            blobs = [result.model, result.ranges, result.choice, result.smoothed]
+            context.remember("choose", key, encode_fields(result), blobs)
             search_results[kind] = result
         context.progress.emit(Finished(name))
     return {kind.kind: search_results[kind] for kind in items}
@@ -299,14 +292,6 @@ def _key(request: SearchQuantization, ranges: Observed) -> Json:
 def _recall(key: Json, context: RunContext) -> SearchResult | None:
     searched_key = {name: value for name, value in key.items() if name != "most_s"}
     return context.recall("choose", searched_key, SearchResult) or context.recall("choose", key, SearchResult)
-
-
-def _remember(key: Json, result: SearchResult, context: RunContext) -> None:
-    """Put a result on record: one that was done for every limit on the time, one that was not for this one."""
-    record_key = {name: value for name, value in key.items() if result.ended or name != "most_s"}
-    context.remember(
-        "choose", record_key, encode_fields(result), [result.model, result.ranges, result.choice, result.smoothed]
-    )
 
 
 def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 from onnx.inliner import inline_local_functions
 
+from builders.onnx_graphs.bodies import drop_unread, set_items
 from builders.onnx_graphs.weights import to_array
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
@@ -146,7 +147,7 @@ def exponents_of(reach: Floats) -> NDArray[np.int32]:
 
 
 def powers_of(exponents: NDArray[np.int32]) -> Floats:
-    """Powers of two."""
+    """2 to these exponents."""
     return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
 
 
@@ -299,22 +300,17 @@ class _Writer:
         for node in graph.node:
             if node.name in weights:
                 half = self.types[node.input[0]] == TensorProto.FLOAT16
-                node.input[1] = self._weight(f"{node.name}/weight", weights[node.name], half)
+                name = f"{node.name}/weight"
+                codes, scales, tensor_scale = self.form.encode(weights[node.name])
+                parts = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
+                node.input[1] = self._dequantize(parts, tensor_scale, name, 0, half)
                 if self.form.activations:
                     node.input[0] = self._activation(node.input[0], self.reaches[node.name], half)
         graph.node.extend(self.nodes)
-        read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-        initializers = [tensor for tensor in graph.initializer if tensor.name in read]
-        del graph.initializer[:]
-        graph.initializer.extend(initializers)
+        drop_unread(graph)
         sort_nodes(graph)
         if any(node.domain == "trt" for node in self.nodes):
             self.model.opset_import.append(helper.make_opsetid("trt", 1))
-
-    def _weight(self, name: str, values: Floats, half: bool) -> str:
-        codes, scales, tensor_scale = self.form.encode(values)
-        names = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
-        return self._dequantize(names, tensor_scale, name, 0, half)
 
     def _activation(self, name: str, reach: float | None, half: bool) -> str:
         if name not in self.dequantized:
@@ -470,16 +466,12 @@ class _Twin:
         for node in reversed(nodes):
             if live.intersection(node.output):
                 live.update(node.input)
-        del self.graph.node[:]
-        self.graph.node.extend(node for node in nodes if live.intersection(node.output))
-        live_tensors = [tensor for tensor in self.graph.initializer if tensor.name in live]
-        del self.graph.initializer[:]
-        self.graph.initializer.extend(live_tensors)
+        set_items(self.graph.node, [node for node in nodes if live.intersection(node.output)])
+        drop_unread(self.graph)
         sources = (_TWINS, _MX_TWIN) if any(node.domain == "twin" for node in nodes) else ()
         self.model.functions.extend(parser.parse_function(text) for text in sources)
-        other_imports = [entry for entry in self.model.opset_import if entry.domain != "trt"]
-        del self.model.opset_import[:]
-        self.model.opset_import.extend([*other_imports, *([helper.make_opsetid("twin", 1)] if sources else [])])
+        imports = [entry for entry in self.model.opset_import if entry.domain != "trt"]
+        set_items(self.model.opset_import, [*imports, *([helper.make_opsetid("twin", 1)] if sources else [])])
 
     def _stored(self, node: NodeProto) -> bool:
         """Whether a node dequantizes a stored weight in blocks: what it means is then a constant of the node's name."""

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads, walk_graphs
+from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads, set_items, walk_graphs
 from builders.onnx_graphs.weights import from_array, is_external, to_array
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError
@@ -27,6 +27,7 @@ from pipeline.quantization.graph import (
 )
 from pipeline.quantization.ranges import CastNotes, Ranges
 from pipeline.quantization.schemes.half_floats import (
+    FLOAT,
     HALVES,
     HalfFormat,
     can_narrow,
@@ -40,13 +41,10 @@ from pipeline.quantization.schemes.half_floats import (
 #
 # A single small weight among large ones adds nothing that a rounded sum could hold, and is cast with them. Kept in fp32
 # are
-#
 # - a constant that loses more to zero than rounding takes from it (2^-11 of its norm): a factor of 1e-9;
 # - a constant with any such value that something divides by, or takes the root or the logarithm of: directly, or after
-# it
-#   was added or compared, as the epsilon of a normalization is;
+#   it was added or compared, as the epsilon of a normalization is;
 # - a tensor that was measured, and stayed below the type's normal numbers.
-#
 # Biases of weighted nodes are added to large sums, and scales of Q/DQ are raised instead (`cast`).
 
 # The share of a constant's norm that rounding to fp16 takes at most.
@@ -185,7 +183,6 @@ def _norm(values: Array) -> float:
 # less: it keeps fp32 between fp16 nodes (seen in 1.31: the root of the square of 1000 is 1000 there, where fp16 has
 # infinity), and it has no bf16 kernels at all.
 
-FLOAT = TensorProto.FLOAT
 _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # Attributes that name the type of a result.
 _TYPES = ("to", "dtype", "output_dtype")
@@ -206,7 +203,6 @@ def cast_float(
 
     keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.  ranges: of all
     activations (`insertion_points.activations`); without them overflow is judged by constants and operators.
-    precision: of the result.
     Raises ModelError when the result is not valid ONNX.
     """
     half, graph = HALVES[precision], tidy(model)
@@ -282,8 +278,7 @@ class _CastRewrite:
                     self.stored[value.name] = self.half.element_type
         for node in list(self.graph.node):
             self._rewrite(node)
-        del self.graph.node[:]
-        self.graph.node.extend(self.nodes)
+        set_items(self.graph.node, self.nodes)
         if not self.keep_io:
             for value in self.graph.output:
                 if self.types[value.name] == FLOAT:
@@ -306,8 +301,11 @@ class _CastRewrite:
 
     def _choose_positions(self, node: NodeProto) -> tuple[set[int], set[int]]:
         """Positions of a node's inputs and outputs that become half; sets the type attribute where one decides."""
-        if node.name in self.float_names or self._gives_constant(node):
+        if node.name in self.float_names:
             return set(), set()
+        passes_on = node.op_type in _PASSING_ON and node.input[0] in self.initializers
+        if passes_on and self.keep_io and node.output[0] in self.outputs:
+            return set(), set()  # a constant, such as anchors, that is an output of the model: rounding would only lose
         if typed_by_attribute(node):
             retype(node, self.half)
             return self._already_half(node), {0}
@@ -319,11 +317,6 @@ class _CastRewrite:
             return (inputs if dynamic and dynamic <= self._already_half(node) else set()), set()
         return inputs, outputs
 
-    def _gives_constant(self, node: NodeProto) -> bool:
-        """Whether a node makes a constant, such as anchors, an output of the model: rounding it would only lose."""
-        passed_on = node.op_type in _PASSING_ON and node.input[0] in self.initializers
-        return passed_on and self.keep_io and node.output[0] in self.outputs
-
     def _already_half(self, node: NodeProto) -> set[int]:
         return {i for i, name in enumerate(node.input) if self.stored.get(name) == self.half.element_type}
 
@@ -332,15 +325,16 @@ class _CastRewrite:
         name = node.output[index]
         self.stored[name] = self.half.element_type
         if name in self.outputs and self.keep_io:
-            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name, self.half.name)
-            self._cast(node.output[index], name, FLOAT)
-            self.available[name, FLOAT] = name
+            half_name = unused_name(f"{name}_{self.half.name}", self.taken)
+            self._cast(half_name, name, FLOAT)
+            node.output[index] = half_name
+            self.available |= {(name, self.half.element_type): half_name, (name, FLOAT): name}
 
     def _cast_input(self, name: str, element_type: int, scale: bool = False) -> str:
         """The name of a tensor holding `name` in type `element_type`, made on first demand."""
         cast_name = self.available.get((name, element_type), name if self.stored.get(name) == element_type else None)
         if cast_name is None:
-            cast_name = self._fresh(name, "fp32" if element_type == FLOAT else self.half.name)
+            cast_name = unused_name(f"{name}_{'fp32' if element_type == FLOAT else self.half.name}", self.taken)
             if name in self.initializers:
                 self._convert_constant(name, cast_name, scale)
             else:
@@ -362,11 +356,6 @@ class _CastRewrite:
         if zeros:
             self.underflowed.append((name, zeros, values.size))
         self.graph.initializer.append(from_array(narrow_values, converted_name, self.initializers[name]))
-
-    def _fresh(self, name: str, suffix: str) -> str:
-        new_name = unused_name(f"{name}_{suffix}", self.taken)
-        self.taken.add(new_name)
-        return new_name
 
 
 def emulate(model: ModelProto) -> ModelProto:
@@ -402,10 +391,9 @@ def emulate(model: ModelProto) -> ModelProto:
         for index, name in enumerate(node.output):
             if types.get(name) in _HALF_TYPES:
                 node.output[index], half = f"{name}/exact", f"{name}/rounded"
-                half_node = helper.make_node("Cast", [f"{name}/exact"], [half], name=f"{half}/narrow", to=types[name])
-                nodes += [half_node, helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=FLOAT)]
-    del graph.node[:]
-    graph.node.extend(nodes)
+                nodes.append(helper.make_node("Cast", [f"{name}/exact"], [half], name=f"{half}/narrow", to=types[name]))
+                nodes.append(helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=FLOAT))
+    set_items(graph.node, nodes)
     return finish(copy)
 
 

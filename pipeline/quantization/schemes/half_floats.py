@@ -23,7 +23,6 @@ class HalfFormat:
 
     largest: its largest finite value.  tiny: its smallest normal value.
     narrow_range: whether ordinary networks leave its range (fp16: 65504) or only extreme ones (bf16: 3.39e38).
-    name: of the precision.  element_type: ONNX's number of it.  dtype: numpy's.
     """
 
     name: str
@@ -32,11 +31,6 @@ class HalfFormat:
     largest: float
     tiny: float
     narrow_range: bool
-
-    @property
-    def type_name(self) -> str:
-        """The type as operator schemas write it: 'tensor(float16)'."""
-        return f"tensor({self.dtype.name})"
 
     def narrow(self, values: Array) -> Array:
         """The values, of any shape, rounded to this type, to nearest even; what is too large becomes infinite."""
@@ -100,7 +94,8 @@ def narrowable_positions(
         schema = defs.get_schema(node.op_type, opset, node.domain)
     except defs.SchemaError:
         return set(), set()
-    allowed_types = {v.type_param_str for v in schema.type_constraints if half.type_name in v.allowed_type_strs}
+    half_type = f"tensor({half.dtype.name})"
+    allowed_types = {v.type_param_str for v in schema.type_constraints if half_type in v.allowed_type_strs}
     formal = {i: _formal(schema.inputs, i) for i, name in enumerate(node.input) if types.get(name) == FLOAT}
     inputs = {i for i, type_str in formal.items() if type_str in allowed_types}
     turned_types = {formal[i] for i in inputs}

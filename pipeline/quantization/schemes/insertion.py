@@ -88,7 +88,7 @@ class Insertion:
         reader = self.by_name[node]
         tensor = reader.input[index]
         if tensor not in self.scales:
-            self._pairs[tensor] = self._pair(tensor, self._fresh(f"{tensor}_dequantized"), low, high)
+            self._pairs[tensor] = self._pair(tensor, unused_name(f"{tensor}_dequantized", self._taken), low, high)
         reader.input[index] = self._pairs.get(tensor, tensor)
         return self.scales[tensor]
 
@@ -96,9 +96,8 @@ class Insertion:
         """Put a pair behind a tensor, for all its readers: the pair's result takes over the name.
 
         maker: the node whose kernel writes the tensor: its own, or the one before a Relu that was taken out (`fold`).
-        low, high: the range of the tensor.
         """
-        exact = self._fresh(f"{tensor}_exact")
+        exact = unused_name(f"{tensor}_exact", self._taken)
         self.by_name[maker].output[0] = exact
         self._pair(exact, tensor, low, high)
         self.scales[tensor] = self.scales.pop(exact)
@@ -136,7 +135,7 @@ class Insertion:
 
     def constant(self, values: Array, name: str) -> str:
         """Add an initializer, by this name or, where it is taken, one like it; returns the name."""
-        new_name = self._fresh(name)
+        new_name = unused_name(name, self._taken)
         self.graph.initializer.append(from_array(np.asarray(values, order="C"), new_name, self._outside))
         return new_name
 
@@ -151,15 +150,10 @@ class Insertion:
         return self._add("DequantizeLinear", [quantized_name, *grid_inputs], result, fixed=True)
 
     def _add(self, op_type: str, inputs: list[str], result: str, fixed: bool = False, **attributes: Any) -> str:
-        output = result if fixed else self._fresh(result)
+        output = result if fixed else unused_name(result, self._taken)
         node: NodeProto = helper.make_node(op_type, inputs, [output], name=f"{op_type}/{output}", **attributes)
         self.graph.node.append(node)
         return output
-
-    def _fresh(self, name: str) -> str:
-        new_name = unused_name(name, self._taken)
-        self._taken.add(new_name)
-        return new_name
 
 
 def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:

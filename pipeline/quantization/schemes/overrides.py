@@ -9,7 +9,7 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.text import suggest
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto
 
 OverridePrecision = Literal["fp32", "fp16", "fp8", "int8"]
 
@@ -25,10 +25,6 @@ class Override:
     match: str
     precision: OverridePrecision
 
-    def covers(self, node: "NodeProto") -> bool:
-        """Whether the rule matches this node."""
-        return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
-
 
 def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
     """Node name -> precision, for a tidy model; where several rules match a node, the last one counts.
@@ -37,7 +33,11 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
     """
     node_precisions: dict[str, OverridePrecision] = {}
     for rule in rules:
-        nodes = [node.name for node in model.graph.node if rule.covers(node)]
+        nodes = [
+            node.name
+            for node in model.graph.node
+            if rule.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, rule.match)
+        ]
         if not nodes:
             node_words = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
             remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"

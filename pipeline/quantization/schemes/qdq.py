@@ -1,4 +1,4 @@
-"""int8 and fp8 graphs: Q/DQ nodes by calibrated ranges, and precision by hand."""
+"""int8 and fp8 graphs: Q/DQ nodes by calibrated ranges."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,7 @@ from pipeline.quantization.schemes.insertion import (
 )
 from pipeline.quantization.schemes.overrides import OverridePrecision, find_override, in_fp32
 
-# Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name.
-
-
-# int8 and fp8 graphs: Q/DQ nodes laid by calibrated ranges, in the scheme of the backend.
+# Where Q/DQ nodes lie, by the scheme of the backend.
 #
 # int8 (TensorRT): symmetric activations, per-channel weights with a Q/DQ pair of their own, float biases, and no Q/DQ
 # behind weighted nodes, so that a Relu fuses before the next quantization; the other operand of a residual Add is
@@ -68,7 +65,6 @@ def quantize_int8(
     overrides: node name -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
     inputs and outputs staying fp32.
-    scheme: the backend's.
     Raises DataError when `ranges` lacks what a weighted node reads, ModelError when the opset is too old to be lifted.
     """
     return _quantize(model, ranges, scheme, scheme.activation, overrides or {})

@@ -1,6 +1,6 @@
 """Writes a model in any precision; weight-only and dynamic schemes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -230,13 +230,6 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
     node.input[1] = result
 
 
-# What writes a model in each of these precisions: of model, scheme, overrides and ranges.
-UNCALIBRATED: Mapping[Precision, Callable[..., tuple[ModelProto, QuantizationNotes]]] = {
-    "int8-dynamic": lambda model, scheme, chosen, ranges: quantize_dynamic(model, chosen, ranges, scheme.weight_levels),
-    "int4": quantize_int4,
-}
-
-
 def write(
     model: ModelProto,
     precision: Precision,
@@ -259,38 +252,31 @@ def write(
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """
-    variant_model, notes = _write(model, precision, scheme, ranges, overrides, keep_io, float_nodes or {})
+    node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
+    form, reasons = FORMATS.get(precision), float_nodes or {}
+    left_precision: OverridePrecision = "fp8" if form and form.activations else "fp16"
+    searched_precisions = {**node_precisions, **dict.fromkeys(reasons, left_precision)}
+    notes: QuantizationNotes | CastNotes
+    if precision == "fp16" or precision == "bf16":
+        keep = in_fp32(node_precisions)
+        variant_model, notes = cast_float(model, precision, keep_io=keep_io, keep=keep, ranges=ranges)
+    elif scheme is None:
+        raise ValueError(f"{precision} is written in a backend's scheme; none was given")
+    elif precision == "int8-dynamic":
+        variant_model, notes = quantize_dynamic(model, node_precisions, ranges, scheme.weight_levels)
+    elif precision == "int4":
+        variant_model, notes = quantize_int4(model, scheme, node_precisions, ranges)
+    elif form:
+        variant_model, notes = quantize_blocks(model, precision, scheme, searched_precisions, ranges)
+    elif ranges is None:
+        raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
+    else:
+        quantize = quantize_fp8 if precision == "fp8" else quantize_int8
+        variant_model, notes = quantize(model, ranges, scheme, searched_precisions)
+    if isinstance(notes, QuantizationNotes) and reasons:
+        notes = _with_reasons(notes, reasons)
     quantize_states(variant_model, states)
     return variant_model, notes
-
-
-def _write(
-    model: ModelProto,
-    precision: Precision,
-    scheme: QuantizationScheme | None,
-    ranges: Ranges | None,
-    overrides: Sequence[Override],
-    keep_io: bool,
-    float_nodes: Mapping[str, str],
-) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
-    node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
-    if precision == "fp16" or precision == "bf16":
-        return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(node_precisions), ranges=ranges)
-    if scheme is None:
-        raise ValueError(f"{precision} is written in a backend's scheme; none was given")
-    if form := FORMATS.get(precision):
-        other_precision: OverridePrecision = "fp8" if form.activations else "fp16"
-        searched_precisions = {**node_precisions, **dict.fromkeys(float_nodes, other_precision)}
-        variant_model, notes = quantize_blocks(model, precision, scheme, searched_precisions, ranges)
-        return variant_model, _with_reasons(notes, float_nodes)
-    if method := UNCALIBRATED.get(precision):
-        return method(model, scheme, node_precisions, ranges)
-    if ranges is None:
-        raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
-    in_float: dict[str, OverridePrecision] = dict.fromkeys(float_nodes, "fp16")
-    quantize = quantize_fp8 if precision == "fp8" else quantize_int8
-    variant_model, notes = quantize(model, ranges, scheme, {**node_precisions, **in_float})
-    return variant_model, _with_reasons(notes, float_nodes)
 
 
 def write_searched(

@@ -8,7 +8,7 @@ output is about, are not lost among the others.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeVar
 
@@ -56,18 +56,13 @@ def budget_of(limits: GraphLimits) -> Budget:
     return base_limits.override(tight_limits)
 
 
-@dataclass
 class GraphJudge:
     """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs."""
 
-    limits: GraphLimits
-    runs: Sequence[Tensors]
-    _parts: list[StageComparison] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, limits: GraphLimits, runs: Sequence[Tensors]) -> None:
+        self.limits, self.runs = limits, runs
         self._parts = [
-            StageComparison("quantization", None, {}, selections=Selections(self.limits.selected))
-            for _ in self.runs[:PARTS]
+            StageComparison("quantization", None, {}, selections=Selections(limits.selected)) for _ in runs[:PARTS]
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:

@@ -105,7 +105,6 @@ class EngineTiming:
 
     A context manager: it keeps the engines of the last pair open. request: what is built, but for the model.
     inputs: of one run; some backends take only shapes within the request's profiles.
-    workdir: for the engines.
     """
 
     backend: Backend
@@ -149,7 +148,6 @@ class EngineTiming:
                 entry[2].close()
 
     def _time_ms(self, session: Session) -> float:
-        inputs = {spec.name: self.inputs[spec.name] for spec in session.inputs}
         start = time.perf_counter()
-        session.run(inputs)
+        session.run({spec.name: self.inputs[spec.name] for spec in session.inputs})
         return (time.perf_counter() - start) * 1e3

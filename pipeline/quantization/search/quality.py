@@ -93,20 +93,3 @@ class SearchFloor:
         limits = {name: limit for name, limit in vars(self).items() if name != "graph" and limit is not None}
         within = all(getattr(result, name) >= limit for name, limit in limits.items())
         return result.finite and within and not (self.graph and result.missed)
-
-
-# The limits that a graph is judged by (the quantization stage), asked of the graphs that a search tries.
-#
-# The golden set proves what was chosen and chooses nothing, so a trial is compared on calibration samples, in the way
-# and with the metrics of the graph's own checks. Those are other samples than the golden ones, and a search picks what
-# is good on them. So each limit has a margin, and must hold on each of a few parts of the samples: a golden set is no
-# larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
-# output is about, are not lost among the others.
-
-
-# Cuts a model into sections, so that what a group costs is measured a few groups on, and not at the model's end.
-#
-# A waist is a tensor through which everything passes that groups before it change: the residual stream between two
-# layers. Where groups have one, their errors are known when they are known there, and what the rest of the model does
-# to errors of that place is measured once, for all of them. So the cost of judging every group grows as their number
-# does, where whole tails would cost its square. Models without waists, as a U-Net between its skips, are one section.

@@ -67,7 +67,6 @@ def propose(
 
     attribution: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all.
     most_s: seconds, after which the smallest set so far is proposed.
-    recipe: how the graph was written.
     """
     # Those with the worst own error first.
     place = {name: index for index, row in reversed([*enumerate(attribution.rows)]) for name in row.nodes}

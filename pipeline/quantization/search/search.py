@@ -17,7 +17,7 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import QuantizationScheme, Tensors
+from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
@@ -60,17 +60,21 @@ def choose_each(
     overrides: node -> precision that a person decided on.  labels: for a floor of accuracy.  clock: when to end; what
     is known by then is chosen. Where a target has a race, what int8 does not make faster is left in float, but for
     nodes that a person wants in int8.
-    targets: the kinds.  floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are.
-    Raises ModelError when the model does not run on the samples, DataError when the labels do not fit them, or when not
-    even the float model holds the floor.
+    floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are. Raises ModelError when
+    the model does not run on the samples, DataError when the labels do not fit them, or when not even the float model
+    holds the floor.
     """
     floor, clock = floor and with_margin(floor), clock or SearchClock()
     with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:
         limits = floor.graph if floor else None
         side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
         del model  # that its weights are not held while the search goes on
-        if floor is not None and floor.argmax_agreement is not None and side.expected:
-            _check_decisions(side.expected[0])
+        has_decisions = not side.expected or any(decides(values) for values in side.expected[0].values())
+        if floor is not None and floor.argmax_agreement is not None and not has_decisions:
+            raise DataError(
+                "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax "
+                "cannot change; ask for sqnr_db or cosine"
+            )
         try:
             trials = open_trials(side, targets, smoothing)
         except OutOfTimeError as ended:
@@ -94,20 +98,13 @@ def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None)
         if target.race is not None:
             point = _leave_slow_groups(trial, target.scheme, point, target.race)
     except OutOfTimeError as error:
-        end_reason, point = str(error), _find_best(trial, floor)
+        # The most in int8 of what was run and holds the floor; all in float where nothing does.
+        holding = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
+        end_reason, best_points = str(error), map(trial.point, holding)
+        point = max(best_points, key=lambda candidate: candidate.share, default=trial.predict(trial.ranked))
     depths = range(len(trial.ranked) + 1)
     frontier = [tried_points.get(depth) or trial.predict(trial.ranked[:depth]) for depth in depths]
     return replace(trial.choose(point, tuple(frontier)), ended=end_reason)
-
-
-def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
-    """The most in int8 of what was run and holds the floor; all in float where nothing does."""
-    points = [
-        trial.point(float_groups)
-        for float_groups, quality in trial.qualities.items()
-        if floor is None or floor.holds(quality)
-    ]
-    return max(points, key=lambda point: point.share, default=trial.predict(trial.ranked))
 
 
 def _leave_slow_groups(
@@ -129,15 +126,6 @@ def _leave_slow_groups(
         if trial.timings[name].lost:
             float_groups, current = (*float_groups, name), other_model
     return trial.point(float_groups)
-
-
-def _check_decisions(outputs: Tensors) -> None:
-    """Raises DataError when no output of the model holds decisions: a floor of these would hold whatever int8 does."""
-    if not any(decides(values) for values in outputs.values()):
-        raise DataError(
-            "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax cannot "
-            "change; ask for sqnr_db or cosine"
-        )
 
 
 def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
@@ -172,20 +160,16 @@ def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried_points: dict[
     while low < high:
         middle = (low + high) // 2 if tried_points else 0
         if floor.sqnr_db is not None and 0 < len(tried_points) <= _PREDICTED:
-            middle = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
+            # The least depth that should reach the floor, by what the last run was off.
+            beyond, middle = _beyond(trial, [*tried_points.values()][-1]), low
+            while middle < high - 1 and trial.predicted_db(trial.ranked[:middle]) - beyond < floor.sqnr_db:
+                middle += 1
         if holds(middle):
             high = middle
         else:
             low = middle + 1
     holds(low)
     return low
-
-
-def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low: int, high: int) -> int:
-    """The least depth from `low` on, below `high`, that should reach the floor, by what the last run was off."""
-    beyond = _beyond(trial, last)
-    depths = range(low, high)
-    return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - beyond >= sqnr_db), high - 1)
 
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:

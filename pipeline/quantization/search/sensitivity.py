@@ -74,7 +74,6 @@ def sweep(
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
-    groups: of nodes with one activation.  ranges, scheme, precision: of the kind.
     """
     start = time.process_time()
     stages = list(_find_stages(model, groups))
@@ -87,7 +86,11 @@ def sweep(
             check("judging single groups", sum(map(len, drifts)))
             drifts[-1][group.activation] = noise = 0.0
             if part.graph.output:  # else a dead end: nothing depends on it
-                quantized_part = _quantize_alone(part, group, plans, ranges, (precision, scheme))
+                plan = [plans[group.activation]] if group.activation in plans else []
+                changed_part, narrow_ranges = apply_plans(part, plan, ranges)
+                others = [site.node for site in find_sites(changed_part)[0] if site.node not in group.nodes]
+                in_float = dict.fromkeys(others, _FLOAT)
+                quantized_part = write_searched(changed_part, precision, scheme, narrow_ranges, in_float)
                 noise, answers = _compare(quantized_part, stage_values)
                 drifts[-1][group.activation] = noise
             if stage.end and 0 < noise < math.inf:
@@ -183,19 +186,6 @@ def _gain(stage: _Stage, kept_runs: Sequence[Tensors], shifted_values: Sequence[
     )
     runs = [{**values, stage.end: end_value} for values, end_value in zip(kept_runs, shifted_values, strict=True)]
     return _compare(stage.link, runs, kept_runs)[0] / before.noise if before.noise else 1.0
-
-
-def _quantize_alone(
-    part: ModelProto,
-    group: SmoothingGroup,
-    plans: Mapping[str, SmoothingPlan],
-    ranges: Ranges,
-    how: tuple[Precision, QuantizationScheme],
-) -> ModelProto:
-    plan = [plans[group.activation]] if group.activation in plans else []
-    changed_model, narrow_ranges = apply_plans(part, plan, ranges)
-    other_nodes = [site.node for site in find_sites(changed_model)[0] if site.node not in group.nodes]
-    return write_searched(changed_model, *how, narrow_ranges, dict.fromkeys(other_nodes, _FLOAT))
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,9 @@ class MixedPrecisionChoice:
 
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
     float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
-    point: what was chosen.  cost: of the sweep.  smoothed: what the smoothed activations hold, by the names that they
-    have in `model`.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was
-    over; '' where it was done.
-    precision: of the quantized nodes.
+    point: what was chosen.  smoothed: what the smoothed activations hold, by the names that they have in `model`.
+    weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was over; '' where it
+    was done.
     """
 
     model: ModelProto
@@ -182,8 +181,6 @@ def _point_in_json(point: FrontierPoint) -> FrontierPoint:
     return replace(point, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)
 
 
-# What is known of a model while a search tries points: of its float side once, and of each kind of int8.
-#
 # Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
 # convolution's weight that two kinds round to the same levels is rounded once.
 
@@ -260,18 +257,23 @@ def open_trials(
     plans = _fit_mixing(side, [*kinds, *wide_kinds], statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
     convolution_plans = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
-    return [
-        replace(SearchTrial.of(side, target, kind, mixing_plans | other_plans, work), eight_bits=eight_bits)
-        for target, kind, mixing_plans, other_plans, eight_bits in zip(
-            targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True
+    trials = []
+    for target, kind, mixing_plans, other_plans, eight_bits in zip(
+        targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True
+    ):
+        scheme, kind_plans = replace(target.scheme, float_precision="fp32"), mixing_plans | other_plans
+        alone, cost = sweep(
+            side.model, kind.groups, kind_plans, target.ranges, scheme, side.runs, side.clock.check, target.precision
         )
-    ]
+        named_groups = {group.activation: group for group in kind.groups}
+        kind_parts = target.ranges, scheme, target.precision, named_groups, kind_plans, work
+        trials.append(SearchTrial(side, *kind_parts, alone, cost, eight_bits))
+    return trials
 
 
 def _leaves_fp8(precision: Precision) -> bool:
     """Whether what a search leaves is in fp8, not in float."""
-    form = FORMATS.get(precision)
-    return bool(form and form.activations)
+    return precision in FORMATS and FORMATS[precision].activations
 
 
 def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecisionChoice:
@@ -324,8 +326,7 @@ class SearchTrial:
 
     plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
     alone: by group, the noise at the outputs where only it is quantized.
-    side: what is compared with.  ranges, scheme, precision: of the kind.  cost: of the sweep.  qualities, timings:
-    measured so far.
+    side: what is compared with.  qualities, timings: measured so far.
     """
 
     side: FloatSide
@@ -340,25 +341,6 @@ class SearchTrial:
     eight_bits: Mapping[str, SmoothingPlan] = field(default_factory=dict)
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        side: FloatSide,
-        target: SearchTarget,
-        kind: FittedKind,
-        plans: Mapping[str, SmoothingPlan],
-        work: Mapping[str, StatisticsWork],
-    ) -> "SearchTrial":
-        """With each group's damage measured.
-
-        side: what is compared with.  target, kind: what is searched.  plans, work: as in `SearchTrial`.
-        """
-        scheme = replace(target.scheme, float_precision="fp32")
-        check = side.clock.check
-        drifts, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check, target.precision)
-        groups = {group.activation: group for group in kind.groups}
-        return cls(side, target.ranges, scheme, target.precision, groups, plans, work, drifts, cost)
 
     @cached_property
     def macs(self) -> dict[str, float]:
@@ -440,7 +422,7 @@ class SearchTrial:
         return f"the {limit_name}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
 
     def _row(self, name: str, folds: bool, total: float, in_int8: bool) -> GroupDamage:
-        """total: multiplications of all groups.  in_int8: whether the group is in int8."""
+        """A row of the table. total: multiplications of all groups."""
         group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
         macs = self.macs[name]
         return GroupDamage(

@@ -8,7 +8,7 @@ both ways: a setting that fits a few rows only, and clips what comes next, does 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -64,7 +64,6 @@ def fit(
 
     matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
     the weights, or their block format; without activations in it nothing but rounding is tried.
-    statistics: of the group's activation.  activation: type that it is held in.
     """
     weights, moments = [matrices[node] for node in group.nodes], statistics.moments
     if isinstance(levels, int) or levels.activations:
@@ -114,16 +113,17 @@ def _judge(
     levels: Levels,
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
-    samples = [
+    halves = [half for half in statistics.halves if half.sampled_rows]
+    samples = [  # fitted on one half and judged on the other, both ways; a single row in all is its own judge
         (channel_sums, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)])
-        for channel_sums, judge in statistics.folds
+        for channel_sums, judge in ((halves[0], halves[-1]), (halves[-1], halves[0]))
     ]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in samples) or 1.0 for weight in weights]
     # What makes the sum of the squared errors of a node's channels their mean, relative to its output.
     parts = [1 / math.sqrt(energy * part.shape[1]) for part, energy in zip(weights, energies, strict=True)]
     scales = np.repeat(np.array(parts, np.float32), [part.shape[1] for part in weights])
     weight_matrix, reach = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
-    ruler = _Ruler.of(weight_matrix * scales)
+    measure = _make_ruler(weight_matrix * scales)
     for strength in strengths:
         factors = _factors(statistics, reach, strength, levels)
         of_weights = _weight_error(weight_matrix, scales, statistics.moments, factors, levels)
@@ -139,30 +139,22 @@ def _judge(
                     new_rows = rounded_activation(smooth_rows, trial.low, trial.high, activation)
                 else:
                     new_rows = levels.rounded_activation(smooth_rows, activation_scale(max(-trial.low, trial.high)))
-                of_rows += ruler.measure((new_rows - smooth_rows) * row_factors)
+                of_rows += measure((new_rows - smooth_rows) * row_factors)
             setting = _make_setting(statistics, strength, factors, clip, activation)
             yield of_rows + len(samples) * _COMPENSATION * of_weights, setting
 
 
-@dataclass(frozen=True)
-class _Ruler:
-    """Measures what errors of an activation, [rows, channels], do at the outputs of weights [channels, out].
+def _make_ruler(weights: Floats) -> Callable[[Floats], float]:
+    """What measures errors of an activation, [rows, channels], at the outputs of weights [channels, out]: the sum of
+    squares, of the mean row. With more outputs than channels, weights x weights' is the smaller matrix."""
+    is_wide = weights.shape[1] > weights.shape[0]
+    matrix = weights @ weights.T if is_wide else weights
 
-    gram: whether `matrix` is weights x weights', which is the smaller one where there are more outputs than channels.
-    """
+    def measure(errors: Floats) -> float:
+        product = errors @ matrix
+        return float(np.sum(product * (errors if is_wide else product))) / len(errors)
 
-    matrix: Floats
-    gram: bool
-
-    @classmethod
-    def of(cls, weights: Floats) -> "_Ruler":
-        is_wide = weights.shape[1] > weights.shape[0]
-        return cls(weights @ weights.T if is_wide else weights, is_wide)
-
-    def measure(self, errors: Floats) -> float:
-        """Sum of squares over the outputs, of the mean row."""
-        product = errors @ self.matrix
-        return float(np.sum(product * (errors if self.gram else product))) / len(errors)
+    return measure
 
 
 def _factors(statistics: ChannelSums | Statistics, reach: Floats, strength: float | None, levels: Levels) -> Floats:

@@ -12,13 +12,11 @@ from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.weights import to_array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Tensors
-from pipeline.quantization.graph import attribute_of, constants, consumers, shapes_for
+from pipeline.quantization.graph import attribute_of, constants, consumers, infer_at, shapes_of
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.schemes.block_floats import LARGEST_E4M3, BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
-# Groups: the nodes that share one quantized activation, and statistics of that activation's channels.
-#
 # int8 takes a group together or leaves it together: query, key and value projections read one tensor, with one Q/DQ
 # pair, one fused kernel, one set of smoothing factors. The settings of a group are fitted on its statistics, gathered
 # in one streaming pass: each channel's extremes, the matrix of second moments E[x x'] (it gives the error that any
@@ -168,12 +166,6 @@ class Statistics:
         self.runs += 1
 
     @property
-    def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
-        """(half to fit on, half to judge on), both ways; a single row in all is its own judge."""
-        filled_halves = [half for half in self.halves if half.sampled_rows]
-        return ((filled_halves[0], filled_halves[-1]), (filled_halves[-1], filled_halves[0]))
-
-    @property
     def low(self) -> Floats:
         """Least values, [channels]."""
         return np.asarray(np.min([half.low for half in self.halves if half.sampled_rows], axis=0))
@@ -280,7 +272,7 @@ def _infer_sizes(
     """
     sizes_by_signature = {}
     for signature in dict.fromkeys(map(_signature, runs)):
-        shapes = shapes_for(model, dict(signature))
+        shapes = shapes_of(infer_at(model, dict(signature)).graph)
         sizes_by_signature[signature] = {node: math.prod(shapes.get(tensor, (0,))) for node, tensor in tensors.items()}
         if not all(sizes_by_signature[signature].values()):
             return {}

@@ -13,9 +13,10 @@ held there in the pass before.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -39,7 +40,6 @@ class Window:
     """How a convolution moves over its activation; all by spatial axis. pads: (before, after); None with `same`.
 
     same: 'upper' or 'lower' for ONNX's auto_pad, whose padding depends on the size of the activation.
-    kernel, strides, dilations: sizes.  groups: number of them.
     """
 
     kernel: tuple[int, ...]
@@ -91,16 +91,14 @@ class Window:
 def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats:
     """The rows [places, groups, values of a group] of an activation [n, channels, *sizes] at flat indices into
     `window.places`."""
-    rank, channels = values.ndim - 2, values.shape[1]
     pads = window.padding(values.shape[2:])
-    sample, *position = np.unravel_index(places, window.places(values.shape))
     padded_values = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
-    index: list[Array] = [sample.reshape(-1, *[1] * (rank + 1)), np.arange(channels).reshape(1, -1, *[1] * rank)]
-    for axis in range(rank):
-        steps = np.arange(window.kernel[axis]) * window.dilations[axis]
-        steps = steps.reshape(*[-1 if dim == axis + 2 else 1 for dim in range(rank + 2)])
-        index.append(position[axis].reshape(-1, *[1] * (rank + 1)) * window.strides[axis] + steps)
-    return np.asarray(padded_values[tuple(index)].reshape(len(places), window.groups, -1))
+    spans = sliding_window_view(padded_values, window.reaches, axis=tuple(range(2, values.ndim)))
+    kernel: list[Any] = [..., *(slice(None, None, step) for step in window.dilations)]
+    sample, *position = np.unravel_index(places, window.places(values.shape))
+    begins = [index * stride for index, stride in zip(position, window.strides, strict=True)]
+    origins: list[Any] = [sample, slice(None), *begins]
+    return np.asarray(spans[tuple(kernel)][tuple(origins)].reshape(len(places), window.groups, -1))
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:
@@ -136,7 +134,6 @@ class Moments:
     origin: a point near the mean.  first_moment, second_moment: sums of the patches less `origin`, and of their
     outer products.  lost: for each way to hold the activation, the sum of what that adds to a patch.  held_patches:
     those whose products are not in `second_moment` yet.
-    count: of patches.
     """
 
     count: int = 0
@@ -186,10 +183,6 @@ class Moments:
         _add_products(matrices, (self.first_moment / self.count).astype(np.float32), -1)
         return _add_products(matrices, self.mean.astype(np.float32), 1) if about_zero else matrices
 
-    def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
-        """What quantizing the activation adds to a patch on average, [groups, values]."""
-        return self.lost[grid] / self.count
-
 
 def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
     """In place, row by row: each [values, values] matrix with the products of a vector [values] with itself added."""
@@ -201,8 +194,7 @@ def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution whose moments are wanted. values: of a patch in one group.  ranges: of its activation.  site: the
-    node.  window: how it moves."""
+    """A convolution whose moments are wanted. values: of a patch in one group.  ranges: of its activation."""
 
     site: Site
     window: Window

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import drop_unread, list_reads, set_items
 from builders.onnx_graphs.outline import link_shards
 from builders.onnx_graphs.weights import LOOSE, embed, find_external, is_external, may_lie_outside, place_of, set_place
 from builders.reference import open_interpreter, words_of
@@ -120,12 +120,7 @@ _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq":
 def with_weights_inside(model: ModelProto) -> ModelProto:
     """A copy of the model that holds those of its weights that are read, in place of names of files."""
     copy = deepcopy(model)
-    operand_names = {name for node in copy.graph.node for name in list_reads(node)} | {
-        out.name for out in copy.graph.output
-    }
-    initializers = [tensor for tensor in copy.graph.initializer if tensor.name in operand_names]
-    del copy.graph.initializer[:]
-    copy.graph.initializer.extend(initializers)
+    drop_unread(copy.graph)
     for tensor in copy.graph.initializer:
         if is_external(tensor):
             embed(tensor)
@@ -230,8 +225,7 @@ def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, 
 def with_outputs(model: ModelProto, names: Mapping[str, int]) -> ModelProto:
     """The model with these tensors (name -> element type) as its only outputs."""
     copy = deepcopy(model)
-    del copy.graph.output[:]
-    copy.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in names.items())
+    set_items(copy.graph.output, [helper.make_tensor_value_info(name, kind, None) for name, kind in names.items()])
     return copy
 
 

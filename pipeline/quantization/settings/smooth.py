@@ -1,6 +1,6 @@
 """Settings of convolutions and matrices: smoothing, bias correction."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -84,7 +84,7 @@ class Fold:
 def find_folds(model: ModelProto, groups: Iterable[SmoothingGroup]) -> dict[str, Fold]:
     """How factors for these groups' activations can be folded, by activation; nothing else may read what they change.
     Groups that cannot be folded are left out."""
-    walk = _FoldingWalk.of(model)
+    walk = _FoldingWalk(model)
     return {group.activation: fold for group in groups if (fold := _find_fold(walk, group))}
 
 
@@ -99,21 +99,14 @@ def _find_fold(walk: "_FoldingWalk", group: SmoothingGroup) -> Fold | None:
     return Fold(tuple((maker.name, index, 0) for index in range(1, len(maker.input))))
 
 
-@dataclass
 class _FoldingWalk:
     """A model, for going from a tensor to what made it."""
 
-    initializers: Mapping[str, TensorProto]
-    makers: Mapping[str, NodeProto]
-    readers: Mapping[str, list[NodeProto]]
-    outputs: set[str]
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, model: ModelProto) -> "_FoldingWalk":
+    def __init__(self, model: ModelProto) -> None:
         graph = model.graph
-        makers = {name: node for node in graph.node for name in node.output}
-        return cls(constants(graph), makers, consumers(graph), {v.name for v in graph.output}, static_shapes(model))
+        self.initializers, self.readers, self.shapes = constants(graph), consumers(graph), static_shapes(model)
+        self.makers = {name: node for node in graph.node for name in node.output}
+        self.outputs = {value.name for value in graph.output}
 
     def made_by(self, tensor: str, only: set[str]) -> NodeProto | None:
         """The node that makes a tensor; None where it is an input, or others than the nodes `only` read it too."""
@@ -225,7 +218,7 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
     The weights lie on the levels that int8 will give them; node names stay. Where the model's lie in a file they lie
     beside it, until a session has opened the result (`with_weights_outside`).
     """
-    editor, tensors = _Editor.of(model), dict(ranges.tensors)
+    editor, tensors = _Editor(model), dict(ranges.tensors)
     smoothed_plans = [plan for plan in plans if plan.factors is not None]
     folds = find_folds(model, (plan.group for plan in smoothed_plans)) if smoothed_plans else {}
     for plan in plans:
@@ -245,29 +238,20 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
     return editor.model, replace(ranges, tensors=tensors)
 
 
-@dataclass
 class _Editor:
     """A copy of a model that plans are carried out in. taken: names of its constants and tensors."""
 
-    model: ModelProto
-    nodes: Mapping[str, NodeProto]
-    initializers: dict[str, TensorProto]
-    taken: set[str]
-
-    @classmethod
-    def of(cls, model: ModelProto) -> "_Editor":
-        copy = deepcopy(model)
-        initializers, result_names = constants(copy.graph), {name for node in copy.graph.node for name in node.output}
-        return cls(copy, {node.name: node for node in copy.graph.node}, initializers, {*initializers, *result_names})
-
-    @property
-    def graph(self) -> GraphProto:
-        return self.model.graph
+    def __init__(self, model: ModelProto) -> None:
+        self.model = deepcopy(model)
+        self.graph: GraphProto = self.model.graph
+        self.nodes = {node.name: node for node in self.graph.node}
+        self.initializers = constants(self.graph)
+        self.taken = {*self.initializers, *(name for node in self.graph.node for name in node.output)}
 
     def divide(self, activation: str, factors: Floats, nodes: Sequence[str]) -> str:
         """Put a product with the inverse of the factors in front of these nodes; what they read from now on."""
         inverse = self._constant(f"{activation}_factors", 1 / factors)
-        result = self._fresh(f"{activation}_smoothed")
+        result = unused_name(f"{activation}_smoothed", self.taken)
         self.graph.node.append(helper.make_node("Mul", [activation, inverse], [result], name=result))
         for node in nodes:
             self.nodes[node].input[0] = result
@@ -305,15 +289,10 @@ class _Editor:
 
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
         """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
-        new_name = self._fresh(name)
+        new_name = unused_name(name, self.taken)
         tensor = from_array(np.asarray(values, np.float32), new_name, self.initializers.get(source, TensorProto()))
         self.graph.initializer.append(tensor)
         self.initializers[new_name] = self.graph.initializer[-1]
-        return new_name
-
-    def _fresh(self, name: str) -> str:
-        new_name = unused_name(name, self.taken)
-        self.taken.add(new_name)
         return new_name
 
 
@@ -365,7 +344,6 @@ def fit_convolutions(
     their ranges.
 
     runs: from which the moments of the patches are taken.  check: called before each layer; what it raises ends this.
-    kinds: with their groups.
     """
     initializers, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     sites = {site.node: site for kind in kinds for group in kind.convolving for site in group.sites}
@@ -379,20 +357,16 @@ def fit_convolutions(
     waists = find_waists(model, types, types)
     for index, batch in enumerate(parts):
         check("fitting convolutions")
-        after = [layer.site.activation for part in parts[index + 1 :] for layer in part]
-        layer_moments, started_runs = moments_of(model, batch, started_runs, _find_start(model, waists, after))
+        # The last waist before what the later layers read.
+        later = {layer.site.activation for part in parts[index + 1 :] for layer in part}
+        makers = (place for place, node in enumerate(model.graph.node) if not later.isdisjoint(node.output))
+        first_place = next(makers, -1)
+        start = next((name for place, name in reversed(waists) if place <= first_place), None)
+        layer_moments, started_runs = moments_of(model, batch, started_runs, start)
         for layer in batch:
             check("fitting convolutions")
             _fit_layer(layer, nodes[layer.site.node], initializers, layer_moments.pop(layer.site.node), kinds, fits)
     return [_plans(kind, fit) for kind, fit in zip(kinds, fits, strict=True)]
-
-
-def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: Collection[str]) -> str | None:
-    """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
-    first_index = min(
-        (index for index, node in enumerate(model.graph.node) if not {*node.output}.isdisjoint(tensors)), default=-1
-    )
-    return next((name for index, name in reversed(waists) if index <= first_index), None)
 
 
 def _plans(kind: FittedKind, fitted_kind: _Fitted) -> dict[str, SmoothingPlan]:
@@ -432,14 +406,9 @@ def _fit_layer(
     }
     for kind, fit in taking:
         fit.weights[node.name] = as_weight(rounded_weights[kind.levels], weight.shape)
-        if not is_computed:
-            added_bias = _added(matrix, rounded_weights[kind.levels], moments, kind.range_of(layer.site.activation))
-            fit.biases[node.name] = np.asarray(bias - added_bias, np.float32)
-
-
-def _added(matrix: Floats, rounded_weights: Floats, moments: Moments, grid: ActivationRange) -> Floats:
-    """What quantization adds to each output channel on average, groups one after the other."""
-    exact = rounded_weights.astype(np.float64)
-    added_bias = np.einsum("gk,gkn->gn", moments.mean, exact - matrix)
-    added_bias += np.einsum("gk,gkn->gn", moments.mean_lost(grid), exact)
-    return np.asarray(added_bias.reshape(-1), np.float32)
+        if not is_computed:  # what quantization adds to each output channel on average, groups one after the other
+            exact = rounded_weights[kind.levels].astype(np.float64)
+            mean_lost = moments.lost[kind.range_of(layer.site.activation)] / moments.count
+            added_bias = np.einsum("gk,gkn->gn", moments.mean, exact - matrix)
+            added_bias += np.einsum("gk,gkn->gn", mean_lost, exact)
+            fit.biases[node.name] = np.asarray(bias - added_bias.reshape(-1).astype(np.float32), np.float32)

@@ -198,7 +198,7 @@ class Levels:
     def sqnr_db(self, histogram: LogHistogram, extremes: tuple[float, float]) -> float:
         """Signal to quantization noise of this tensor alone, in decibels; inf without loss, NaN without a signal.
 
-        extremes: the extremes. The method is in the module's docstring.
+        The method is in the module's docstring.
         """
         lower, upper, counts = (np.asarray(array) for array in histogram.bins)
         lower, upper = np.clip(lower, *extremes), np.clip(upper, *extremes)

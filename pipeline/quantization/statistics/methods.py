@@ -14,7 +14,7 @@ order does not matter.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,58 +39,21 @@ Floats = NDArray[np.float64]
 Bins = tuple[Floats, Floats, Floats]
 
 
-class Method(Protocol):
-    """A way to choose a range. name: as in a spec, with the parameter.  needs_histogram: or else only extremes."""
-
-    needs_histogram: ClassVar[bool]
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
-        """The range of one tensor, within its extremes."""
-        ...
-
-
 @dataclass(frozen=True)
-class MinMax:
-    """All that was seen: nothing is clipped."""
+class Method:
+    """A way to choose a range. name: as in a spec, with the parameter.  choose: gives the range of one tensor, within
+    its extremes.  needs_histogram: or else only extremes."""
 
-    needs_histogram: ClassVar[bool] = False
-    name: ClassVar[str] = "minmax"
-
-    def choose(self, statistics: TensorStatistics, _activation: Activation, /) -> Pair:
-        """The least and the greatest value that was seen."""
-        return statistics.low, statistics.high
+    name: str
+    choose: Callable[[TensorStatistics, Activation], Pair]
+    needs_histogram: bool = True
 
 
-@dataclass(frozen=True)
-class MovingAverage:
-    """The mean over all samples of their extremes: one odd sample hardly counts."""
-
-    needs_histogram: ClassVar[bool] = False
-    name: ClassVar[str] = "moving-average"
-
-    def choose(self, statistics: TensorStatistics, _activation: Activation, /) -> Pair:
-        """The averages of the lowest and of the highest values."""
-        return statistics.averages
-
-
-@dataclass(frozen=True)
-class Percentile:
+def percentile(percent: float = 99.99) -> Method:
     """The range that holds `percent` of the values: of their magnitudes for int8, and with equal tails for uint8."""
 
-    percent: float = 99.99
-    needs_histogram: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        """'percentile 99.99'."""
-        return f"percentile {self.percent:g}"
-
-    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
-        """The quantiles."""
-        histogram, share = _histogram(statistics), self.percent / 100
+    def choose(statistics: TensorStatistics, activation: Activation) -> Pair:
+        histogram, share = _histogram(statistics), percent / 100
         if activation == "int8":
             bound = histogram.magnitudes().quantile(share)
             return -bound, bound
@@ -98,58 +61,55 @@ class Percentile:
             return histogram.quantile(1 - share), histogram.quantile(share)
         return histogram.quantile((1 - share) / 2), histogram.quantile((1 + share) / 2)
 
+    return Method(f"percentile {percent:g}", choose)
 
-@dataclass(frozen=True)
-class Entropy:
-    """The range that loses least information: the Kullback-Leibler divergence of the quantized distribution."""
 
-    needs_histogram: ClassVar[bool] = True
-    name: ClassVar[str] = "entropy"
+def _choose_by_entropy(statistics: TensorStatistics, activation: Activation) -> Pair:
+    one_sided = statistics.low >= 0 or statistics.high <= 0
+    levels = 255 if activation == "uint8" and one_sided else 128  # as many as magnitudes have
+    bound = _least_divergent(
+        _histogram(statistics).magnitudes(), max(abs(statistics.low), abs(statistics.high)), levels
+    )
+    return -bound, bound
 
-    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
-        """The bound on magnitudes that diverges least, for as many levels as magnitudes have."""
-        one_sided = statistics.low >= 0 or statistics.high <= 0
-        levels = 255 if activation == "uint8" and one_sided else 128
-        bound = _least_divergent(
-            _histogram(statistics).magnitudes(), max(abs(statistics.low), abs(statistics.high)), levels
-        )
+
+def _choose_by_mse(statistics: TensorStatistics, activation: Activation) -> Pair:
+    """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
+    bins = _histogram(statistics).bins
+    reach = max(abs(statistics.low), abs(statistics.high))
+    if activation == "int8":
+        bound = _search(lambda t: expected_error(bins, -t, t, t / 127), reach)
         return -bound, bound
+    low_end, high_end = max(-statistics.low, 0.0), max(statistics.high, 0.0)
+    low, high = -low_end, high_end
+
+    def cost(lower: float, upper: float) -> float:
+        return expected_error(bins, -lower, upper, (lower + upper) / 255)
+
+    for _ in range(2 if low < 0 < high else 1):
+        high = _search(partial(cost, -low), high_end)
+        low = -_search(partial(cost, upper=high), low_end)
+    return low, high
 
 
-@dataclass(frozen=True)
-class Mse:
-    """The range with the least expected squared error: what rounding to its steps costs, and what clipping costs."""
-
-    needs_histogram: ClassVar[bool] = True
-    name: ClassVar[str] = "mse"
-
-    def choose(self, statistics: TensorStatistics, activation: Activation, /) -> Pair:
-        """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
-        bins = _histogram(statistics).bins
-        reach = max(abs(statistics.low), abs(statistics.high))
-        if activation == "int8":
-            bound = _search(lambda t: expected_error(bins, -t, t, t / 127), reach)
-            return -bound, bound
-        low_end, high_end = max(-statistics.low, 0.0), max(statistics.high, 0.0)
-        low, high = -low_end, high_end
-
-        def cost(lower: float, upper: float) -> float:
-            return expected_error(bins, -lower, upper, (lower + upper) / 255)
-
-        for _ in range(2 if low < 0 < high else 1):
-            high = _search(partial(cost, -low), high_end)
-            low = -_search(partial(cost, upper=high), low_end)
-        return low, high
+# All that was seen: nothing is clipped.
+MINMAX = Method("minmax", lambda statistics, _: (statistics.low, statistics.high), needs_histogram=False)
+# The mean over all samples of their extremes: one odd sample hardly counts.
+MOVING_AVERAGE = Method("moving-average", lambda statistics, _: statistics.averages, needs_histogram=False)
+# The range that loses least information: the Kullback-Leibler divergence of the quantized distribution.
+ENTROPY = Method("entropy", _choose_by_entropy)
+# The range with the least expected squared error: what rounding to its steps costs, and what clipping costs.
+MSE = Method("mse", _choose_by_mse)
 
 
-def method(name: str, percentile: float | None = None) -> Method:
+def method(name: str, percent: float | None = None) -> Method:
     """The method that a spec names. Raises InputError for an unknown one, or a parameter that it does not have."""
     if name == "percentile":
-        return Percentile() if percentile is None else Percentile(percentile)
-    plain_methods: dict[str, Method] = {kind.name: kind for kind in (MinMax(), MovingAverage(), Entropy(), Mse())}
+        return percentile() if percent is None else percentile(percent)
+    plain_methods = {kind.name: kind for kind in (MINMAX, MOVING_AVERAGE, ENTROPY, MSE)}
     if name not in plain_methods:
         raise InputError(f"no calibration method {name!r}; known: percentile, {', '.join(sorted(plain_methods))}")
-    if percentile is not None:
+    if percent is not None:
         raise InputError(f"method {name!r} has no percentile; remove it, or use method percentile")
     return plain_methods[name]
 

@@ -7,7 +7,7 @@ whole multiples of 2**-149 (the smallest float32), so that adding them rounds no
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -43,18 +43,10 @@ class TensorStatistics:
     histogram: LogHistogram | None = None
 
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
-        """A copy that covers one more run; the histogram stays as it is. low, high: extremes of the run."""
+        """A copy that covers one more run; the histogram stays as it is."""
         finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if finite else (0, 0)
-        return TensorStatistics(
-            min(self.low, low),
-            max(self.high, high),
-            self.elements + elements,
-            self.runs + finite,
-            self.low_sum + sums[0],
-            self.high_sum + sums[1],
-            self.histogram,
-        )
+        return replace(self.merge(TensorStatistics(low, high, elements, int(finite), *sums)), histogram=self.histogram)
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
@@ -133,8 +125,8 @@ class Observations:
 
         try:
             size = int.from_bytes(data[:8], "little")
-            header = decode(parsing.load_json(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
-            return _parse(decode(parsing.load_json(header.observations), _ObservationsDocument), load(data))
+            document = parsing.load_json(data[8 : 8 + size])["__metadata__"]["observations"]
+            return _parse(decode(parsing.load_json(document), _ObservationsDocument), load(data))
         except (SafetensorError, IntegrityError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{place}: not an observations file ({error!r}); calibrate again") from error
 
@@ -160,11 +152,6 @@ def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
 def in_units(value: float) -> int:
     """A float32 as a whole multiple of 2**-149; exact."""
     return int(math.ldexp(value, SMALLEST_EXPONENT))
-
-
-@dataclass(frozen=True)
-class _ObservationsMetadata:
-    observations: str
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads, set_items
 from builders.onnx_graphs.outline import link_shards
 from builders.onnx_graphs.weights import has_external, load_graph
 from builders.reference import embed_shapes, open_interpreter, words_of
@@ -84,7 +84,6 @@ def open_source(
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
     digest: of the samples, where they come from code.  columns: names of arrays of stored data that no input takes.
-    inputs, dims: of the model.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
     """
@@ -242,8 +241,7 @@ def _optimize(
     _check_tensors(model, tensors)  # only now, when the model is light
     if not inner_names:
         return model, {}
-    del graph.output[:]
-    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names)
+    set_items(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names])
     onnx.save(model, source)
     _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
     optimized_model = onnx.load(workdir / "optimized.onnx", load_external_data=False)
@@ -261,10 +259,7 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
     graph = model.graph
     del graph.output[:]
     operand_names = {name for node in graph.node for name in list_reads(node)} | places
-    for node in [
-        node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in operand_names
-    ]:
-        graph.node.remove(node)
+    read_nodes = [n for n in graph.node if n.op_type != "ReorderOutput" or n.output[0] in operand_names]
+    set_items(graph.node, read_nodes)
     operand_names = {name for node in graph.node for name in list_reads(node)} | places
-    for value in [value for value in graph.input if value.name not in operand_names]:
-        graph.input.remove(value)
+    set_items(graph.input, [value for value in graph.input if value.name in operand_names])

@@ -93,8 +93,6 @@ def _wrong_steps(
         yield place, f"{text} is none; {suggest(dim, step_dims)}"
 
 
-# The spec of several graphs that make one model: which specs, what goes from one to the other, data of the whole.
-#
 # Each graph keeps a spec of its own, and is a model of its own in the registry; an ensemble pins a version of each.
 
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")

@@ -208,7 +208,7 @@ def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, mo
         assert differences(before, torch_inputs(folder)["export"]) == [change]
         (folder / name).write_bytes(kept)
     other = {"numpy": "99.0"}
-    monkeypatch.setattr("pipeline.compile.run_context.version", lambda name: other.get(name, "1.0"))
+    monkeypatch.setattr("pipeline.compile.run_context.version_of", lambda name: other.get(name, "1.0"))
     monkeypatch.setattr(
         "pipeline.compile.run_context.versions_of", lambda *names: {name: other.get(name, "1.0") for name in names}
     )

@@ -13,7 +13,7 @@ from enginesmith.registry.store.base import Store
 from pipeline.compile.publication.publish import resolved_spec
 from pipeline.operations import validate as validating
 from pipeline.operations.validate import Validated, published_proof
-from pipeline.spec.model import ModelSpec, load_spec, overrides
+from pipeline.spec.model import ModelSpec, load_spec
 from tests.enginesmith.registries import engine, report
 from tests.pipeline.projects import Project
 
@@ -21,8 +21,8 @@ from tests.pipeline.projects import Project
 def test_a_limit_that_the_spec_left_alone_still_holds_when_the_manifest_is_read_back(project: Project) -> None:
     project.change_spec(validation={"limits": {"int8": {"engine": {"sqnr_db": 12.0, "cosine": None}}}})
     again = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(load_spec(project.spec)))))
-    assert overrides(again, "int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
-    assert overrides(again, "int8", "quantization") == {}
+    assert again.validation.limits_for("int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
+    assert again.validation.limits_for("int8", "quantization") == {}
 
 
 def test_a_proof_that_is_made_again_has_as_many_checks_as_the_build_had(store: Store) -> None:

@@ -8,7 +8,7 @@ from enginesmith.core.errors import DataError, ModelError
 from enginesmith.core.types import TensorSpec
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.statistics.methods import MinMax
+from pipeline.quantization.statistics.methods import MINMAX
 from pipeline.quantization.statistics.methods import ranges as choose_ranges
 from pipeline.quantization.statistics.observe import observe
 from tests.pipeline.quantization import small_nets as nets
@@ -20,7 +20,7 @@ X = TensorSpec("x", "float32", ("batch", 5))
 
 def calibrate(model: Path, data: Samples, tensors: Sequence[str] | None = None) -> Ranges:
     """Ranges by MinMax, of those tensors that int8 needs where none are named."""
-    return choose_ranges(observe(model, data, tensors, histograms=False), MinMax(), "int8")
+    return choose_ranges(observe(model, data, tensors, histograms=False), MINMAX, "int8")
 
 
 def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:

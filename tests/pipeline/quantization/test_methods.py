@@ -8,20 +8,20 @@ from enginesmith.core.errors import DataError, InputError
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import (
+    ENTROPY,
+    MINMAX,
+    MOVING_AVERAGE,
+    MSE,
     Activation,
-    Entropy,
     Method,
-    MinMax,
-    MovingAverage,
-    Mse,
-    Percentile,
     expected_error,
     method,
+    percentile,
     ranges,
 )
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 
-METHODS: list[Method] = [MinMax(), MovingAverage(), Percentile(), Percentile(99), Entropy(), Mse()]
+METHODS: list[Method] = [MINMAX, MOVING_AVERAGE, percentile(), percentile(99), ENTROPY, MSE]
 EVERY = pytest.mark.parametrize("chosen", METHODS, ids=lambda item: item.name)
 BOTH = pytest.mark.parametrize("activation", ["int8", "uint8"])
 FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
@@ -86,7 +86,7 @@ def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) 
         for left in np.geomspace(0.05, 1, 40)
         for right in ([left] if activation == "int8" else np.geomspace(0.05, 1, 40))
     )
-    assert error(values, chosen_range(values, Mse(), activation), activation) <= 1.03 * best
+    assert error(values, chosen_range(values, MSE, activation), activation) <= 1.03 * best
 
 
 @given(st.floats(0.01, 100), st.floats(0, 50))
@@ -101,37 +101,37 @@ def test_the_expected_error_is_that_of_values_spread_evenly_in_their_bins(reach:
 
 def test_a_single_outlier_does_not_stretch_percentiles_and_entropy() -> None:
     values = SHAPES["outlier"]
-    assert chosen_range(values, MinMax(), "int8")[1] == 90
-    for clipping in (Percentile(99.9), Entropy()):
+    assert chosen_range(values, MINMAX, "int8")[1] == 90
+    for clipping in (percentile(99.9), ENTROPY):
         assert chosen_range(values, clipping, "int8")[1] < 20, clipping.name
 
 
 def test_entropy_keeps_a_uniform_distribution_whole() -> None:
-    low, high = chosen_range(np.random.default_rng(0).uniform(-2, 2, 50000), Entropy(), "int8")
+    low, high = chosen_range(np.random.default_rng(0).uniform(-2, 2, 50000), ENTROPY, "int8")
     assert low == pytest.approx(-2, rel=0.02) and high == pytest.approx(2, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_entropy_has_more_levels_for_uint8_where_all_values_have_one_sign(shape: str) -> None:
     values = SHAPES[shape] / 100
-    pairs = {chosen_range(values, Entropy(), activation) for activation in ("int8", "uint8")}
+    pairs = {chosen_range(values, ENTROPY, activation) for activation in ("int8", "uint8")}
     assert len(pairs) == (2 if shape in ("relu", "negative", "shifted") else 1)
 
 
 def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> None:
     values = np.concatenate([np.linspace(0, 1, 9901), np.linspace(-10, 0, 99)])
-    low, high = chosen_range(values, Percentile(99), "int8")
+    low, high = chosen_range(values, percentile(99), "int8")
     assert -low == pytest.approx(high, rel=1e-6) or high == 1  # the extreme seen is nearer
-    low, high = chosen_range(values, Percentile(98), "uint8")
+    low, high = chosen_range(values, percentile(98), "uint8")
     assert low == pytest.approx(np.quantile(values, 0.01), abs=0.1) and high == pytest.approx(0.99, abs=0.02)
     for sign in (1, -1):  # of values with one sign, the end that is far from zero alone is clipped, by all of the share
-        ends = chosen_range(sign * np.linspace(0.1, 1, 9901), Percentile(98), "uint8")
+        ends = chosen_range(sign * np.linspace(0.1, 1, 9901), percentile(98), "uint8")
         assert sorted(map(abs, ends)) == pytest.approx([0.118, 0.982], abs=0.005)
 
 
 def test_the_moving_average_is_over_samples() -> None:
     found = TensorStatistics().extend_with(-1, 2, 4).extend_with(-3, 10, 4)
-    assert ranges(observed(x=found), MovingAverage(), "int8").tensors["x"] == (-2, 6)
+    assert ranges(observed(x=found), MOVING_AVERAGE, "int8").tensors["x"] == (-2, 6)
 
 
 def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_extremes() -> None:
@@ -141,15 +141,15 @@ def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_ext
         "plain": seen(SHAPES["outlier"], histogram=False),
         "x": seen(SHAPES["outlier"]),
     }
-    found = ranges(observed(**tensors), Mse(), "int8")
+    found = ranges(observed(**tensors), MSE, "int8")
     assert set(found.tensors) == {"plain", "x"} and found.tensors["plain"][1] == 90
     with pytest.raises(DataError, match="observe with histograms"):
-        Mse().choose(tensors["plain"], "int8")
+        MSE.choose(tensors["plain"], "int8")
 
 
 def test_the_scales_file_says_what_the_ranges_were_chosen_from() -> None:
     item = seen(SHAPES["outlier"])
-    found = ranges(observed(x=item), Mse(), "int8")
+    found = ranges(observed(x=item), MSE, "int8")
     document = found.to_json()
     assert document["method"] == "mse int8" and document["dataset"] == "d" * 64 and document["samples"] == 8
     assert document["tensors"]["x"]["histogram"] == item.histogram.digest
@@ -166,7 +166,7 @@ def test_constant_tensors_have_a_range(chosen: Method, activation: Activation, v
 
 
 def test_methods_are_found_by_name() -> None:
-    assert method("percentile", 99.9) == Percentile(99.9) and method("percentile") == Percentile()
+    assert method("percentile", 99.9).name == "percentile 99.9" and method("percentile").name == percentile().name
     assert [method(name).name for name in ("minmax", "moving-average", "entropy", "mse")] == [
         "minmax", "moving-average", "entropy", "mse"]  # fmt: skip
     with pytest.raises(InputError, match="no calibration method 'max'; known: percentile, entropy"):

@@ -13,7 +13,7 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 from pipeline.compile.closure.code import root_name
-from pipeline.compile.closure.definitions import CARRIERS, SourceFiles, _walk, is_carrier, reach_definitions
+from pipeline.compile.closure.definitions import CARRIERS, SourceFiles, _walk, is_carrier
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart
@@ -104,7 +104,7 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
 @pytest.mark.parametrize("request_type", sorted(KEYED, key=lambda kind: kind.__name__))
 def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
-    reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles())
+    reached = _walk([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles()).found
     codec = ("enginesmith.core.codec", "builders.execution.jobs")
     called = {(module, name) for module, name in ran.called[request_type] if module not in codec}
     assert len(called) > 5
@@ -115,7 +115,7 @@ def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_ty
 
 def test_the_record_of_an_exported_model_is_made_by_its_own_roots(ran: Traced) -> None:
     """Of what `ExportModel` calls, these decide the first record: they are called by it, and closed in themselves."""
-    reached = dict(reach_definitions(keys.WRITE_MODEL, SourceFiles()))
+    reached = dict(_walk(keys.WRITE_MODEL, SourceFiles()).found)
     assert {root.partition(":")[2] for root in keys.WRITE_MODEL} <= {name for _, name in ran.called[ExportModel]}
     assert "carries_qdq" in reached["pipeline.quantization.schemes.qdq"]
     assert "validation.comparison.sessions" not in reached and "validation.golden.golden_set" not in reached

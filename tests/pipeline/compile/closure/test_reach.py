@@ -9,7 +9,7 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError
 from pipeline.compile.closure import definitions
-from pipeline.compile.closure.definitions import SourceFiles, reach, reach_definitions
+from pipeline.compile.closure.definitions import SourceFiles, _walk, reach
 
 FILES = {
     "toy/__init__.py": "",
@@ -179,7 +179,7 @@ def test_circles_end(toy: Path) -> None:
         },
     )
     assert {"run", "f"} <= {
-        name for names in reach_definitions(["toy.start:run"], SourceFiles({"toy"})).values() for name in names
+        name for names in _walk(["toy.start:run"], SourceFiles({"toy"})).found.values() for name in names
     }
 
 

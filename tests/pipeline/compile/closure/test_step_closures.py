@@ -14,7 +14,7 @@ import pytest
 from builders.backends import discovery
 from pipeline.compile.closure import Closure
 from pipeline.compile.closure.code import root_name
-from pipeline.compile.closure.definitions import PACKAGES, SourceFile, SourceFiles, reach, reach_definitions
+from pipeline.compile.closure.definitions import PACKAGES, SourceFile, SourceFiles, _walk, reach
 from pipeline.compile.ensembles.proof import ProveEnsemble
 from pipeline.compile.ensembles.whole import ComputeSamples
 from pipeline.compile.steps import keys
@@ -79,7 +79,7 @@ def closure(step: str) -> Closure:
 
 @cache
 def reached(step: str) -> dict[str, frozenset[str]]:
-    return {module: frozenset(names) for module, names in reach_definitions(STEPS[step], INSTALLED).items()}
+    return {module: frozenset(names) for module, names in _walk(STEPS[step], INSTALLED).found.items()}
 
 
 @cache

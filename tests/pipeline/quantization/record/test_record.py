@@ -17,7 +17,7 @@ from pipeline.quantization.search.search import SearchFloor
 from pipeline.quantization.settings.runs import divide_runs
 from pipeline.quantization.shares import narrow_share
 from pipeline.quantization.statistics.histogram import LogHistogram
-from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
+from pipeline.quantization.statistics.methods import MINMAX, MSE, ranges
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.search.outlier_nets import choose, noise, outlier_net, runs
@@ -43,7 +43,7 @@ def observed(model: ModelProto, arrays: dict) -> Observations:
 
 def recorded(model, arrays, scheme=nets.TENSORRT_FP32, precision="int8", method=None, overrides=()):
     seen = observed(model, arrays)
-    chosen = ranges(seen, method or MinMax(), scheme.activation)
+    chosen = ranges(seen, method or MINMAX, scheme.activation)
     written, notes = write(model, precision, scheme, chosen, overrides)
     shapes = {name: array.shape for name, array in arrays.items()}
     elements = {name: float(item.elements) for name, item in seen.tensors.items()}
@@ -82,7 +82,7 @@ def test_a_weight_has_the_range_that_its_scheme_uses(levels):
 
 def test_an_activation_has_the_sqnr_and_clipping_of_its_own_values():
     model, arrays = nets.conv_net(), nets.images()
-    found = by_name(recorded(model, arrays, method=Mse())[0])
+    found = by_name(recorded(model, arrays, method=MSE)[0])
     for name in ("image", "r1"):
         values, item = values_of(model, arrays)[name].astype(np.float64), found[name]
         step = item["scale"]
@@ -163,7 +163,7 @@ def test_equal_input_gives_an_equal_record():
 def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(residual, scheme):
     model, arrays = outlier_net(residual), noise(96)
     seen = observed(model, arrays)
-    measured = ranges(seen, MinMax(), scheme.activation)
+    measured = ranges(seen, MINMAX, scheme.activation)
     chosen = choose(model, measured, scheme, runs(arrays), SearchFloor(sqnr_db=5))
     written, notes = write(chosen.model, "int8", scheme, chosen.ranges, float_nodes=chosen.left)
     document = chosen.document(SearchFloor(sqnr_db=25))
