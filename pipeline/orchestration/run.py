@@ -298,13 +298,12 @@ def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[
 
     if not isinstance(executor, RayExecutor):
         return ()
-    gpus = [target for target in spec.target_list() if not target.is_cpu]
-    has = [executor.has_node(Needs(gpu_labels(target), required=True, gpus=1)) for target in gpus]
-    texts = [
-        f"on a Ray worker with {gpu.sm}" + ("" if has_gpu else ", once one comes")
-        for gpu, has_gpu in zip(gpus, has, strict=True)
-    ]
-    return tuple((gpu.name, text) for gpu, has_gpu, text in zip(gpus, has, texts, strict=True) if has_gpu or waits)
+    workers = []
+    for gpu in (target for target in spec.target_list() if not target.is_cpu):
+        has_node = executor.has_node(Needs(gpu_labels(gpu), required=True, gpus=1))
+        if has_node or waits:
+            workers.append((gpu.name, f"on a Ray worker with {gpu.sm}" + ("" if has_node else ", once one comes")))
+    return tuple(workers)
 
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:

@@ -29,9 +29,9 @@ from pipeline.orchestration.gpu_workers import (
     DONE,
     HALTED,
     JUDGED,
-    PAYLOADS,
     PUBLISHED,
     REGISTERED,
+    check_payload,
     remember_sent,
     was_sent,
 )
@@ -64,12 +64,6 @@ def send_registered(store: Store, registration: Registration) -> SentEvent:
     return send_event(REGISTERED, registration.bundle.model, payload)
 
 
-def send_published(store: Store, model: str, version: str, manifest: str) -> SentEvent:
-    """Send that a version was published. manifest: its digest.  store: the registry.  model: the version's. Raises
-    UnavailableError."""
-    return send_event(PUBLISHED, model, {"version": version, "manifest": manifest, "registry": store.uri})
-
-
 def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
     """Send the verdict of a canary of a version on a target, against what a channel serves. blob: digest of the report.
     store: the registry.  request: what was run. Raises UnavailableError."""
@@ -92,7 +86,7 @@ def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> Sent
 
 
 def send_published_once(store: Store, model: str, version: str, manifest: str) -> SentEvent | None:
-    """As `send_published`, unless that was sent before; None then.
+    """Send that a version was published, unless that was sent before; None then. manifest: its digest.
 
     Of several runs that end with the same version at once, one sends it. Raises UnavailableError.
     """
@@ -101,15 +95,16 @@ def send_published_once(store: Store, model: str, version: str, manifest: str) -
     ):
         if was_sent(store, PUBLISHED, manifest):
             return None
-        sent_event = send_published(store, model, version, manifest)
+        payload = {"version": version, "manifest": manifest, "registry": store.uri}
+        sent_event = send_event(PUBLISHED, model, payload)
         remember_sent(store, PUBLISHED, manifest, sent_event.id)
         return sent_event
 
 
 def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEvent:
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
-    not answer; ValueError for a payload that is not what `PAYLOADS` says."""
-    PAYLOADS[event].check(event, {"model", *payload})
+    not answer; ValueError for a payload with other fields than `FIELDS`."""
+    check_payload(event, {"model", *payload})
     server_url = PREFECT_API_URL.value()
     if not server_url:
         raise UnavailableError(f"{event} cannot be sent: no Prefect server is configured; set PREFECT_API_URL")

@@ -158,11 +158,13 @@ def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
 
 def _send(fleet_state: "Reconciled") -> None:
     """Send the events for what is missing, each once the Prefect server has the one before."""
-    from pipeline.orchestration.fleet import messages, send
+    from pipeline.orchestration.fleet import messages
+    from pipeline.orchestration.watch import send_event
 
     events = messages(fleet_state.work, fleet_state.registry)
     for message in events:
-        say(f"sent {message.event} of {message.model}: {send(message)}")
+        sent_event = send_event(message.event, message.model, message.payload)
+        say(f"sent {message.event} of {message.model}: {sent_event.id}")
     blocked_work = [work for work in fleet_state.work if not work.ready]
     if not events:
         say(

@@ -11,8 +11,9 @@ from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.fleet.coverage import predictor
 from pipeline.fleet.inventory import Access
 from pipeline.orchestration.artifacts import show_table
-from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, send
+from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile
 from pipeline.orchestration.flows.runner import PrefectRunner
+from pipeline.orchestration.watch import send_event
 
 
 @flow(name="reconcile-fleet", flow_run_name="reconcile fleet", persist_result=False)
@@ -39,7 +40,8 @@ def reconcile_fleet(
     with tags("enginesmith"):
         reconciliation = runner.call(comparison)
         for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
-            logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
+            sent_event = runner.call(send_event, message.event, message.model, message.payload)
+            logger.info("sent %s of %s: %s", message.event, message.model, sent_event.id)
     unserved_standings = [coverage for coverage in reconciliation.standings if not coverage.serves]
     show_table(
         "fleet",
