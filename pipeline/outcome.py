@@ -22,7 +22,7 @@ class UnitResult:
 
     size_bytes: of the engine with its shards, None without one.  report: None of one that was not judged.
     metrics: task metrics of the engine, by name.  latency: digest of its latency report.
-    attributed: which nodes drifted.
+    attributed: which nodes drifted.  built: None where nothing is known of a build.
     """
 
     entry: EngineEntry
@@ -31,21 +31,22 @@ class UnitResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     latency: str | None = None
     attributed: tuple[Attributed, ...] = ()
+    built: Built | None = field(default=None, kw_only=True)
 
     @property
     def cached(self) -> bool:
         """Whether the engine was there before this run."""
-        return False
+        return self.built is not None and self.built.cached
 
     @property
     def seconds(self) -> float:
         """Seconds that the compiler took in this run; 0 where nothing was built."""
-        return 0.0
+        return self.built.record.seconds if self.built and self.built.record and not self.built.cached else 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
         """The failure of the build; None where none failed."""
-        return None
+        return self.built.failure if self.built else None
 
     @property
     def free_running(self) -> tuple[FreeRunning, ...]:
@@ -84,21 +85,6 @@ class JudgedUnit(UnitResult):
     """The result of a unit that was built, or whose build failed."""
 
     built: Built = field(kw_only=True)
-
-    @property
-    def cached(self) -> bool:
-        """Whether the engine was there before this run."""
-        return self.built.cached
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the compiler took in this run; 0 where the engine was there before."""
-        return self.built.record.seconds if self.built.record and not self.built.cached else 0.0
-
-    @property
-    def failure(self) -> BuildFailure | None:
-        """The failure of the build; None where none failed."""
-        return self.built.failure
 
 
 @dataclass(frozen=True)
