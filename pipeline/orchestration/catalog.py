@@ -154,8 +154,7 @@ def foresee_spec(
         if is_ensemble(spec_place.path):
             ensemble = load_ensemble(spec_place.path, spec_place.address)
             return foresee_ensemble(ensemble, options, progress, no_export, tell)
-        forecast_request = _Asked(options, progress, no_export, tell)
-        return _foresee_model(spec_place.load(), forecast_request).forecast
+        return _foresee_model(spec_place.load(), options, progress, no_export, tell).forecast
 
 
 def foresee_ensemble(
@@ -169,10 +168,8 @@ def foresee_ensemble(
 
         def foresee_graph(spec: ModelSpec, step: str | None) -> ForecastGraph:
             graph_options = own_options(spec, ensemble, replace(options, registry=uri))
-            graph_forecast = _foresee_model(spec, _Asked(graph_options, progress, no_export, tell), executors, step)
-            return ForecastGraph(
-                graph_forecast.forecast, graph_forecast.exported, wanted_of(spec, select(spec, graph_options), options)
-            )
+            graph = _foresee_model(spec, graph_options, progress, no_export, tell, executors, step)
+            return replace(graph, selection=wanted_of(spec, select(spec, graph_options), options))
 
         if executors is None:
             return Assembly(ensemble, records, folder).plan(foresee_graph, records)
@@ -180,21 +177,16 @@ def foresee_ensemble(
             return Assembly(ensemble, context, folder).plan(foresee_graph, records)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """How a forecast is made; the fields are the arguments of `foresee_spec`."""
-
-    options: RunOptions
-    progress: Progress
-    no_export: bool
-    tell: Tell
-
-
 def _foresee_model(
-    spec: ModelSpec, forecast_request: _Asked, executors: Executors | None = None, step: str | None = None
+    spec: ModelSpec,
+    options: RunOptions,
+    progress: Progress,
+    no_export: bool,
+    tell: Tell,
+    executors: Executors | None = None,
+    step: str | None = None,
 ) -> ForecastGraph:
     """What a build of a model would do. step: one without whose result nothing of it is known."""
-    options, no_export, tell = forecast_request.options, forecast_request.no_export, forecast_request.tell
     selection = select(spec, options)
     left_out = find_unserved(spec, selection)
     if no_export and left_out:
@@ -206,7 +198,7 @@ def _foresee_model(
         tell(f"{', '.join(record_state.missing)} {runs} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, together(forecast_request.progress, steps), executors, keep_state=False) as run:
+        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
             recorded_run = replace(recorded_run, selection=run.selection)
         record_state = OnRecord(batches[-1].exported, list_graphs(batches))

@@ -1,12 +1,10 @@
 """Watches a place for specs, and sends events to Prefect."""
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -21,7 +19,7 @@ from enginesmith.registry.registered_specs import Registration, registrations
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
 from pipeline.canary.automatic import CanaryRequest
-from pipeline.intake.registration import bundle_of, named_files, place_at, register
+from pipeline.intake.registration import Place, bundle_of, named_files, place_at, register
 from pipeline.orchestration.artifacts import api_problem
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.gpu_workers import (
@@ -156,25 +154,23 @@ class WatchedSpec:
     digest: str | None = None
 
 
-class Watch:
-    """Looks at a place. say: called for each spec that is registered or cannot be read, once for each reason."""
+@contextmanager
+def watch_place(store: Store, name: str, say: Callable[[WatchedSpec], object]) -> Iterator["Watch"]:
+    """What looks at the place of this name. say: called for each spec that is registered or cannot be read, once for
+    each reason. Raises InputError as `place_at`."""
+    with place_at(name) as place:
+        yield Watch(store, place, name, say)
 
-    def __init__(self, store: Store, place: str, say: Callable[[WatchedSpec], object]) -> None:
-        self._store, self._name, self._say = store, place, say
-        self._stack = ExitStack()
+
+class Watch:
+    """Looks at a place, as `watch_place` opens it."""
+
+    def __init__(self, store: Store, place: Place, name: str, say: Callable[[WatchedSpec], object]) -> None:
+        self._store, self._place, self._name, self._say = store, place, name, say
         self._digests: dict[Path, tuple[Stamp, str]] = {}
         self._before: dict[Path, list[Stamp]] = {}
         self._complaints: dict[str, str] = {}
         self._taken: dict[Path, str] = {}
-
-    def __enter__(self) -> Self:
-        self._place = self._stack.enter_context(place_at(self._name))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def run(self, interval_s: float, stop: threading.Event) -> None:
         """Look until `stop` is set. Where something is out of reach, say so once and look again."""

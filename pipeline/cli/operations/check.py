@@ -27,7 +27,7 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import make_folder, reachable, write_whole
-from pipeline.cli.run_options import Buckets, Building, chosen_buckets, run_options, shown_progress
+from pipeline.cli.run_options import Buckets, Building, chosen_buckets, opened_run, run_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.regressions.findings import RegressionCheck
@@ -272,10 +272,9 @@ def compare(
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
     from pipeline.operations.compare.run import CompareOptions
     from pipeline.operations.compare.run import compare as compare_engines
-    from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
+    from pipeline.orchestration.run import select_precisions, split_names
 
-    build_options = RunOptions(registry=stated_registry)
-    with shown_progress(quiet) as progress, open_run(spec, build_options, progress, keep_state=False) as run:
+    with opened_run(spec, stated_registry, quiet) as run:
         compare_precisions = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
         backends = tuple(split_names(options.backends))
         compare_options = CompareOptions(target_named(options.target), backends, compare_precisions, options.seconds)
