@@ -51,7 +51,6 @@ class JudgeOptions:
 
     planned: number of requests at the last look, None where this look is the only one.  previous: report of the look
     before.  ignore_missing: whether a request that only one side observed is left out; else it counts as failed.
-    seed: of the bootstrap.
     """
 
     limits: Thresholds
@@ -59,7 +58,6 @@ class JudgeOptions:
     planned: int | None = None
     previous: CanaryReport | None = None
     ignore_missing: bool = False
-    seed: int = 0
 
 
 def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path) -> WrittenReport:
@@ -76,7 +74,7 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
         raise InputError("the earlier look had other thresholds; they may not change between looks")
     quality = terms.limits.quality or QualityThresholds()
     evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db, ignore_missing=terms.ignore_missing)
-    judgement = judge(evidence, terms.limits, looks, seed=terms.seed)
+    judgement = judge(evidence, terms.limits, looks, seed=0)
     if ours.identity.engine and ours.identity.engine == baseline_table.identity.engine:
         notes = (*notes, "both sides are the same engine")
     target = None
@@ -84,9 +82,7 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
     with suppress(UnknownNameError):
         target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
     conditions = circumstances(terms.source, notes, TrafficReplayed(), target)
-    return write_report(
-        make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, terms.seed), out
-    )
+    return write_report(make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, 0), out)
 
 
 def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:

@@ -28,7 +28,7 @@ from pipeline.compile.steps.engines import memory_request, needs, recall_engine,
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.compile.steps.proofs import engine_check, prove_engine
 from pipeline.operations.validate import published_proof, read_report, spec_of
-from pipeline.outcome import JudgedUnit, Outcome, engine_of, judge_built
+from pipeline.outcome import JudgedUnit, engine_of, judge_built
 from pipeline.progress.events import Finished
 from pipeline.values import Built, EngineBlob, Graph, GraphVariant, Recorded, Unit
 
@@ -107,12 +107,6 @@ class PublishedRefit:
     version: str | None
     channel_refusal: str | None
     failed: tuple[str, ...]
-
-    @classmethod
-    def of(cls, outcome: Outcome) -> "PublishedRefit":
-        """What a run of all steps published."""
-        failed_units = tuple(engine.entry.unit for engine in outcome.failed)
-        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed_units)
 
 
 def refit_units(requests: Iterable[BuildRequest], base: Manifest, work: Work) -> list[Refit]:
@@ -208,21 +202,16 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
     return refit_items, without
 
 
-def publish_refitted(
-    base: Manifest,
-    other: Manifest,
-    pairs: Sequence[tuple[Refit, WantedRefit]],
-    channel: str | None,
-    context: RunContext,
-) -> Published:
-    """Prove what can be proven here, and publish the other version again with the refitted engines.
+def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefit], context: RunContext) -> Published:
+    """Prove what can be proven here, and publish the other version again with the refitted engines, for the channel
+    candidate.
 
-    pairs: each refitted engine with what was wanted.  channel: the one to move to the new version.
+    items: what was refitted.
     base, other: the version that the kernels are from, and the one with the new weights.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     new_engines, failed_entries = list[RenewedEngine](), list[EngineEntry]()
-    for _, wanted_refit in pairs:
+    for wanted_refit in items:
         unit = _judge(wanted_refit, other, context)
         if unit.report and unit.built.record and (proof := approve(unit.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
@@ -230,7 +219,7 @@ def publish_refitted(
         else:
             failed_entries.append(unit.entry)
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel=channel)
+    return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel="candidate")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from pipeline.compile.composition import Run
 from pipeline.compile.run_context import RunContext
 from pipeline.outcome import JudgedUnit
 from pipeline.regressions.findings import EnginePair, Finding, MetricPair, RegressionCheck, ServedVersion
-from pipeline.regressions.pairs import CheckOptions, PairMeasurement
+from pipeline.regressions.pairs import CheckOptions, PairMeasurement, key_of
+from pipeline.spec.document import line_of, load_document
+from pipeline.spec.model import KIND
 from pipeline.values import Selection
 from validation.latency.machine import machine
 from validation.limits.budget import at_most
@@ -119,7 +121,8 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
 
 
 def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, options: CheckOptions) -> RegressionCheck:
-    """Build, prove and compare. this_machine: where it runs.  baseline: None for the first version of a model.
+    """Build, prove and compare; findings have their line in the spec. this_machine: where it runs.  baseline: None for
+    the first version of a model.
 
     run: of the new spec.  options: limits of what counts as a regression.
     Raises what exporting and quantizing raise; an engine that fails is a finding.
@@ -141,6 +144,8 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
         findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
         paired_units, reason = {pair.unit for pair in pairs}, f"{baseline.name} serves no such engine here"
         findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
+    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
+    _, root = load_document(spec.path, KIND)
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
@@ -153,7 +158,7 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
         statuses={unit.name: "refused" for unit in result.plan.refused}
         | {unit.built.unit.name: unit.entry.status for unit in units},
         pairs=tuple(pairs),
-        findings=tuple(sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))),
+        findings=tuple(replace(finding, line=line_of(root, key_of(spec, finding))) for finding in findings),
     )
 
 
@@ -198,11 +203,3 @@ def _measure_pairs(
     for unit, judged_unit in proven.items():
         if unit in baseline.here and (unit != pulled_unit or baseline.pulled.unit != unit):
             yield measuring.measure(judged_unit, baseline.here[unit], False)
-
-
-def with_lines(regression_check: RegressionCheck, lines: Mapping[Finding, int]) -> RegressionCheck:
-    """The check with the lines of the spec that its findings are about."""
-    return replace(
-        regression_check,
-        findings=tuple(replace(finding, line=lines.get(finding)) for finding in regression_check.findings),
-    )

@@ -191,9 +191,8 @@ def _check(
     from pipeline.intake.registration import registry_of
     from pipeline.orchestration.run import build_lock, lock_names, open_run
     from pipeline.regressions.check import check as check_spec
-    from pipeline.regressions.check import with_lines
     from pipeline.regressions.findings import NONE, find_served, machine_of
-    from pipeline.regressions.pairs import check_losses, find_lines
+    from pipeline.regressions.pairs import check_losses
     from validation.latency.measurement.loop import parse_sizes
 
     uri = registry_of(spec, stated_registry)
@@ -207,8 +206,7 @@ def _check(
             None if options.against == NONE else find_served(open_store(uri), run.spec.model, options.against, machine)
         )
         with build_lock(run, lock_names(run, build_options)):
-            regression_check = check_spec(run, baseline, machine, terms)
-        return with_lines(regression_check, find_lines(run.spec, regression_check.findings))
+            return check_spec(run, baseline, machine, terms)
 
 
 def write_reports(regression_check: "RegressionCheck", files: Mapping[str, Path]) -> None:

@@ -279,17 +279,19 @@ def check_reproducible(
     from pipeline.operations.check_reproducible import check_reproducible as build_again
 
     with published_engine(registry, reference, choice, quiet) as (engine_choice, context):
-        rebuild = build_again(engine_choice, times, context)
+        report = build_again(engine_choice, times, context)
+    manifest, entry = engine_choice.manifest, engine_choice.entry
+    is_rebuilt = entry.digest in report.engines
     if as_json:
-        emit_json(rebuild.to_json())
+        publication = {"digest": entry.digest, "rebuilt": is_rebuilt}
+        emit_json({**encode(engine_choice.identity), **report.to_json(), "published": publication})
     else:
-        report, manifest = rebuild.report, rebuild.chosen.manifest
         bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
-        publication_note = "as published" if rebuild.rebuilt else "none is equal to the published file"
-        unit = f"{manifest.model}@{manifest.version} {rebuild.chosen.entry.unit}"
+        publication_note = "as published" if is_rebuilt else "none is equal to the published file"
+        unit = f"{manifest.model}@{manifest.version} {entry.unit}"
         echo(f"{unit}, {report.times} builds: {bytes_equal}, {publication_note}")
         for output, spread in report.outputs.items():
             spread_note = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
             spread_text = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{spread_note}"
             echo(f"  {output}: {spread_text}{'' if report.passed else ', beyond the drift limits'}")
-    ctx.exit(0 if rebuild.report.passed else 1)
+    ctx.exit(0 if report.passed else 1)

@@ -14,7 +14,7 @@ from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
-    from enginesmith.registry.manifest import EngineEntry, Manifest, Status
+    from enginesmith.registry.manifest import Manifest, Status
     from enginesmith.registry.store.base import Store
     from pipeline.operations.validate import Validated
 
@@ -125,12 +125,12 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
         ]
         emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
-        print_engines([(_judged(entries[str(result.unit)], result), {}) for result in results], reference)
-
-
-def _judged(entry: "EngineEntry", verdict: "Validated") -> "EngineEntry":
-    status = cast("Status", verdict.verdict)
-    return replace(entry, status=status, reason=verdict.reason, checks=verdict.checks, sqnr_db=verdict.sqnr_db)
+        engines = []
+        for result in results:
+            status, entry = cast("Status", result.verdict), entries[str(result.unit)]
+            entry = replace(entry, status=status, reason=result.reason, checks=result.checks, sqnr_db=result.sqnr_db)
+            engines.append((entry, dict[str, float]()))
+        print_engines(engines, reference)
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, target_set: set[str] | None, as_json: bool) -> list[str]:

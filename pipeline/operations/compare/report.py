@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from enginesmith.core.reports.latency import MachineKind, Quantile, Timed
+from enginesmith.core.reports.latency import MachineKind, Timed
 from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.text import format_bytes, format_metric, format_plain
 from enginesmith.registry.manifest import Status
@@ -22,11 +22,6 @@ class RuntimeMedian:
     median_s: float
     low_s: float | None
     high_s: float | None
-
-    @classmethod
-    def of(cls, quantile: Quantile | None) -> "RuntimeMedian | None":
-        """None where it was not measured."""
-        return cls(quantile.value, quantile.low, quantile.high) if quantile and quantile.value else None
 
 
 @dataclass(frozen=True)
