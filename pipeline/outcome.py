@@ -137,7 +137,6 @@ def judge_built(
     """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
 
     golden: digest of the golden set.  cannot_run: as of `make_report`.
-    build: the unit.  proofs: of its stages.
     """
     entry = entry_of(build)
     failed_entry = replace(entry_of(build.unit), status="failed", notes=entry.notes)
@@ -171,7 +170,6 @@ def make_report(
     golden: digest of the golden set.  cannot_run: why the engine could not be run, None when it was run.  cpu: the kind
     of CPU it was run on; None is this machine's. The reason names it for a CPU engine, since the verdict holds for that
     kind alone, and the remarks.
-    entry: the engine.  proofs: of all stages.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.

@@ -83,7 +83,6 @@ class FetchedEnsemble:
 def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder: Path) -> FetchedEnsemble:
     """The engines of an ensemble's engine and its functions, fetched into `folder` and verified.
 
-    store, manifest, entry: the registry, the version in it, and the engine of that.
     Raises as `fetch`, and IntegrityError for a graph's version that is gone.
     """
     engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
@@ -374,7 +373,6 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     """The engine of a version that `enginesmith pull` would give on a machine of this target; it need not be this one.
 
     precision: None for the one that fits best.
-    store, reference: the registry, and the version in it.
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     version = locate(store, reference)
@@ -389,8 +387,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
 def open_isolated(
     store: Store, role: str, chosen: ChosenEngine, folder: Path
 ) -> AbstractContextManager[IsolatedSession]:
-    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`.  store,
-    chosen: the registry, and the engine in it."""
+    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`."""
     entry = chosen.entry
     if chosen.manifest.graphs:
         ensemble = fetch_ensemble(store, chosen.manifest, entry, folder)

@@ -70,7 +70,6 @@ def in_flight_of(
     A request lasts from its arrival for its latency: that of the log `log_path`, else the one in the traffic, else the
     median time that the baseline takes alone for a request of the warm-up.
 
-    clock: by which the baseline is timed.
     Raises InputError for several requests in flight of traffic without times, DataError for a log that is none.
     """
     if not traffic.timed:
@@ -125,7 +124,6 @@ def run_canary(store: Store, request: CanaryRun, say: Say) -> WrittenReport:
 
     After an interruption the observations so far are there, whole, and so is the report of the last look.
 
-    store: the registry.  say: gets lines about the progress.
     Raises InputError for a folder that has a canary already and for engines that do not run here, DataError for
     traffic that does not fit.
     """

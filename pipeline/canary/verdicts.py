@@ -63,7 +63,6 @@ class JudgeOptions:
 def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path) -> WrittenReport:
     """Judge two files of observations and write report and page into `out`.
 
-    candidate, baseline: the files.  terms: how they are judged.
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
     ours, baseline_table = read_both(candidate, baseline)
@@ -89,7 +88,6 @@ def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, t
     """What a report says beside the statistics: this machine, the versions, and the arguments.
 
     source: where the thresholds are from.  target: what the canary ran on ('sm_89'), None or '' where unknown.
-    notes: how the evidence was read.  traffic: what was replayed.
     """
     return Circumstances(
         now(), describe_host(), versions("enginesmith", "numpy"), source, traffic, tuple(notes), target or None
@@ -159,10 +157,7 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
 
 
 def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> str:
-    """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line.
-
-    store: the registry.  report: with the verdict.  person: who is named in the channel's history.
-    """
+    """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line."""
     model, manifest = report.candidate.model, report.candidate.manifest
     if report.verdict != "FAIL":
         return f"{report.verdict} is no FAIL; no channel was moved"
@@ -183,7 +178,6 @@ def canary_passes(
 
     Returns the words for the channel's history and a pass for each report; `say` names engines without a canary.
 
-    manifest: of the version.  reports: the files.
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
     serving = state.read_channel(store, manifest.model, channel)

@@ -1,6 +1,6 @@
 """The inputs of a capacity plan: measured run times, workloads, prices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -70,17 +70,6 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
         for (engine, machine), reports in reports_by_engine.items()
         if engine == digest
     ]
-
-
-def usable_engines(store: Store, manifest: Manifest) -> list[JudgedEntry]:
-    """The engines of a version that may be pulled."""
-    return [entry for entry in judge_entries(store, manifest) if entry.usable]
-
-
-def names_not_timed(entry: EngineEntry, machine_names: Iterable[str], kinds: Sequence[TimedEngineKind]) -> list[str]:
-    """Those of `machine_names` that the engine was built for and was not timed on. kinds: all of the version."""
-    timed_names = {name for kind in kinds if kind.entry.digest == entry.digest for name in kind.machine.names}
-    return [name for name in machine_names if name not in timed_names and fits(entry, name)]
 
 
 def fits(entry: EngineEntry, name: str) -> bool:

@@ -119,7 +119,6 @@ def benchmark_pair(
 ) -> PairedBenchmark:
     """Time two engines in turns, at the last bucket that is given, else at the first's opt sizes: is `engine` faster?
 
-    baseline: the other engine.  options: seconds and buckets.  context: of the run.
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
     """
     takes = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (engine, baseline)]

@@ -69,7 +69,6 @@ def attribute_version(
     """Attribute the drift of every graph and every engine of these targets, failed or not; each graph once.
 
     targets: names.  precision: None for all.
-    manifest: of the version.  context: of the run.
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
@@ -157,7 +156,6 @@ class FuzzTerms:
     """What to try. count: random cases, besides those at the boundaries.
 
     only: the one case to try.  command: the words that fuzz this engine, for messages.
-    seed: of what is drawn.
     """
 
     seed: int
@@ -214,7 +212,6 @@ def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, case
     """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
 
     cases: number of random cases, besides those at the boundaries.  only: the one case to try.
-    choice: the engine.  context: of the run.  seed: of what is drawn.
     Raises InputError for a case that does not fit the model, StepError for an engine that crashes.
     """
     entry, manifest = choice.entry, choice.manifest
@@ -242,7 +239,6 @@ class MadeGolden:
     """A spec's golden set. digest, before: of it and of the one before it.  change: how they differ, in words.
 
     frozen: the digest that the spec demands, None for any.
-    model: its name.  notes: for people.
     """
 
     model: str

@@ -85,7 +85,6 @@ class Refit:
     """What became of a unit. kernels: digest of the engine that they are from, None where there is none.
 
     engine: digest of the new engine, None where there is none, and then `reason` says why.
-    request: what the unit is built from.
     """
 
     request: BuildRequest
@@ -206,7 +205,6 @@ def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefi
     """Prove what can be proven here, and publish the other version again with the refitted engines, for the channel
     candidate.
 
-    items: what was refitted.
     base, other: the version that the kernels are from, and the one with the new weights.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
@@ -244,7 +242,6 @@ def publish_again(
     """Publish a version again with other engines in the place of some. word: what was done to these.
 
     failed_entries: units without one.  channel: the one to move to the new version.
-    base: the version.  new_engines: to put in.  context: of the run.  why: for the manifest.
     Raises as `publish`.
     """
     units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}

@@ -112,7 +112,6 @@ def validate(
     Of an ensemble an engine is run from end to end, once those of its graphs are proven here; the reports on these are
     attached to their versions.
 
-    manifest: of the version.  context: of the run.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     with open_version(manifest, context.store) as version:
@@ -344,7 +343,6 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 
     target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
     whether they run there (compiler, versions) is asked there.
-    store, model: the registry, and the name in it.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))

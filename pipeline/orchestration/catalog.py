@@ -147,7 +147,6 @@ def foresee_spec(
     """What a build of the spec at an address would do. no_export: answer from the records alone.
 
     tell: called with what the plan leaves out, and what is done first.
-    options: what is asked for.  progress: gets the events of steps.
     Raises as `open_run`, and what a step raises.
     """
     with spec_at(address, options.registry) as spec_place:
@@ -300,8 +299,8 @@ def compile_row(
     executors: Executors,
     report: Callable[[Compiled], object] = lambda _: None,
 ) -> CatalogRow:
-    """Compile one spec of many. An error is not raised: it is the row's reason. report: called with what was compiled.
-    address: of the spec.  options, runner, progress, executors: as of `compile_any`."""
+    """Compile one spec of many. An error is not raised: it is the row's reason. report: called with what was
+    compiled."""
     try:
         compiled_spec = compile_any(address, options, runner, progress, executors)
         report(compiled_spec)
@@ -321,8 +320,7 @@ def compile_all(
     executors: Executors,
     report: Callable[[Compiled], object] = lambda _: None,
 ) -> list[CatalogRow]:
-    """Compile every spec, several at a time; a row for each, in order. report: as for `compile_row`.  addresses: of the
-    specs.  options, runner, progress, executors: as of `compile_any`."""
+    """Compile every spec, several at a time; a row for each, in order. report: as for `compile_row`."""
     return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, report)
 
 

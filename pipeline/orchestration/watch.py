@@ -143,10 +143,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WatchedSpec:
-    """A spec that was registered, or an error. said: which, in words.  told: whether its event was sent just now.
-
-    digest: of the bundle of its files.
-    """
+    """A spec that was registered, or an error. said: which, in words.  told: whether its event was sent just now."""
 
     spec: str
     said: str

@@ -124,7 +124,6 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
     """Build, prove and compare; findings have their line in the spec. this_machine: where it runs.  baseline: None for
     the first version of a model.
 
-    run: of the new spec.  options: limits of what counts as a regression.
     Raises what exporting and quantizing raise; an engine that fails is a finding.
     """
     spec, context = run.spec, run.context

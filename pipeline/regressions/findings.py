@@ -47,7 +47,6 @@ class Finding:
     """One thing that a check found. level: an 'error' is a regression.  unit: 'cpu int8 onnxruntime'; '' for all.
 
     bucket: 'batch=8'; '' where it is about no size.  line: of the spec, counted from 1; None where that is no file.
-    rule: which one was broken.  message: for people.
     """
 
     rule: Rule
@@ -120,7 +119,6 @@ class EnginePair:
 
     pulled: whether these two are what this machine is given by both versions.  same: equal bytes, of which nothing was
     measured.  remarks: why something was not measured.
-    metrics, drift, times: what was measured of both.
     """
 
     unit: str
@@ -189,7 +187,6 @@ class ServedVersion:
     """A version that is served. store: its registry.  channel: through which it was found.  proven_only: as it says.
 
     pulled: the engine that this machine is given.  here: the served engines that run here, by unit.
-    manifest: of the version.
     """
 
     store: Store
@@ -215,7 +212,6 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
     """The version that a reference stands for, None for 'none'. reference: None for the model's channel stable, else
     candidate, else its newest version.  machine: this one.
 
-    store: the registry.
     Raises InputError for a version of another model or without an engine that runs here, UnknownNameError for one that
     is not there, UntrustedError without the signatures that the trust policy asks for.
     """

@@ -107,7 +107,6 @@ class CompareAnswers:
     """Run two engines on the golden set of this digest, which has a case at the ends of every bucket.
 
     limits: the spec's, of engines of this precision.  metrics: the spec's task metrics.
-    new, served: the engines.
     """
 
     new: EngineBlob

@@ -217,7 +217,6 @@ def write_site(
     """Bring the site in a folder up to date with a registry, and return what was done. trust: a trust policy to check
     signatures by.
 
-    store: the registry.  say: gets lines about the progress.
     Raises UnavailableError when the registry is out of reach or the folder cannot be written.
     """
     folder.done = Written()
@@ -238,17 +237,17 @@ def write_site(
             gone[_group(model_keys.model)] = paths
             unfinished_notes[model_keys.model] = {**notes[model_keys.model], "key": ""}
         if number % _NOTED_EVERY == 0:
-            _keep(folder, {**notes, **unfinished_notes})
+            folder.keep({**notes, **unfinished_notes})
             say(f"{number} of {len(changed_models)} changed models")
     for model in [name for name in notes if name not in keys]:
         unfinished_notes[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
     gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
-    _keep(folder, {**notes, **unfinished_notes})
+    folder.keep({**notes, **unfinished_notes})
     for group, paths in gone.items():
         folder.delete(group, paths)
     if any(gone.values()):
-        _keep(folder, notes)
+        folder.keep(notes)
     return folder.done
 
 
@@ -261,10 +260,6 @@ def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) 
         name: model_keys.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
         for name, model_keys in keys.items()
     }
-
-
-def _keep(folder: SiteFolder, notes: Mapping[str, ModelNote]) -> None:
-    folder.keep(cast("Mapping[str, Mapping[str, object]]", notes))
 
 
 def _write_model(folder: SiteFolder, site: ModelSite, notes: dict[str, ModelNote]) -> list[str]:

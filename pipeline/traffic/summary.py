@@ -64,7 +64,6 @@ class HourOfTraffic:
     """An hour. name: '2026-03-01 14:00' or '14:00' (UTC) of absolute times, else 'hour 3' since the first request.
 
     per_second: mean rate of the real traffic in requests a second.
-    sizes: of each dim.
     """
 
     name: str
@@ -95,7 +94,6 @@ class TrafficSummary:
     start: of absolute times, ISO 8601 in UTC.  beyond: dim -> requests whose size the spec's dim does not have.
     files: their number.  sampling: share of the requests that was recorded.  made: where made-up traffic is from, or
     ''.
-    dims: sizes of each.  pairs: of two dims together.
     """
 
     requests: int

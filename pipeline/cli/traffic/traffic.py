@@ -263,10 +263,10 @@ def capacity(
         options.precision,
     )
     store = open_store(registry)
-    capacity_inputs = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
-    forecast = capacity_inputs.forecast()
+    forecaster = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
+    forecast = forecaster.forecast()
     if out:
-        write_whole(out, cost_svg(capacity_inputs.cost_curves(forecast), options.p99, forecast.currency).encode())
+        write_whole(out, cost_svg(forecaster.cost_curves(forecast), options.p99, forecast.currency).encode())
         say(f"picture: {out}")
     if as_json:
         emit_json(encode(forecast))

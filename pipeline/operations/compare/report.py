@@ -92,7 +92,6 @@ class PairedComparison:
     verdict: on the first: 'faster', 'slower', 'no difference shown'. Where they could not be timed in turns often
     enough it is by the times that each had alone, and the ratio has no interval.  detectable: the difference, as a
     share, that would have been shown.  busy: as in `EngineFacts`.
-    low, high: ends of the interval.
     """
 
     first: str

@@ -44,7 +44,6 @@ def write_offline_bundle(
     with torch, numpy and onnx; see `validation.gpu.devices`.
 
     targets: names of the targets to keep to; None for all.
-    store, manifest: the registry, and the version in it.
     Raises InputError for a folder that holds something, for a version with a contract and for engines without weights
     of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
     """
@@ -92,7 +91,6 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
 def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Collection[EngineEntry]) -> OfflineBundle:
     """Write these engines of a version, and what proves them.
 
-    store, manifest: the registry, and the version in it.  entries: the engines.
     Raises as `require_carriable`.
     """
     spec = spec_of(manifest)

@@ -59,7 +59,6 @@ class DeploymentChange:
     """One thing on the server. action: 'created', 'updated', 'unchanged' or 'deleted'; with a dry run, what would be.
 
     detail: what it is, or what differed.
-    kind, name: of the thing.
     """
 
     kind: str

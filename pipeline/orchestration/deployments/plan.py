@@ -39,7 +39,6 @@ class WantedDeployment:
     """One deployment. flow: the name of its file in `flows` and of the function there.  cron: in UTC.
 
     variables: values for the job variables of the pool.
-    parameters: of the flow.  trigger: the event that starts it; None for none.
     """
 
     flow: str

@@ -6,9 +6,9 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from enginesmith.registry.builds.build_history import History
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.fleet.coverage import predictor
 from pipeline.fleet.inventory import Access
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile
@@ -35,7 +35,7 @@ def reconcile_fleet(
 
     def comparison() -> Reconciled:
         store = open_store(registry)
-        return reconcile(store, sources, predictor(store))
+        return reconcile(store, sources, History(store).predict)
 
     with tags("enginesmith"):
         reconciliation = runner.call(comparison)
