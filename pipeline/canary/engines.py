@@ -336,9 +336,6 @@ def _describe_end(process: BaseProcess) -> str:
     return f"signal {-code} ({name})"
 
 
-# The two engines of a canary: found in the registry by reference, fetched and verified, opened by their backends.
-
-
 @dataclass(frozen=True)
 class ChosenEngine:
     """A version, and the engine of it that fits a target best."""

@@ -18,7 +18,6 @@ from pipeline.capacity.measured import (
     TimedEngineKind,
     fits,
     read_prices,
-    sizes_of_request,
     steady_workload,
     timed_engines,
     traffic_workload,
@@ -49,8 +48,6 @@ from validation.capacity.machines import (
     machines_for,
 )
 from validation.data.batches import leading_dim
-
-# How much one machine of each kind carries, machines and cost for a rate, and the cheapest mix of a fleet.
 
 # Greatest batches that are tried where none is given: the largest that was timed, and this many smaller ones.
 MOST_BATCHES = 4
@@ -341,8 +338,6 @@ def _middle(row: EngineCapacity) -> float:
     return row.greatest.rate.value if row.greatest else 0.0
 
 
-# From a version and what is asked of it to a forecast of its capacity, and the picture of its costs.
-
 # Limits of the picture, as shares of the one that was asked for.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
@@ -397,8 +392,7 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
         words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
         raise InputError(f"requests wait {words}: one that no other joins would break the limit; let them wait less")
     if terms.traffic is None:
-        sizes = sizes_of_request(terms.at, dims, batch)
-        return steady_workload({name: size for name, size in sizes.items() if name != batch})
+        return steady_workload(terms.at, dims, batch)
     if terms.at:
         raise InputError("the traffic says the sizes; leave out --at, or --traffic")
     trace = read_place(terms.traffic, spec.tensors(), spec.model).trace

@@ -184,8 +184,8 @@ class AskedWorkload:
     words: str
 
 
-def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -> dict[str, int]:
-    """Sizes of a request of one sample: those of 'length=64', and for other dims what they are tuned for.
+def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:
+    """Poisson arrivals of one sample each, of the sizes in 'length=64', and in other dims of those they are tuned for.
 
     Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
     """
@@ -196,14 +196,10 @@ def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -
             f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
             " requests of more are those of --traffic"
         )
-    return {name: 1 if name == batch else size for name, size in sizes.items()}
-
-
-def steady_workload(sizes: Mapping[str, int]) -> AskedWorkload:
-    """Poisson arrivals of one sample each. sizes: of the other dims."""
-    works = tuple(poisson_workload(seed) for seed in range(SIMULATIONS))
-    text = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
-    return AskedWorkload(works, (sizes,), "Poisson arrivals of one sample" + (f" at {text}" if text else ""))
+    other_sizes = {name: size for name, size in sizes.items() if name != batch}
+    sizes_text = ", ".join(f"{dim}={size}" for dim, size in other_sizes.items())
+    words = "Poisson arrivals of one sample" + (f" at {sizes_text}" if sizes_text else "")
+    return AskedWorkload(tuple(poisson_workload(seed) for seed in range(SIMULATIONS)), (other_sizes,), words)
 
 
 def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:

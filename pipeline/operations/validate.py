@@ -301,10 +301,6 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     return BuiltEnsemble(ensemble, versions, tuple(chain[name] for name in ensemble.wiring()), golden, outputs)
 
 
-# Published engines that wait for a proof which this machine, or a worker with a GPU, can give: of models and of
-# ensembles.
-
-
 @dataclass(frozen=True)
 class Pending:
     """A version, and those of its engines that wait for a proof that this machine or a worker with a GPU can give."""

@@ -209,9 +209,6 @@ def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> Regre
     )
 
 
-# Measures a new engine beside a served one: answers, task metrics, and paired times at each bucket.
-
-
 @dataclass(frozen=True)
 class PairMeasurement:
     """Measures pairs. work: of the new spec.  golden: digest of its golden set.  served: what they are compared with.

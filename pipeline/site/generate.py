@@ -22,8 +22,6 @@ from pipeline.site.folder import ModelKeys, Page, SiteFolder, Written, digest_li
 from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
-# The pages of one model: the model, versions with their reports, canaries' reports.
-
 # Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
 
@@ -203,8 +201,6 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed_models: Collectio
     return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=drawn_at, reports=reports)
 
 
-# Writes a registry's site into a folder: models whose keys changed since the last time, then the pages over all.
-
 # Models between two notes of what was done, so that a run that is killed goes on from there.
 _NOTED_EVERY = 500
 # Groups of pages that are no model's.
@@ -233,7 +229,10 @@ def write_site(
     gone: dict[str, list[str]] = {}
     unfinished_notes: dict[str, ModelNote] = {}
     for number, model_keys in enumerate(changed_models, 1):
-        if paths := _write_model(folder, ModelSite(store, model_keys, trust, salt), notes):
+        site = ModelSite(store, model_keys, trust, salt)
+        paths = folder.update(_group(site.model), model_pages(site))
+        notes[site.model] = note_of(site)
+        if paths:
             gone[_group(model_keys.model)] = paths
             unfinished_notes[model_keys.model] = {**notes[model_keys.model], "key": ""}
         if number % _NOTED_EVERY == 0:
@@ -260,13 +259,6 @@ def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) 
         name: model_keys.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
         for name, model_keys in keys.items()
     }
-
-
-def _write_model(folder: SiteFolder, site: ModelSite, notes: dict[str, ModelNote]) -> list[str]:
-    """Draw a model's pages, and note what the pages over all show. Returns the pages that are no longer."""
-    gone = folder.update(_group(site.model), model_pages(site))
-    notes[site.model] = note_of(site)
-    return gone
 
 
 def _group(model: str) -> str:

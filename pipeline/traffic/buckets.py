@@ -101,8 +101,6 @@ def recorded_report(engine: ChosenEngine, context: RunContext) -> LatencyReport:
     return reports[0]
 
 
-# From a spec and traffic to the buckets that cost least: the engine is timed, or its times are read, and compared.
-
 # Share of the time from which on an engine counts as always busy.
 _ALWAYS_BUSY = 0.99
 

@@ -16,8 +16,6 @@ from pipeline.traffic.request_grid import RequestGrid, grid_of, sizes_to_time
 from validation.data.batches import leading_dim
 from validation.traffic.trace import BatchPolicy, Trace, trace_of
 
-# Recorded traffic at a place, a file or a folder of files, as one trace of sizes and arrivals.
-
 SUFFIXES = (".jsonl", ".ndjson", ".npz")
 # Times of arrival from here on (2001) are taken for seconds since the epoch.
 EPOCH_S = 1e9

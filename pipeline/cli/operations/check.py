@@ -267,7 +267,7 @@ def compare(
     Recommends a backend, with the reason. Publishes nothing; later builds reuse the engines.
     Exit code 1 if no backend can be recommended.
     """
-    from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
+    from pipeline.operations.compare.report import describe_comparison, format_rows
     from pipeline.operations.compare.run import CompareOptions
     from pipeline.operations.compare.run import compare as compare_engines
     from pipeline.orchestration.run import select_precisions, split_names
@@ -280,7 +280,8 @@ def compare(
     if as_json:
         emit_json(encode(comparison))
     else:
-        echo(format_heading(comparison))
+        place = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
+        echo(f"{comparison.model} on {place}, {comparison.created_at}")
         print_table(*format_rows(comparison))
         for line in describe_comparison(comparison):
             echo(line)

@@ -99,10 +99,6 @@ def _print_trends(trends: "list[Trend]") -> None:
             echo(f"{trend.series.unit} at {trend.series.bucket}: {describe_change(change)}")
 
 
-# Commands on one engine of a published version, on this machine: `enginesmith profile`, `debug fuzz`,
-# `debug reproduce`.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _ProfileOptions:
     choice: EngineChoice

@@ -215,9 +215,3 @@ def describe_pair(pair: PairedComparison) -> str:
     interval = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"
     unseen = f"a difference of {100 * pair.detectable:,.{digits}f} % would have been shown"
     return f"{verdict}: {names}: {interval}; {unseen}"
-
-
-def format_heading(comparison: BackendComparison) -> str:
-    """Model, target, bucket, machine and time of a comparison, in one line."""
-    place = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
-    return f"{comparison.model} on {place}, {comparison.created_at}"

@@ -15,7 +15,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.hardware.machine import product_of
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.reports.proof import PASSED, Check
+from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.evidence.attestations import judge_entries
@@ -296,15 +296,12 @@ def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:
             proof = run_job(judge, Path(folder))
         except IntegrityError as error:
             raise _Refused(str(error)) from error
-    if not entry.hardware.is_cpu and _equals_reference(proof.checks):
+    # In floating point another device's arithmetic does not give every output an infinite SQNR.
+    sqnr_values = [check.value for check in proof.checks if check.stage == "engine" and check.name == "sqnr_db"]
+    is_reference = all(value is not None and math.isinf(value) for value in sqnr_values)
+    if sqnr_values and is_reference and not entry.hardware.is_cpu:
         raise _Refused(
             "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
             "places; run `enginesmith validate` on a node with that GPU"
         )
     return proof
-
-
-def _equals_reference(checks: tuple[Check, ...]) -> bool:
-    """Whether every output in floating point has an infinite SQNR, which another device's arithmetic does not give."""
-    sqnr_values = [check.value for check in checks if check.stage == "engine" and check.name == "sqnr_db"]
-    return bool(sqnr_values) and all(value is not None and math.isinf(value) for value in sqnr_values)

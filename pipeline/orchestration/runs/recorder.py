@@ -24,8 +24,6 @@ from pipeline.progress import events
 if TYPE_CHECKING:
     from pipeline.values import BuildPlan
 
-# The state of the run of this process, kept up to date by its events.
-
 
 class Tracker(events.Progress):
     """Receives every event and keeps the state that follows; `RunRecorder` writes it. Jobs wait for each method, so all
