@@ -176,6 +176,11 @@ class Manifest:
     graphs: tuple[PinnedGraph, ...] = ()
 
     @property
+    def reference(self) -> str:
+        """'digits@3'."""
+        return f"{self.model}@{self.version}"
+
+    @property
     def golden(self) -> str:
         """Digest of the golden set. Raises IntegrityError for a version without one."""
         return self._source("golden")

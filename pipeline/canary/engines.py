@@ -361,7 +361,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     for words, engine in parts:
         # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
         if reason := discovery.configure(engine.backend, dict(engine.options)).runs(target):
-            name = f"{manifest.model}@{manifest.version}: {entry.unit}"
+            name = f"{manifest.reference}: {entry.unit}"
             raise InputError(f"{name} does not run here: {words}{reason}; run this on a node that has it")
     return chosen_engine
 
@@ -373,7 +373,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     version = locate(store, reference)
-    name = f"{version.manifest.model}@{version.manifest.version}"
+    name = version.manifest.reference
     entries = judge_entries(store, version.manifest, require(store, version.manifest).counts)
     machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=version.proven_only)

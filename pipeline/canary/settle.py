@@ -101,7 +101,7 @@ def _target_verdict(
     if verdict := verdict_on(target, channel.manifest, verdicts):
         return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
-    reference, channel_text = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
+    reference, channel_text = candidate.reference, f"{channel.model}:{channel.name}"
     has_engine, has_baseline = (
         any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has) for has in sides
     )

@@ -122,7 +122,7 @@ def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     canary_terms = decode(spec_section, _Judged, "spec" if manifest.graphs else "spec.validation").canary
     if canary_terms is None:
         return Thresholds(), DEFAULTS
-    return Thresholds.from_json(canary_terms), f"the spec of {manifest.model}@{manifest.version}"
+    return Thresholds.from_json(canary_terms), f"the spec of {manifest.reference}"
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
@@ -137,7 +137,7 @@ def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
 
 def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel | None) -> str | None:
     """Why a report does not allow promoting this version; None if it does. channel: None where it serves nothing."""
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     if report.verdict != "PASS":
         return f"the canary's verdict is {report.verdict}: {report.reason}"
     candidate, baseline = report.candidate, report.baseline

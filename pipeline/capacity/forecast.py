@@ -366,7 +366,7 @@ def prepare(store: Store, manifest: Manifest, terms: CapacityTerms, say: Callabl
     Raises SpecError for prices or an inventory with mistakes, InputError where nothing was timed, and for a fleet
     without prices, DataError for traffic that is none of the model's, IntegrityError for a damaged report.
     """
-    spec, reference = spec_of(manifest), f"{manifest.model}@{manifest.version}"
+    spec, reference = spec_of(manifest), manifest.reference
     prices = read_prices(terms.prices) if terms.prices else None
     counts = _counts(read_inventory(terms.fleet), prices) if terms.fleet else None
     kinds = [kind for kind in timed_engines(store, manifest) if terms.precision in (None, kind.entry.precision)]

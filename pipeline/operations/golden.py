@@ -77,7 +77,7 @@ def attribute_version(
     if not fits:
         request_text = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
         units = ", ".join(entry.unit for entry in have) or "none"
-        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {request_text}; it has: {units}")
+        raise UnknownNameError(f"{manifest.reference} has no engine for {request_text}; it has: {units}")
     for suspect in _suspects(manifest, fits, context):
         if isinstance(suspect, Attributed):
             yield AttributionAnswer(suspect)
@@ -217,7 +217,7 @@ def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, case
     entry, manifest = choice.entry, choice.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
-    command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
+    command = ["enginesmith", "debug", "fuzz", manifest.reference, "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
     terms = FuzzTerms(seed, cases, tuple(command), only)
     engine = engine_of(entry)

@@ -130,14 +130,14 @@ def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Ref
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
     """Why the engine of `entry` cannot be given the weights of `request`, as far as the manifest tells."""
     if entry is None:
-        return f"{base.model}@{base.version} has no engine for it"
+        return f"{base.reference} has no engine for it"
     backend = discovery.configure(request.backend, dict(request.options))
     refitter = get_refitting(backend)
     if refitter is None:
         return f"{request.backend} does not refit"
     before = request_of(entry)
     if reason := refitter.refits(before):
-        return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"
+        return f"{entry.unit} of {base.reference} cannot be refitted: {reason}"
     if before.model == request.model:
         return "its weights are the same"
     new_request = replace(before, model=request.model)
@@ -152,7 +152,7 @@ def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work)
     refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
     on_gpu = refitter is not None and refitter.refit_needs_gpu()
     before = engine_of(entry)
-    refit, name = RefitEngine(before, request, f"{base.model}@{base.version}"), f"refit {request.unit}"
+    refit, name = RefitEngine(before, request, base.reference), f"refit {request.unit}"
     job_needs = needs(request, memory_request(work.spec)) if on_gpu else Needs()
     job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), job_needs)
     try:
@@ -191,7 +191,7 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
         before, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
             reason = (
-                f"{source.model}@{source.version} has no graph in {entry.precision} as {entry.backend} wants it; "
+                f"{source.reference} has no graph in {entry.precision} as {entry.backend} wants it; "
                 "build a unit of it there"
             )
             without.append(Refit(before, entry.digest, reason=reason))
@@ -216,7 +216,7 @@ def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefi
             new_engines.append(RenewedEngine(unit.entry, proof, unit.built.record))
         else:
             failed_entries.append(unit.entry)
-    why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
+    why = f"refitted from {base.reference}, weights of {other.reference}"
     return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel="candidate")
 
 

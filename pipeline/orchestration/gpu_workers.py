@@ -46,11 +46,11 @@ def validate_on_worker(pending_version: Pending, on: Target, context: RunContext
     engines = tuple(entry.digest for entry in pending_version.engines if entry.digest)
     request = ValidatePending(pending_version.manifest.model, pending_version.manifest.version, engines)
     try:
-        return [*_run(f"prove {pending_version.reference} on {on.name}", request, on, context)]
+        return [*_run(f"prove {pending_version.manifest.reference} on {on.name}", request, on, context)]
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [Validated(pending_version.reference, None, "error", str(error))]
+        return [Validated(pending_version.manifest.reference, None, "error", str(error))]
 
 
 def canary_on_worker(request: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:

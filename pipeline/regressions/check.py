@@ -134,21 +134,24 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
     findings, pairs = list(judge_units(units)), list[EnginePair]()
     if baseline:
         target_names = [target.name for target in run.selection.targets or spec.target_list()]
-        findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.name)
+        findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.manifest.reference)
         measuring = PairMeasurement(run, result.exported.golden, baseline, options)
         proven = {unit.built.unit.name: unit for unit in units if unit.entry.status in PASSED}
         pulled_unit = find_pulled(entries, units, this_machine, baseline.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled_unit))
         has_limits = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
-        paired_units, reason = {pair.unit for pair in pairs}, f"{baseline.name} serves no such engine here"
+        paired_units, reason = (
+            {pair.unit for pair in pairs},
+            f"{baseline.manifest.reference} serves no such engine here",
+        )
         findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
     _, root = load_document(spec.path, KIND)
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
-        against=baseline.name if baseline else None,
+        against=baseline.manifest.reference if baseline else None,
         channel=baseline.channel if baseline else None,
         machine=machine(),
         created_at=now(),

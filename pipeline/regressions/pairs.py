@@ -274,7 +274,9 @@ class PairMeasurement:
                 fitting_sizes.append(sizes)
             else:
                 name = " ".join(f"{dim}={size}" for dim, size in sizes.items())
-                remarks.append(f"{name} is not served by {self.served.name}, so it was timed against nothing")
+                remarks.append(
+                    f"{name} is not served by {self.served.manifest.reference}, so it was timed against nothing"
+                )
         return fitting_sizes
 
     def _time(

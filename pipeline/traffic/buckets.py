@@ -46,7 +46,7 @@ class EngineTimer:
     def of_published(cls, engine_choice: ChosenEngine, context: RunContext) -> "EngineTimer":
         """A timer of an engine of a published version."""
         manifest, engine = engine_choice.manifest, engine_of(engine_choice.entry)
-        name = f"{manifest.model}@{manifest.version} {engine_choice.entry.unit}"
+        name = f"{manifest.reference} {engine_choice.entry.unit}"
         record = recall_engine(engine.request, context)
         return cls(name, engine, manifest.golden, spec_of(manifest), _for_each(record, engine), context)
 
@@ -93,7 +93,7 @@ def recorded_report(engine: ChosenEngine, context: RunContext) -> LatencyReport:
     manifest, entry = engine.manifest, engine.entry
     reports = latencies(context.store, manifest).get(str(entry.digest), [])
     if not reports:
-        name = f"{manifest.model}@{manifest.version}"
+        name = manifest.reference
         raise InputError(
             f"{name}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
             f"or time the engine now: --engine {name}"

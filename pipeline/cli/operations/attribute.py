@@ -223,7 +223,7 @@ def refit(
         refits, result = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
         units = [unit_refit.to_json() for unit_refit in refits]
-        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(result) if result else {})})
+        emit_json({"from": base.reference, "units": units, **(encode(result) if result else {})})
     else:
         _show_refit(refits, result, dry_run)
     if not dry_run:

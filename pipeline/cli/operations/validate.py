@@ -99,8 +99,8 @@ def _run(
         results = list(validate_here(manifest, context, target_set))
     if not results:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
-            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
+            f"{manifest.reference} has no engine{f' for {targets}' if targets else ''}; "
+            f"`enginesmith show {manifest.reference}` lists what it has"
         )
     _print_verdicts(manifest, results, as_json)
     return [result.verdict for result in results]
@@ -108,7 +108,6 @@ def _run(
 
 def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
     entries = {entry.unit: entry for entry in manifest.engines}
-    reference = f"{manifest.model}@{manifest.version}"
     if as_json:
         columns = ("target", "precision", "backend", "digest")
         items = [
@@ -130,7 +129,7 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
             status, entry = cast("Status", result.verdict), entries[str(result.unit)]
             entry = replace(entry, status=status, reason=result.reason, checks=result.checks, sqnr_db=result.sqnr_db)
             engines.append((entry, dict[str, float]()))
-        print_engines(engines, reference)
+        print_engines(engines, manifest.reference)
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, target_set: set[str] | None, as_json: bool) -> list[str]:

@@ -62,8 +62,8 @@ def choose_engines(
     engine_entries = [entry for entry in entries if entry.digest and (targets is None or entry.target in targets)]
     if not engine_entries:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
-            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
+            f"{manifest.reference} has no engine to carry{' for that target' if targets else ''}; "
+            f"`enginesmith show {manifest.reference}` lists what it has"
         )
     return engine_entries
 
@@ -78,7 +78,7 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
     """Raise InputError for a version with `own_runs`, and for engines without weights of their own."""
     if obstacle := own_runs(spec):
         raise InputError(
-            f"{manifest.model}@{manifest.version} {obstacle}, which takes runs that are judged while they are made; "
+            f"{manifest.reference} {obstacle}, which takes runs that are judged while they are made; "
             "run `enginesmith validate` on a node with its GPU that reaches the registry"
         )
     if stripped_units := [entry.unit for entry in engines if entry.is_stripped]:
@@ -117,7 +117,7 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
     InputError for functions between the graphs too."""
     if names := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
         raise InputError(
-            f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {names}), which "
+            f"{manifest.reference} runs code of its own between its graphs (functions {names}), which "
             "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
             "GPU that reaches the registry; or carry one of its graphs"
         )
@@ -131,7 +131,7 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
         require_carriable(pinned_manifest, spec, engines.values())
         if spec.states():
             raise InputError(
-                f"{manifest.model}@{manifest.version}: graph {name!r} has state, and sequences of several graphs are "
+                f"{manifest.reference}: graph {name!r} has state, and sequences of several graphs are "
                 "not carried: run `enginesmith validate` on a node with that GPU that reaches the registry; or carry "
                 "one of its graphs"
             )
@@ -233,8 +233,8 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
         else:
             if trait := own_runs(version.spec):
                 raise _Refused(
-                    f"{manifest.model}@{manifest.version} {trait}, which takes runs of its own; `enginesmith validate "
-                    f"{manifest.model}@{manifest.version}` on a node with that GPU shows it"
+                    f"{manifest.reference} {trait}, which takes runs of its own; `enginesmith validate "
+                    f"{manifest.reference}` on a node with that GPU shows it"
                 )
             # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
             check = replace(version.check(entry), calls=None, recorded=answers)
