@@ -152,28 +152,22 @@ class _NamedVariant(GraphVariant):
 
 
 @dataclass(frozen=True)
-class FuzzTerms:
-    """What to try. count: random cases, besides those at the boundaries.
-
-    only: the one case to try.  command: the words that fuzz this engine, for messages.
-    """
-
-    seed: int
-    count: int
-    command: tuple[str, ...]
-    only: str | None = None
-
-
-@dataclass(frozen=True)
 class FuzzEngine:
     """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric.  shapes:
-    of the model.  terms: what to try."""
+    of the model.
+
+    seed, count: of random cases, besides those at the boundaries.  command: the words that fuzz this engine, for
+    messages.  only: the one case to try.
+    """
 
     engine: EngineBlob
     golden: str
     shapes: ModelShapes
     limits: Mapping[str, float]
-    terms: FuzzTerms
+    seed: int
+    count: int
+    command: tuple[str, ...]
+    only: str | None = None
 
     def run(self, context: WorkerContext) -> FuzzReport:
         """Every case with its outcome. Raises InputError for a case that does not fit the model."""
@@ -195,17 +189,16 @@ class FuzzEngine:
             sides = FuzzSides(
                 reference, actual, request.precision, staged_limits, usual_budget, exact, golden_drifts(frozen)
             )
-            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
-        return fuzz_run.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
+            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.seed)
+        return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
 
     def _cases(self) -> "Sequence[FuzzCase]":
-        terms, dims = self.terms, self.shapes.dims
-        if terms.only:
-            return [parse_only(terms.only, dims)]
+        if self.only:
+            return [parse_only(self.only, self.shapes.dims)]
         # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
         dynamic = self.engine.request.precision == "int8-dynamic"
         values = [kind for kind in VALUES if not (dynamic and kind == "nan")]
-        return draw(dims, terms.seed, terms.count, values)
+        return draw(self.shapes.dims, self.seed, self.count, values)
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
@@ -219,12 +212,10 @@ def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, case
     registry = context.store.uri.removeprefix("file://")
     command = ["enginesmith", "debug", "fuzz", manifest.reference, "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
-    terms = FuzzTerms(seed, cases, tuple(command), only)
-    engine = engine_of(entry)
-    limits = limits_of(spec, request.precision, "engine")
-    fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)
+    limits, drawn = limits_of(spec, request.precision, "engine"), (seed, cases, tuple(command), only)
+    fuzz_request = FuzzEngine(engine_of(entry), manifest.golden, model_shapes(spec), limits, *drawn)
     name = f"fuzz {entry.unit}"
-    job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))
+    job = Job(name, fuzz_request, context.store.uri, engine_limits(spec, "proof"))
     return context.run_to_end(context.local, name, job)
 
 
