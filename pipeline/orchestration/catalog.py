@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -243,10 +243,6 @@ class CatalogRow:
         """Whether neither the spec nor one of its engines failed."""
         return self.state != "failed" and not self.engines.get("failed")
 
-    def to_json(self) -> dict[str, object]:
-        """A row of `enginesmith build --all --json` and of the flow's table."""
-        return asdict(self)
-
 
 @contextmanager
 def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]]:
@@ -371,10 +367,6 @@ class PlannedSpec:
     def settled(self) -> bool:
         """Whether every engine that can be built is there."""
         return not self.reason and not self.units.keys() - {"cached", "refused"}
-
-    def to_json(self) -> dict[str, object]:
-        """A row of `enginesmith plan --all --json`."""
-        return asdict(self)
 
 
 class Listings:

@@ -61,7 +61,11 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
     if interface:
         yield Finding("interface", "error", f"{interface}; requests to the one do not fit the other", pair.unit)
         return
-    yield from (_judge_metric(pair, metric) for metric in pair.metrics if _lost(metric))
+    for metric in filter(_lost, pair.metrics):
+        new_text = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
+        old_text = f"{format_metric(metric.name, metric.served or 0.0)} ({pair.against})"
+        message = f"{metric.name} {new_text}, served version {old_text}; the limit is {metric.allowed:g} worse"
+        yield Finding("metric", "error", message, pair.unit)
     fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
     broken = [drift for drift in pair.drift if not drift.passed]
     for drift in broken[:1]:
@@ -84,13 +88,6 @@ def _lost(metric: MetricPair) -> bool:
         return True
     loss = metric.new - metric.served if at_most(metric.name.partition(" of ")[0]) else metric.served - metric.new
     return not loss <= metric.allowed
-
-
-def _judge_metric(pair: EnginePair, metric: MetricPair) -> Finding:
-    new = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
-    old_value = format_metric(metric.name, metric.served or 0.0)
-    message = f"{metric.name} {new}, served version {old_value} ({pair.against}); the limit is {metric.allowed:g} worse"
-    return Finding("metric", "error", message, pair.unit)
 
 
 def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
