@@ -226,9 +226,7 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
         raise InputError(f"{model} {POINTER}")
     kind = model.suffix.lower()
     folder = (out or model).parent
-    if not model.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
-    relative_path = str(model.resolve().relative_to(folder.resolve()))
+    relative_path = _below(model, folder)
     if model.is_dir():
         model_facts = look_at_package(model, folder)
     elif kind == ".pbtxt":
@@ -246,6 +244,13 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
+def _below(file: Path, folder: Path) -> str:
+    """The file's path in the folder of the spec. Raises InputError for one outside of it."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{file} is outside {folder}, where the spec goes; a spec names files of its own folder")
+    return str(file.resolve().relative_to(folder.resolve()))
+
+
 def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
     """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
     from pipeline.drafts.torch_model import look_at_module
@@ -253,9 +258,7 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
     name, _, function = text.rpartition(":")
     folder = out.parent if out else Path(name).parent if name.endswith(".py") else Path()
     if name.endswith(".py"):
-        if not Path(name).resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{name} is outside {folder}, where the spec goes; a spec names files of its own folder")
-        name = str(Path(name).resolve().relative_to(folder.resolve()))
+        name = _below(Path(name), folder)
     model_facts = look_at_module(folder, f"{name}:{function}", requests)
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 

@@ -141,7 +141,7 @@ def find_fastest(facts: Sequence[EngineFacts]) -> EngineFacts | None:
     return min((engine for engine in facts if engine.runs), key=lambda engine: engine.median_s or 0.0, default=None)
 
 
-COLUMNS = (*("engine", "status", "median", "session", "items/s", "load", "memory", "file", "build", "SQNR", "targets"),)
+COLUMNS = ("engine", "status", "median", "session", "items/s", "load", "memory", "file", "build", "SQNR", "targets")
 Number = TypeVar("Number", int, float)
 
 
