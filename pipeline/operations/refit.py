@@ -28,7 +28,7 @@ from pipeline.compile.steps.engines import memory_request, needs, recall_engine,
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.compile.steps.proofs import engine_check, prove_engine
 from pipeline.operations.validate import published_proof, read_report, spec_of
-from pipeline.outcome import JudgedUnit, engine_of, judge_built
+from pipeline.outcome import JudgedUnit, Outcome, engine_of, judge_built
 from pipeline.progress.events import Finished
 from pipeline.values import Built, EngineBlob, Graph, GraphVariant, Recorded, Unit
 
@@ -106,6 +106,12 @@ class PublishedRefit:
     version: str | None
     channel_refusal: str | None
     failed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "PublishedRefit":
+        """What a run of all steps published."""
+        failed_units = tuple(engine.entry.unit for engine in outcome.failed)
+        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed_units)
 
 
 def refit_units(requests: Iterable[BuildRequest], base: Manifest, work: Work) -> list[Refit]:

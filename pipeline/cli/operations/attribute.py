@@ -247,8 +247,7 @@ def _refit_with_spec(
             return refits, None
         with build_lock(run, lock_names(run, options)):
             result = compile_model(run)
-    failed_units = tuple(engine.entry.unit for engine in result.failed)
-    return refits, PublishedRefit(result.model, result.version, result.channel_refusal, failed_units)
+    return refits, PublishedRefit.of(result)
 
 
 def _refit_with_version(
