@@ -178,18 +178,22 @@ class ModelView:
     drift: Mapping[DriftLabels, float] = field(default_factory=dict)
 
 
-# The values of each metric by its labels.
-MetricValues = Mapping[RegistryMetric, Mapping[tuple[str, ...], float]]
+@dataclass(frozen=True)
+class RegistryView:
+    """The values of each metric by its labels, and the totals, from which the histogram of build times is made."""
+
+    values: Mapping[RegistryMetric, Mapping[tuple[str, ...], float]]
+    totals: Totals
 
 
-def values_of(
+def view_of(
     runs: Sequence[RunView],
     models: Sequence[ModelView],
     all_models: int,
     totals: Totals,
     rollouts: Sequence[Rollout | None] = (),
     registered: Sequence[Registration] = (),
-) -> MetricValues:
+) -> RegistryView:
     """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
     version.  rollouts: that are not finished, or halted; None for one whose document cannot be read.  registered: the
     newest registration of each model."""
@@ -199,7 +203,7 @@ def values_of(
     engines: Counter[tuple[str, ...]] = Counter()
     for model in models:
         engines.update(model.statuses)
-    return {
+    values: dict[RegistryMetric, Mapping[tuple[str, ...], float]] = {
         BUILDS: {tally.labels: tally.count for tally in totals.builds},
         CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
         QUEUE: {(): states["planned"] + states["waiting"]},
@@ -221,6 +225,7 @@ def values_of(
         LEFT_OUT: {(): max(0, all_models - MOST_MODELS)},
         UNREAD: {(): all_models - len(models)},
     }
+    return RegistryView(values, totals)
 
 
 @dataclass(frozen=True)
@@ -243,9 +248,8 @@ class Looker:
         self._rollouts: dict[tuple[str, str], Rollout | None] = {}
         self._registered: tuple[float, list[Registration]] = (-math.inf, [])
 
-    def look(self) -> tuple[MetricValues, Totals]:
-        """The numbers of now, and the totals, from which the histogram of build times is made. Raises UnavailableError
-        when the registry is out of reach."""
+    def look(self) -> RegistryView:
+        """The numbers of now. Raises UnavailableError when the registry is out of reach."""
         all_runs = run_ids(self._store)
         model_names = set(sorted({model_of(run) for run in all_runs})[:MOST_MODELS])
         recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
@@ -263,12 +267,18 @@ class Looker:
         models = [
             one.view if model in drift_models else replace(one.view, drift={}) for model, one in self._known.items()
         ]
-        # As `values_of` takes them. One that halts is not among those that run any more.
+        # As `view_of` takes them. One that halts is not among those that run any more.
         looked_at = sorted({*running_rollouts(self._store), *self._rollouts})
         rollouts = dict(side_by_side(lambda key: _rollout(self._store, *key), looked_at))
         self._rollouts = {key: one for key, one in rollouts.items() if one is None or one.state in _ROLLOUT_STATES}
-        totals, rollouts_now = read_totals(self._store.read(TOTALS)), list(self._rollouts.values())
-        return values_of(runs, models, len(newest), totals, rollouts_now, self._registrations()), totals
+        return view_of(
+            runs,
+            models,
+            len(newest),
+            read_totals(self._store.read(TOTALS)),
+            list(self._rollouts.values()),
+            self._registrations(),
+        )
 
     def _registrations(self) -> list[Registration]:
         """The newest registrations, as they were at most `REGISTRATIONS_S` ago: each is a request."""
@@ -334,14 +344,13 @@ class Exporter:
         status: Callable[[Sequence[ListedModel] | None, str], object] = lambda *_: None,
     ) -> None:
         self._looker, self._say, self._status = Looker(store), say, status
-        self._totals = Totals()
-        self._values = values_of((), (), 0, self._totals)
+        self._view = view_of((), (), 0, Totals())
         self._up, self._at = False, 0.0
 
     def refresh(self) -> bool:
         """Look again. Returns whether that went well; where it did not, the numbers before stay."""
         try:
-            self._values, self._totals = self._looker.look()
+            self._view = self._looker.look()
         except EnginesmithError as error:
             if self._up or not self._at:
                 self._say(f"the registry cannot be read: {error}")
@@ -356,7 +365,7 @@ class Exporter:
     def refresh_all(self) -> bool:
         """Look until every model was read, as `refresh`."""
         while self.refresh():
-            if not self._values[UNREAD][()]:
+            if not self._view.values[UNREAD][()]:
                 return True
         return False
 
@@ -377,11 +386,11 @@ class Exporter:
         """Every metric family, from the last look."""
         from prometheus_client.core import HistogramMetricFamily
 
-        for metric, values in self._values.items():
+        for metric, values in self._view.values.items():
             yield family(metric, values)
         seconds = HistogramMetricFamily(BUILD_SECONDS.name, BUILD_SECONDS.help, labels=BUILD_SECONDS.labels)
         bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
-        for tally in self._totals.builds:
+        for tally in self._view.totals.builds:
             buckets = list(zip(bounds, (*tally.buckets, tally.count), strict=True))
             seconds.add_metric(tally.labels, buckets, tally.seconds)
         yield seconds
