@@ -41,8 +41,7 @@ class UnitResult:
     @property
     def seconds(self) -> float:
         """Seconds that the compiler took in this run; 0 where nothing was built."""
-        record = self.built.record if self.built and not self.built.cached else None
-        return record.seconds if record else 0.0
+        return self.built.record.seconds if self.built and self.built.record and not self.built.cached else 0.0
 
     @property
     def failure(self) -> BuildFailure | None:

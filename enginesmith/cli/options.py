@@ -162,6 +162,13 @@ def number_option(
     )
 
 
+def listen_option(default: str) -> Callable[[Callback], Callback]:
+    """--listen: the address that a server gets, HOST:PORT."""
+    meaning = "Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs."
+    kind = ListenAddress()
+    return click.option("--listen", type=kind, metavar="HOST:PORT", default=default, show_default=True, help=meaning)
+
+
 def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
     """The value of an option for a number. Raises click's usage error for NaN and infinity, which no range refuses."""
     if value is not None and not math.isfinite(value):

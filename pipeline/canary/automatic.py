@@ -36,7 +36,6 @@ class CanaryRequest:
     traffic: a folder or bucket's prefix with MODEL.jsonl or MODEL.npz, and MODEL.observed.jsonl where a log
     shows how many requests were in flight.  target: as `--target`.  scale: factor on the recorded request rate.
     duration: seconds; None replays the traffic once.
-    model, version, channel: names in the registry.
     """
 
     model: str

@@ -83,15 +83,13 @@ class FetchedEnsemble:
 def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder: Path) -> FetchedEnsemble:
     """The engines of an ensemble's engine and its functions, fetched into `folder` and verified.
 
-    store, manifest, entry: the registry, the version in it, and the engine of that.
     Raises as `fetch`, and IntegrityError for a graph's version that is gone.
     """
     engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
     for graph, _, engine in pinned_engines(store, manifest, entry):
         engine_folder = folder / graph.name
         engine_folder.mkdir()
-        blob = engine_of(engine)
-        engines[graph.name] = fetch_engine(store, blob, engine_folder)
+        engines[graph.name] = fetch_engine(store, engine_of(engine), engine_folder)
         sources[graph.name] = graph.sources
         safe.append(discovery.capabilities_of(engine.backend).thread_safe)
     functions = list[tuple[EnsembleFunction, Path]]()
@@ -104,17 +102,6 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
     return FetchedEnsemble(
         engines, sources, tuple(functions), tuple(entry.inputs), tuple(entry.outputs), all(safe) and not functions
     )
-
-
-def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, target: Target) -> str | None:
-    """Why an engine of a graph cannot be run here for a target; None where all can.
-
-    store, manifest, entry: the registry, the version in it, and the engine of that.
-    """
-    for graph, _, engine in pinned_engines(store, manifest, entry):
-        if reason := discovery.configure(engine.backend, dict(engine.options)).runs(target):
-            return f"graph {graph.name!r}: {reason}"
-    return None
 
 
 # An engine in a process of its own: a crash of that process is evidence against the engine, and the canary goes on.
@@ -349,9 +336,6 @@ def _describe_end(process: BaseProcess) -> str:
     return f"signal {-code} ({name})"
 
 
-# The two engines of a canary: found in the registry by reference, fetched and verified, opened by their backends.
-
-
 @dataclass(frozen=True)
 class ChosenEngine:
     """A version, and the engine of it that fits a target best."""
@@ -369,29 +353,27 @@ class ChosenEngine:
 
 def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
     """As `choose_unrun`, for running it here. Raises InputError when its hardware or runtime is not here."""
-    engine = choose_unrun(store, reference, target, precision)
-    entry = engine.entry
-    # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
-    manifest = engine.manifest
+    chosen_engine = choose_unrun(store, reference, target, precision)
+    manifest, entry = chosen_engine.manifest, chosen_engine.entry
+    parts = [("", entry)]
     if manifest.graphs:
-        reason = why_graph_not_here(store, manifest, entry, target)
-    else:
-        reason = discovery.configure(entry.backend, dict(entry.options)).runs(target)
-    if reason:
-        version_text = f"{manifest.model}@{manifest.version}"
-        raise InputError(f"{version_text}: {entry.unit} does not run here: {reason}; run this on a node that has it")
-    return engine
+        parts = [(f"graph {graph.name!r}: ", engine) for graph, _, engine in pinned_engines(store, manifest, entry)]
+    for words, engine in parts:
+        # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
+        if reason := discovery.configure(engine.backend, dict(engine.options)).runs(target):
+            name = f"{manifest.reference}: {entry.unit}"
+            raise InputError(f"{name} does not run here: {words}{reason}; run this on a node that has it")
+    return chosen_engine
 
 
 def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
     """The engine of a version that `enginesmith pull` would give on a machine of this target; it need not be this one.
 
     precision: None for the one that fits best.
-    store, reference: the registry, and the version in it.
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     version = locate(store, reference)
-    name = f"{version.manifest.model}@{version.manifest.version}"
+    name = version.manifest.reference
     entries = judge_entries(store, version.manifest, require(store, version.manifest).counts)
     machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=version.proven_only)
@@ -402,8 +384,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
 def open_isolated(
     store: Store, role: str, chosen: ChosenEngine, folder: Path
 ) -> AbstractContextManager[IsolatedSession]:
-    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`.  store,
-    chosen: the registry, and the engine in it."""
+    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`."""
     entry = chosen.entry
     if chosen.manifest.graphs:
         ensemble = fetch_ensemble(store, chosen.manifest, entry, folder)
@@ -420,10 +401,3 @@ def check_shared_gpu(target: Target) -> None:
                 f"{gpu.name} is in exclusive-process mode, and a canary opens both engines on it, each in a process of "
                 "its own; set `nvidia-smi --compute-mode=DEFAULT`, or run this on a node without that mode"
             )
-
-
-def check_alike(candidate: IsolatedSession, baseline: IsolatedSession) -> None:
-    """Raise InputError unless both engines take inputs of the same names and dtypes."""
-    takes = [{spec.name: spec.dtype for spec in session.inputs} for session in (candidate, baseline)]
-    if takes[0] != takes[1]:
-        raise InputError(f"the candidate takes {takes[0]} and the baseline {takes[1]}; no traffic fits both")

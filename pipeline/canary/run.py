@@ -21,7 +21,7 @@ from enginesmith.recording.traffic import RecordedTraffic, read_traffic
 from enginesmith.registry.manifest import Manifest, load_pinned
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable
-from pipeline.canary.engines import ChosenEngine, IsolatedSession, check_alike, check_shared_gpu, choose, open_isolated
+from pipeline.canary.engines import ChosenEngine, IsolatedSession, check_shared_gpu, choose, open_isolated
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
 from validation.canary.judging.judge import LEAST_STEP, Looks, judge
 from validation.canary.judging.pairing import evidence_of
@@ -70,7 +70,6 @@ def in_flight_of(
     A request lasts from its arrival for its latency: that of the log `log_path`, else the one in the traffic, else the
     median time that the baseline takes alone for a request of the warm-up.
 
-    clock: by which the baseline is timed.
     Raises InputError for several requests in flight of traffic without times, DataError for a log that is none.
     """
     if not traffic.timed:
@@ -120,12 +119,11 @@ class CanaryRun:
     observed: Path | None = None
 
 
-def run_canary(store: Store, request: CanaryRun, say: Say, clock: ReplayClock | None = None) -> WrittenReport:
+def run_canary(store: Store, request: CanaryRun, say: Say) -> WrittenReport:
     """Replay, judge, and write observations, report and page into `request.out`.
 
     After an interruption the observations so far are there, whole, and so is the report of the last look.
 
-    store: the registry.  say: gets lines about the progress.  clock: for tests.
     Raises InputError for a folder that has a canary already and for engines that do not run here, DataError for
     traffic that does not fit.
     """
@@ -146,9 +144,11 @@ def run_canary(store: Store, request: CanaryRun, say: Say, clock: ReplayClock | 
             stack.enter_context(open_isolated(store, role, side, folder))
             for role, side, folder in zip(SIDES, sides, folders, strict=True)
         ]
-        check_alike(*sessions)
+        takes = [{spec.name: spec.dtype for spec in session.inputs} for session in sessions]
+        if takes[0] != takes[1]:
+            raise InputError(f"the candidate takes {takes[0]} and the baseline {takes[1]}; no traffic fits both")
         traffic = _read_traffic(request.traffic, sessions[0], sides[0].manifest, store)
-        return CanaryExecution(request, sides, limits, source, traffic, say).run(sessions[0], sessions[1], clock)
+        return CanaryExecution(request, sides, limits, source, traffic, say).run(sessions[0], sessions[1])
 
 
 def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest, store: Store) -> RecordedTraffic:
@@ -193,7 +193,7 @@ class CanaryExecution:
         ]
 
     def run(
-        self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: ReplayClock | None
+        self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: ReplayClock | None = None
     ) -> WrittenReport:
         """Replay until a look decides, or to the end, and return the last look's report.
 

@@ -101,7 +101,7 @@ def _target_verdict(
     if verdict := verdict_on(target, channel.manifest, verdicts):
         return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
-    reference, channel_text = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
+    reference, channel_text = candidate.reference, f"{channel.model}:{channel.name}"
     has_engine, has_baseline = (
         any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has) for has in sides
     )
@@ -137,7 +137,6 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     A FAIL rolls its candidate back where it is served already. A PASS promotes the candidate once every target that
     counts (`targets_that_count`) has one. report: digest of the blob of the canary's report.
 
-    store, channel: the registry, and the channel that is moved.  say: gets lines about the progress.
     Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
     where the trust policy asks for more.
     """
@@ -163,7 +162,6 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     What the channel serves is rolled back where it has a FAIL (`_find_fail`); else the newest version is promoted as in
     `settle`: one that could not be promoted when its verdict came may be promotable by now.
 
-    store: the registry.  say: gets lines about the progress.
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
     serving = state.read_channel(store, check_model(model), check_channel(channel))

@@ -51,7 +51,6 @@ class JudgeOptions:
 
     planned: number of requests at the last look, None where this look is the only one.  previous: report of the look
     before.  ignore_missing: whether a request that only one side observed is left out; else it counts as failed.
-    seed: of the bootstrap.
     """
 
     limits: Thresholds
@@ -59,13 +58,11 @@ class JudgeOptions:
     planned: int | None = None
     previous: CanaryReport | None = None
     ignore_missing: bool = False
-    seed: int = 0
 
 
 def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path) -> WrittenReport:
     """Judge two files of observations and write report and page into `out`.
 
-    candidate, baseline: the files.  terms: how they are judged.
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
     ours, baseline_table = read_both(candidate, baseline)
@@ -76,7 +73,7 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
         raise InputError("the earlier look had other thresholds; they may not change between looks")
     quality = terms.limits.quality or QualityThresholds()
     evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db, ignore_missing=terms.ignore_missing)
-    judgement = judge(evidence, terms.limits, looks, seed=terms.seed)
+    judgement = judge(evidence, terms.limits, looks, seed=0)
     if ours.identity.engine and ours.identity.engine == baseline_table.identity.engine:
         notes = (*notes, "both sides are the same engine")
     target = None
@@ -84,16 +81,13 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
     with suppress(UnknownNameError):
         target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
     conditions = circumstances(terms.source, notes, TrafficReplayed(), target)
-    return write_report(
-        make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, terms.seed), out
-    )
+    return write_report(make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, 0), out)
 
 
 def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:
     """What a report says beside the statistics: this machine, the versions, and the arguments.
 
     source: where the thresholds are from.  target: what the canary ran on ('sm_89'), None or '' where unknown.
-    notes: how the evidence was read.  traffic: what was replayed.
     """
     return Circumstances(
         now(), describe_host(), versions("enginesmith", "numpy"), source, traffic, tuple(notes), target or None
@@ -128,7 +122,7 @@ def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     canary_terms = decode(spec_section, _Judged, "spec" if manifest.graphs else "spec.validation").canary
     if canary_terms is None:
         return Thresholds(), DEFAULTS
-    return Thresholds.from_json(canary_terms), f"the spec of {manifest.model}@{manifest.version}"
+    return Thresholds.from_json(canary_terms), f"the spec of {manifest.reference}"
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
@@ -143,7 +137,7 @@ def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
 
 def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel | None) -> str | None:
     """Why a report does not allow promoting this version; None if it does. channel: None where it serves nothing."""
-    reference = f"{manifest.model}@{manifest.version}"
+    reference = manifest.reference
     if report.verdict != "PASS":
         return f"the canary's verdict is {report.verdict}: {report.reason}"
     candidate, baseline = report.candidate, report.baseline
@@ -163,10 +157,7 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
 
 
 def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> str:
-    """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line.
-
-    store: the registry.  report: with the verdict.  person: who is named in the channel's history.
-    """
+    """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line."""
     model, manifest = report.candidate.model, report.candidate.manifest
     if report.verdict != "FAIL":
         return f"{report.verdict} is no FAIL; no channel was moved"
@@ -187,7 +178,6 @@ def canary_passes(
 
     Returns the words for the channel's history and a pass for each report; `say` names engines without a canary.
 
-    manifest: of the version.  reports: the files.
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
     serving = state.read_channel(store, manifest.model, channel)

@@ -9,7 +9,7 @@ import numpy as np
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.text import format_plain
 from enginesmith.core.types import Dim
-from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from pipeline.capacity.measured import (
@@ -17,13 +17,10 @@ from pipeline.capacity.measured import (
     MachinePrices,
     TimedEngineKind,
     fits,
-    names_not_timed,
     read_prices,
-    sizes_of_request,
     steady_workload,
     timed_engines,
     traffic_workload,
-    usable_engines,
 )
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import read_inventory
@@ -51,8 +48,6 @@ from validation.capacity.machines import (
     machines_for,
 )
 from validation.data.batches import leading_dim
-
-# How much one machine of each kind carries, machines and cost for a rate, and the cheapest mix of a fleet.
 
 # Greatest batches that are tried where none is given: the largest that was timed, and this many smaller ones.
 MOST_BATCHES = 4
@@ -127,10 +122,10 @@ class CapacityForecast:
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """What all rows of a forecast share. dims: of the model.  counts: machines that there are, by name of price. say:
-    gets a line for each engine, whose simulation takes seconds.  reference: the version.  demand, limit: requests a
-    second, and the latency that they must keep.  asked: the arrivals.  serving: how requests are batched.  prices: None
-    where none were given."""
+    """What a forecast is made from. dims: of the model.  counts: machines that there are, by name of price. say: gets a
+    line for each engine, whose simulation takes seconds.  reference: the version.  demand, limit: requests a second,
+    and the latency that they must keep.  asked: the arrivals.  serving: how requests are batched.  prices: None where
+    none were given.  kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
 
     reference: str
     demand: CapacityDemand
@@ -138,17 +133,19 @@ class Forecaster:
     asked: AskedWorkload
     serving: ServingTerms
     dims: Sequence[Dim]
+    kinds: Sequence[TimedEngineKind]
+    engines: Sequence[JudgedEntry]
     prices: MachinePrices | None = None
     counts: Mapping[str, int] | None = None
     say: Callable[[str], object] = str
 
-    def forecast(self, kinds: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
-        """The forecast. kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
+    def forecast(self) -> CapacityForecast:
+        """The forecast."""
         rows = list[EngineCapacity]()
-        for kind in kinds:
+        for kind in self.kinds:
             self.say(f"simulating {kind.entry.unit} on {kind.machine.title}")
             rows.append(self.row(kind))
-        rows += self._not_timed(kinds, engines)
+        rows += self._not_timed()
         capacity_forecast = CapacityForecast(
             self.reference, self.demand, self.limit, self.asked.words, tuple(rows),
             self.prices.currency if self.prices else "",
@@ -194,12 +191,25 @@ class Forecaster:
             return words
         return f"{words}, and requests wait: for others (--wait), or as several arrive at once"
 
-    def quick_rate(self, kind: TimedEngineKind, limit: LatencyLimit) -> float:
-        """The greatest rate to some percent, as for a picture; 0 where no rate keeps the limit."""
-        times, mosts = self._times_of(kind)
-        return choose_policy(self.asked.workloads[0], times, limit, policies_to_try(limit, mosts, self.serving.wait_s))[
-            0
-        ]
+    def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
+        """For each price the cost of a million requests against the limit, without rounding to whole machines, with the
+        engine that is best at the limit asked for. Rates are to some percent."""
+        free, curves = 1.0 - self.demand.headroom, []
+        for name, row in best_engines(forecast.engines).items():
+            kind = next(
+                kind for kind in self.kinds if kind.entry.digest == row.engine and kind.machine.title == row.machine
+            )
+            times, mosts = self._times_of(kind)
+            points = []
+            for share in PICTURED:
+                limit = LatencyLimit(share * self.limit.seconds, self.limit.p)
+                policies = policies_to_try(limit, mosts, self.serving.wait_s)
+                rate, _ = choose_policy(self.asked.workloads[0], times, limit, policies)
+                if rate > 0.0 and self.prices:
+                    per_hour = self.prices.machines[name].per_hour
+                    points.append((limit.seconds, cost_per_million(1, per_hour, free * rate)))
+            curves.append(CostCurve(f"{name}: {row.unit}", tuple(points)))
+        return curves
 
     def _times_of(self, kind: TimedEngineKind) -> tuple[list[BatchTimes], list[int]]:
         """Times for each queue, and the greatest batches to try."""
@@ -233,27 +243,34 @@ class Forecaster:
         high = None if machines.high is None else cost_per_million(machines.high, per_hour, rate)
         return FleetCost(value, low, high)
 
-    def _not_timed(self, kinds: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> Iterator[EngineCapacity]:
+    def _not_timed(self) -> Iterator[EngineCapacity]:
         """A row for each engine on each wanted kind of machine that it was not timed on."""
         machine_names = list(self.prices.machines) if self.prices else []
-        for entry in engines:
-            is_timed = any(kind.entry.digest == entry.digest for kind in kinds)
-            names = names_not_timed(entry, machine_names, kinds) or ([] if is_timed or self.prices else [entry.target])
-            for name in names:
+        for entry in self.engines:
+            timed_names = {
+                name for kind in self.kinds if kind.entry.digest == entry.digest for name in kind.machine.names
+            }
+            names = [name for name in machine_names if name not in timed_names and fits(entry, name)]
+            for name in names or ([] if timed_names or self.prices else [entry.target]):
                 command = f"enginesmith validate {self.reference} --target {entry.target}"
                 reason = f"not measured; run on this kind of machine: {command}"
-                yield EngineCapacity(
-                    entry.unit, name, entry.digest, name if name in machine_names else None, reason=reason
-                )
+                price = name if name in machine_names else None
+                yield EngineCapacity(entry.unit, name, entry.digest, price, reason=reason)
+        all_timed_names = {name for kind in self.kinds for name in kind.machine.names}
         for name in machine_names:
-            if not any(fits(entry, name) for entry in engines) and not any(name in one.machine.names for one in kinds):
+            if name not in all_timed_names and not any(fits(entry, name) for entry in self.engines):
                 yield EngineCapacity("", name, None, name, reason=f"{self.reference} has no engine for {name}")
 
     def _with_mix(self, forecast: CapacityForecast) -> CapacityForecast:
         """The forecast with the cheapest mix, at the greatest rates and at the lower ends of their intervals."""
         best_rows = best_engines(forecast.engines)
         if not best_rows:
-            return replace(forecast, why_no_mix=self._why_none(forecast))
+            source = self.prices.source if self.prices else ""
+            machines = ", ".join(dict.fromkeys(row.machine for row in forecast.engines if row.greatest))
+            unpriced_text = f"{source} has no price for {machines}, on which engines were timed; add it"
+            return replace(
+                forecast, why_no_mix=unpriced_text if machines else "no engine that was timed keeps the limit"
+            )
         rates = {name: row.greatest.rate for name, row in best_rows.items() if row.greatest}
         ends = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
         mixes = [self._mix(dict(zip(rates, counts, strict=True))) for counts in ends]
@@ -280,14 +297,6 @@ class Forecaster:
         if self.counts is not None:
             return self.counts.get(name, 0)
         return self.prices.machines[name].count if self.prices else None
-
-    def _why_none(self, forecast: CapacityForecast) -> str:
-        carrying = [row for row in forecast.engines if row.greatest]
-        if not carrying:
-            return "no engine that was timed keeps the limit"
-        source = self.prices.source if self.prices else ""
-        machines = ", ".join(dict.fromkeys(row.machine for row in carrying))
-        return f"{source} has no price for {machines}, on which engines were timed; add it"
 
     def _why_too_few(self, rows: Mapping[str, EngineCapacity]) -> str:
         free = 1.0 - self.demand.headroom
@@ -329,8 +338,6 @@ def _middle(row: EngineCapacity) -> float:
     return row.greatest.rate.value if row.greatest else 0.0
 
 
-# From a version and what is asked of it to a forecast of its capacity, and the picture of its costs.
-
 # Limits of the picture, as shares of the one that was asked for.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
@@ -353,54 +360,13 @@ class CapacityTerms:
     precision: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedForecast:
-    """A forecaster and the engines that it is about.
-
-    timed: the engines with their times.  manifest, store: the version, and the registry.  precision: the one asked for;
-    None for any.
-    """
-
-    forecaster: Forecaster
-    timed: Sequence[TimedEngineKind]
-    manifest: Manifest
-    store: Store
-    precision: str | None
-
-    def forecast(self) -> CapacityForecast:
-        """The forecast. Raises IntegrityError for a damaged report."""
-        engines = [row for row in usable_engines(self.store, self.manifest) if self.precision in (None, row.precision)]
-        return self.forecaster.forecast(self.timed, engines)
-
-    def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
-        """For each price the cost of a million requests against the limit, without rounding to whole machines, with the
-        engine that is best at the limit asked for."""
-        prices, free = self.forecaster.prices, 1.0 - self.forecaster.demand.headroom
-        curves = []
-        for name, row in best_engines(forecast.engines).items():
-            engine = next(
-                kind for kind in self.timed if kind.entry.digest == row.engine and kind.machine.title == row.machine
-            )
-            points = []
-            for share in PICTURED:
-                limit = LatencyLimit(share * self.forecaster.limit.seconds, self.forecaster.limit.p)
-                rate = self.forecaster.quick_rate(engine, limit)
-                if rate > 0.0 and prices:
-                    points.append((limit.seconds, cost_per_million(1, prices.machines[name].per_hour, free * rate)))
-            curves.append(CostCurve(f"{name}: {row.unit}", tuple(points)))
-        return curves
-
-
-def prepare(
-    store: Store, manifest: Manifest, terms: CapacityTerms, say: Callable[[str], object] = str
-) -> PreparedForecast:
+def prepare(store: Store, manifest: Manifest, terms: CapacityTerms, say: Callable[[str], object] = str) -> Forecaster:
     """Read prices, fleet, traffic and latency reports. say: as of `Forecaster`.
 
-    store, manifest: the registry, and the version in it.  terms: what is asked.
     Raises SpecError for prices or an inventory with mistakes, InputError where nothing was timed, and for a fleet
-    without prices, DataError for traffic that is none of the model's.
+    without prices, DataError for traffic that is none of the model's, IntegrityError for a damaged report.
     """
-    spec, reference = spec_of(manifest), f"{manifest.model}@{manifest.version}"
+    spec, reference = spec_of(manifest), manifest.reference
     prices = read_prices(terms.prices) if terms.prices else None
     counts = _counts(read_inventory(terms.fleet), prices) if terms.fleet else None
     kinds = [kind for kind in timed_engines(store, manifest) if terms.precision in (None, kind.entry.precision)]
@@ -411,10 +377,10 @@ def prepare(
             f" enginesmith validate {reference}"
         )
     workload = _asked(spec, leading_dim(kinds[0].entry.inputs), terms)
-    forecaster = Forecaster(
-        reference, terms.demand, terms.limit, workload, terms.serving, spec.named_dims(), prices, counts, say
-    )
-    return PreparedForecast(forecaster, kinds, manifest, store, terms.precision)
+    usable_engines = [entry for entry in judge_entries(store, manifest) if entry.usable]
+    engines = [entry for entry in usable_engines if terms.precision in (None, entry.precision)]
+    asked_terms = (terms.demand, terms.limit, workload, terms.serving)
+    return Forecaster(reference, *asked_terms, spec.named_dims(), kinds, engines, prices, counts, say)
 
 
 def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWorkload:
@@ -426,8 +392,7 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
         words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
         raise InputError(f"requests wait {words}: one that no other joins would break the limit; let them wait less")
     if terms.traffic is None:
-        sizes = sizes_of_request(terms.at, dims, batch)
-        return steady_workload({name: size for name, size in sizes.items() if name != batch})
+        return steady_workload(terms.at, dims, batch)
     if terms.at:
         raise InputError("the traffic says the sizes; leave out --at, or --traffic")
     trace = read_place(terms.traffic, spec.tensors(), spec.model).trace

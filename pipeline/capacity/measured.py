@@ -1,6 +1,6 @@
 """The inputs of a capacity plan: measured run times, workloads, prices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -70,17 +70,6 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
         for (engine, machine), reports in reports_by_engine.items()
         if engine == digest
     ]
-
-
-def usable_engines(store: Store, manifest: Manifest) -> list[JudgedEntry]:
-    """The engines of a version that may be pulled."""
-    return [entry for entry in judge_entries(store, manifest) if entry.usable]
-
-
-def names_not_timed(entry: EngineEntry, machine_names: Iterable[str], kinds: Sequence[TimedEngineKind]) -> list[str]:
-    """Those of `machine_names` that the engine was built for and was not timed on. kinds: all of the version."""
-    timed_names = {name for kind in kinds if kind.entry.digest == entry.digest for name in kind.machine.names}
-    return [name for name in machine_names if name not in timed_names and fits(entry, name)]
 
 
 def fits(entry: EngineEntry, name: str) -> bool:
@@ -195,8 +184,8 @@ class AskedWorkload:
     words: str
 
 
-def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -> dict[str, int]:
-    """Sizes of a request of one sample: those of 'length=64', and for other dims what they are tuned for.
+def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:
+    """Poisson arrivals of one sample each, of the sizes in 'length=64', and in other dims of those they are tuned for.
 
     Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
     """
@@ -207,14 +196,10 @@ def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -
             f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
             " requests of more are those of --traffic"
         )
-    return {name: 1 if name == batch else size for name, size in sizes.items()}
-
-
-def steady_workload(sizes: Mapping[str, int]) -> AskedWorkload:
-    """Poisson arrivals of one sample each. sizes: of the other dims."""
-    works = tuple(poisson_workload(seed) for seed in range(SIMULATIONS))
-    text = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
-    return AskedWorkload(works, (sizes,), "Poisson arrivals of one sample" + (f" at {text}" if text else ""))
+    other_sizes = {name: size for name, size in sizes.items() if name != batch}
+    sizes_text = ", ".join(f"{dim}={size}" for dim, size in other_sizes.items())
+    words = "Poisson arrivals of one sample" + (f" at {sizes_text}" if sizes_text else "")
+    return AskedWorkload(tuple(poisson_workload(seed) for seed in range(SIMULATIONS)), (other_sizes,), words)
 
 
 def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:

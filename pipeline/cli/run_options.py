@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
     from enginesmith.registry.store.base import Store
     from pipeline.canary.engines import ChosenEngine
+    from pipeline.compile.composition import Run
     from pipeline.compile.run_context import RunContext
     from pipeline.orchestration.run import RunOptions
     from pipeline.progress import Progress
@@ -91,6 +92,17 @@ def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
     from pipeline.progress import progress_display
 
     return progress_display(quiet, json_lines=log_format() == "json")
+
+
+@contextmanager
+def opened_run(spec: str, registry: str | None, quiet: bool) -> Iterator["Run"]:
+    """A run of a whole spec, of which the registry keeps no state, with its progress on stderr. registry: None for the
+    spec's. Raises as `open_run`."""
+    from pipeline.orchestration.run import RunOptions, open_run
+
+    options = RunOptions(registry=registry)
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
+        yield run
 
 
 # What commands work on: a published version, or one of its engines.

@@ -1,7 +1,7 @@
 """Which engines a fleet needs, has and lacks, and the builds that close the gaps."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -11,9 +11,8 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.text import join_first, pluralize
 from enginesmith.core.types import BuildRequest, Precision, Target, accuracy_order
-from enginesmith.registry.builds.build_history import Expectation, History
+from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.manifest import EngineEntry, request_of
-from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
 from pipeline.fleet.catalog import Catalog, Demand, Served
 from pipeline.fleet.groups import NodeGroup
@@ -33,7 +32,6 @@ class Coverage:
     engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `pull --explain`'s words.
     remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; building it
     again with the same compiler would not help then.
-    served: the version.  group: the nodes.  state: whether they have an engine.
     """
 
     served: Served
@@ -92,7 +90,6 @@ def list_coverage(
     """The coverage of every demand on every group that it names. Groups with equal machines are judged once.
 
     results: those of earlier calls with the same `versions` and catalog; new ones are added.
-    groups: of the fleet's nodes.
     """
     results = {} if results is None else results
     coverages = []
@@ -207,10 +204,6 @@ class Hours:
         units, builds = pluralize(self.units, "unit"), pluralize(self.most, "finished build")
         return f"{hours} GPU hours for {units}, each predicted from {fewer}{builds}{unknown_text}"
 
-    def to_json(self) -> dict[str, object]:
-        """A JSON object."""
-        return asdict(self)
-
 
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
     """The sum of predictions; None is a unit without one."""
@@ -223,11 +216,6 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
     builds = [count for _, count in predictions] or [0]
     hours = sum(seconds for seconds, _ in predictions) / 3600
     return Hours(hours, len(predictions), min(builds), max(builds), len(items) - len(predictions))
-
-
-def predictor(store: Store) -> Predictor:
-    """A function that predicts a build of a model from the registry's history of builds."""
-    return History(store).predict
 
 
 @dataclass(frozen=True)
@@ -302,9 +290,8 @@ def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWor
     for standing in coverage:
         if standing.state not in ("covered", "breaking"):
             coverage_by_unit.setdefault(_find_unit(standing), []).append(standing)
-    return tuple(
-        sorted((_describe_work(unit, waiting, predict) for unit, waiting in coverage_by_unit.items()), key=_order)
-    )
+    units = (_describe_work(unit, waiting, predict) for unit, waiting in coverage_by_unit.items())
+    return tuple(sorted(units, key=_order))
 
 
 def _find_unit(coverage: Coverage) -> WantedUnit:
@@ -351,9 +338,8 @@ def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predi
     if unit.kind == "prove":
         return replace(work, engine=coverage.engine.digest if coverage.engine else None)
     like = coverage.engine or next(_list_similar(coverage, unit.target), None)
-    work = replace(
-        work, remedy=_find_prerequisite(coverage, unit), refused=_explain_refusal(like, unit.target) if like else ""
-    )
+    refusal = _explain_refusal(like, unit.target) if like else ""
+    work = replace(work, remedy=_find_prerequisite(coverage, unit), refused=refusal)
     request = _request_for(like, unit.target) if like and not work.refused else None
     return work if request is None else replace(work, expected=predict(unit.model, request))
 

@@ -10,8 +10,6 @@ from typing import Any
 from enginesmith.core.hardware.machine import Machine, product_of
 from enginesmith.core.types import Target
 
-# Values: groups of nodes for which the same engines fit, and a whole fleet of them.
-
 
 @dataclass(frozen=True)
 class Hardware:

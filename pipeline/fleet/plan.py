@@ -1,7 +1,7 @@
 """What a change of a fleet's drivers, runtimes and machines would break, and what would have to be built for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import Machine, parse_targets
@@ -59,7 +59,6 @@ class FleetPlan:
     dying: demands that are met now on a group, and would not be.  waiting: others that would not be met, on new nodes
     or not met today either.  work: builds and proofs, in order.  idle: engines that no node would need.  hours: of the
     builds for GPUs.  unwanted: groups that no demand names.
-    before, after: the fleet without the change, and with it.
     """
 
     before: Fleet
@@ -81,7 +80,7 @@ class FleetPlan:
             "work": [task.to_json() for task in self.work],
             "idle": [{"unit": engine.unit, "models": list(engine.models)} for engine in self.idle],
             "unwanted": [group.name for group in self.unwanted],
-            "predicted": self.hours.to_json(),
+            "predicted": asdict(self.hours),
         }
 
 
@@ -90,7 +89,6 @@ def make_plan(
 ) -> FleetPlan:
     """Compare the fleet with what it would be.
 
-    versions: those served.  catalog: the demands.  change: of the fleet.  predict: tells how long a build takes.
     Raises InputError for more nodes to remove than there are.
     """
     today = replace(catalog, planned=())

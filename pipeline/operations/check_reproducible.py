@@ -10,7 +10,6 @@ from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.discovery import open_engine
 from builders.execution.jobs import Job, Needs, WorkerContext
-from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.types import BuildRequest
@@ -63,22 +62,8 @@ class RebuildEngine:
         return engine.digest
 
 
-@dataclass(frozen=True)
-class RebuiltEngine:
-    """How far the rebuilds of an engine differ. rebuilt: whether a build gave the published file, byte for byte."""
-
-    chosen: ChosenEngine
-    report: "Reproducibility"
-    rebuilt: bool
-
-    def to_json(self) -> dict[str, object]:
-        """What `enginesmith debug reproduce --json` prints."""
-        publication = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
-        return {**encode(self.chosen.identity), **self.report.to_json(), "published": publication}
-
-
-def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
-    """Build an engine `times` times on this machine, one process after the other, and compare the builds.
+def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) -> "Reproducibility":
+    """Build an engine `times` times on this machine, one process after the other: how far the builds differ.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
     """
@@ -99,8 +84,7 @@ def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) ->
             context.progress.emit(Finished(name, words=rebuilds[-1].engine[:12]))
         drift_limits = spec.validation.limits_for(request.precision, "engine")
         budget = budgets("engine", request.precision, noise).override(drift_limits)
-        report = reproducibility(rebuilds, budget)
-    return RebuiltEngine(choice, report, entry.digest in report.engines)
+        return reproducibility(rebuilds, budget)
 
 
 # Times published engines on this machine: one by itself, or two in turns.
@@ -135,7 +119,6 @@ def benchmark_pair(
 ) -> PairedBenchmark:
     """Time two engines in turns, at the last bucket that is given, else at the first's opt sizes: is `engine` faster?
 
-    baseline: the other engine.  options: seconds and buckets.  context: of the run.
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
     """
     takes = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (engine, baseline)]

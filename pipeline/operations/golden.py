@@ -69,7 +69,6 @@ def attribute_version(
     """Attribute the drift of every graph and every engine of these targets, failed or not; each graph once.
 
     targets: names.  precision: None for all.
-    manifest: of the version.  context: of the run.
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
@@ -78,7 +77,7 @@ def attribute_version(
     if not fits:
         request_text = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
         units = ", ".join(entry.unit for entry in have) or "none"
-        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {request_text}; it has: {units}")
+        raise UnknownNameError(f"{manifest.reference} has no engine for {request_text}; it has: {units}")
     for suspect in _suspects(manifest, fits, context):
         if isinstance(suspect, Attributed):
             yield AttributionAnswer(suspect)
@@ -153,29 +152,22 @@ class _NamedVariant(GraphVariant):
 
 
 @dataclass(frozen=True)
-class FuzzTerms:
-    """What to try. count: random cases, besides those at the boundaries.
-
-    only: the one case to try.  command: the words that fuzz this engine, for messages.
-    seed: of what is drawn.
-    """
-
-    seed: int
-    count: int
-    command: tuple[str, ...]
-    only: str | None = None
-
-
-@dataclass(frozen=True)
 class FuzzEngine:
     """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric.  shapes:
-    of the model.  terms: what to try."""
+    of the model.
+
+    seed, count: of random cases, besides those at the boundaries.  command: the words that fuzz this engine, for
+    messages.  only: the one case to try.
+    """
 
     engine: EngineBlob
     golden: str
     shapes: ModelShapes
     limits: Mapping[str, float]
-    terms: FuzzTerms
+    seed: int
+    count: int
+    command: tuple[str, ...]
+    only: str | None = None
 
     def run(self, context: WorkerContext) -> FuzzReport:
         """Every case with its outcome. Raises InputError for a case that does not fit the model."""
@@ -197,37 +189,33 @@ class FuzzEngine:
             sides = FuzzSides(
                 reference, actual, request.precision, staged_limits, usual_budget, exact, golden_drifts(frozen)
             )
-            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
-        return fuzz_run.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
+            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.seed)
+        return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
 
     def _cases(self) -> "Sequence[FuzzCase]":
-        terms, dims = self.terms, self.shapes.dims
-        if terms.only:
-            return [parse_only(terms.only, dims)]
+        if self.only:
+            return [parse_only(self.only, self.shapes.dims)]
         # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
         dynamic = self.engine.request.precision == "int8-dynamic"
         values = [kind for kind in VALUES if not (dynamic and kind == "nan")]
-        return draw(dims, terms.seed, terms.count, values)
+        return draw(self.shapes.dims, self.seed, self.count, values)
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
     """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
 
     cases: number of random cases, besides those at the boundaries.  only: the one case to try.
-    choice: the engine.  context: of the run.  seed: of what is drawn.
     Raises InputError for a case that does not fit the model, StepError for an engine that crashes.
     """
     entry, manifest = choice.entry, choice.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
-    command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
+    command = ["enginesmith", "debug", "fuzz", manifest.reference, "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
-    terms = FuzzTerms(seed, cases, tuple(command), only)
-    engine = engine_of(entry)
-    limits = spec.validation.limits_for(request.precision, "engine")
-    fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)
+    limits, drawn = spec.validation.limits_for(request.precision, "engine"), (seed, cases, tuple(command), only)
+    fuzz_request = FuzzEngine(engine_of(entry), manifest.golden, model_shapes(spec), limits, *drawn)
     name = f"fuzz {entry.unit}"
-    job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))
+    job = Job(name, fuzz_request, context.store.uri, engine_limits(spec, "proof"))
     return context.run_to_end(context.local, name, job)
 
 
@@ -242,7 +230,6 @@ class MadeGolden:
     """A spec's golden set. digest, before: of it and of the one before it.  change: how they differ, in words.
 
     frozen: the digest that the spec demands, None for any.
-    model: its name.  notes: for people.
     """
 
     model: str

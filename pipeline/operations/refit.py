@@ -85,7 +85,6 @@ class Refit:
     """What became of a unit. kernels: digest of the engine that they are from, None where there is none.
 
     engine: digest of the new engine, None where there is none, and then `reason` says why.
-    request: what the unit is built from.
     """
 
     request: BuildRequest
@@ -137,14 +136,14 @@ def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Ref
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
     """Why the engine of `entry` cannot be given the weights of `request`, as far as the manifest tells."""
     if entry is None:
-        return f"{base.model}@{base.version} has no engine for it"
+        return f"{base.reference} has no engine for it"
     backend = discovery.configure(request.backend, dict(request.options))
     refitter = get_refitting(backend)
     if refitter is None:
         return f"{request.backend} does not refit"
     before = request_of(entry)
     if reason := refitter.refits(before):
-        return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"
+        return f"{entry.unit} of {base.reference} cannot be refitted: {reason}"
     if before.model == request.model:
         return "its weights are the same"
     new_request = replace(before, model=request.model)
@@ -159,7 +158,7 @@ def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work)
     refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
     on_gpu = refitter is not None and refitter.refit_needs_gpu()
     before = engine_of(entry)
-    refit, name = RefitEngine(before, request, f"{base.model}@{base.version}"), f"refit {request.unit}"
+    refit, name = RefitEngine(before, request, base.reference), f"refit {request.unit}"
     job_needs = needs(request, memory_request(work.spec)) if on_gpu else Needs()
     job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), job_needs)
     try:
@@ -198,7 +197,7 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
         before, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
             reason = (
-                f"{source.model}@{source.version} has no graph in {entry.precision} as {entry.backend} wants it; "
+                f"{source.reference} has no graph in {entry.precision} as {entry.backend} wants it; "
                 "build a unit of it there"
             )
             without.append(Refit(before, entry.digest, reason=reason))
@@ -208,29 +207,23 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
     return refit_items, without
 
 
-def publish_refitted(
-    base: Manifest,
-    other: Manifest,
-    pairs: Sequence[tuple[Refit, WantedRefit]],
-    channel: str | None,
-    context: RunContext,
-) -> Published:
-    """Prove what can be proven here, and publish the other version again with the refitted engines.
+def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefit], context: RunContext) -> Published:
+    """Prove what can be proven here, and publish the other version again with the refitted engines, for the channel
+    candidate.
 
-    pairs: each refitted engine with what was wanted.  channel: the one to move to the new version.
     base, other: the version that the kernels are from, and the one with the new weights.  context: of the run.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
     new_engines, failed_entries = list[RenewedEngine](), list[EngineEntry]()
-    for _, wanted_refit in pairs:
+    for wanted_refit in items:
         unit = _judge(wanted_refit, other, context)
         if unit.report and unit.built.record and (proof := approve(unit.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
             new_engines.append(RenewedEngine(unit.entry, proof, unit.built.record))
         else:
             failed_entries.append(unit.entry)
-    why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel=channel)
+    why = f"refitted from {base.reference}, weights of {other.reference}"
+    return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel="candidate")
 
 
 @dataclass(frozen=True)
@@ -255,7 +248,6 @@ def publish_again(
     """Publish a version again with other engines in the place of some. word: what was done to these.
 
     failed_entries: units without one.  channel: the one to move to the new version.
-    base: the version.  new_engines: to put in.  context: of the run.  why: for the manifest.
     Raises as `publish`.
     """
     units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}

@@ -77,8 +77,8 @@ class Validated:
     def of(cls, manifest: Manifest, entry: EngineEntry, verdict: str = "", reason: str | None = None) -> "Validated":
         """About an engine of a version. Defaults: what is on record of it."""
         reason = entry.reason if reason is None else reason
-        reference = f"{manifest.model}@{manifest.version}"
-        return cls(reference, entry.unit, verdict or entry.status, reason, entry.checks, entry.sqnr_db)
+        verdict = verdict or entry.status
+        return cls(manifest.reference, entry.unit, verdict, reason, entry.checks, entry.sqnr_db)
 
     @property
     def good(self) -> bool:
@@ -112,7 +112,6 @@ def validate(
     Of an ensemble an engine is run from end to end, once those of its graphs are proven here; the reports on these are
     attached to their versions.
 
-    manifest: of the version.  context: of the run.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     with open_version(manifest, context.store) as version:
@@ -145,7 +144,7 @@ class PublishedModel:
             return Validated.of(manifest, entry, reason=on_record)
         if not again and (unknown := why_unmeasured(entry, context.store)):
             return Validated.of(manifest, entry, "unproven", unknown)
-        task_text = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
+        task_text = f"proving {entry.unit} of {manifest.reference}"
         machine = digest_of({"proving on": this_process().host})
         engine = digest_of({"proving": entry.digest, "of": manifest.digest})
         # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
@@ -215,8 +214,8 @@ class PublishedEnsemble:
 def attach(store: Store, manifest: Manifest, report: Report) -> Validated:
     """Attach a report to a version."""
     digest = add_attestation(store, manifest, report)
-    reference, figures = f"{manifest.model}@{manifest.version}", (report.counts, report.sqnr_db)
-    return Validated(reference, report.unit, report.verdict, report.reason, *figures, report=digest)
+    figures = report.counts, report.sqnr_db
+    return Validated(manifest.reference, report.unit, report.verdict, report.reason, *figures, report=digest)
 
 
 def why_not_here(entry: EngineEntry) -> str | None:
@@ -244,7 +243,7 @@ def spec_of(manifest: Manifest) -> ModelSpec:
         first_error = error.errors(include_url=False)[0]
         location = ".".join(map(str, first_error["loc"])) or "spec"
         raise IntegrityError(
-            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {location}: "
+            f"{manifest.reference}: its spec does not fit this installation: {location}: "
             f"{first_error['msg']}; install the backends that it was built with, and the same enginesmith"
         ) from error
 
@@ -288,7 +287,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
-        raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
+        raise IntegrityError(f"{manifest.reference} is no whole ensemble: {error}; build it") from error
     versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in versions.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}
@@ -302,21 +301,12 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     return BuiltEnsemble(ensemble, versions, tuple(chain[name] for name in ensemble.wiring()), golden, outputs)
 
 
-# Published engines that wait for a proof which this machine, or a worker with a GPU, can give: of models and of
-# ensembles.
-
-
 @dataclass(frozen=True)
 class Pending:
     """A version, and those of its engines that wait for a proof that this machine or a worker with a GPU can give."""
 
     manifest: Manifest
     engines: tuple[EngineEntry, ...]
-
-    @property
-    def reference(self) -> str:
-        """'digits@4'."""
-        return f"{self.manifest.model}@{self.manifest.version}"
 
 
 def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
@@ -344,7 +334,6 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 
     target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
     whether they run there (compiler, versions) is asked there.
-    store, model: the registry, and the name in it.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))
@@ -355,13 +344,14 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
 def why_nothing(store: Store, pending_version: Pending, target: str | None = None, on: Target | None = None) -> str:
     """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`.  store:
     the registry.  pending_version: what `pending_of` gave."""
-    entries = _select_entries(store, pending_version.manifest, target)
+    manifest = pending_version.manifest
+    entries = _select_entries(store, manifest, target)
     if waiting := [entry for entry in entries if _is_unproven(entry)]:
-        reasons = (_why_not(store, pending_version.manifest, entry, on) for entry in waiting)
-        return "; ".join(dict.fromkeys(f"{pending_version.reference}: {reason}" for reason in reasons))
+        reasons = (_why_not(store, manifest, entry, on) for entry in waiting)
+        return "; ".join(dict.fromkeys(f"{manifest.reference}: {reason}" for reason in reasons))
     counts = Counter(entry.status for entry in entries if entry.digest)
     states = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-    return f"{pending_version.reference} has no unproven engine{f' for {target}' if target else ''}; it has {states}"
+    return f"{manifest.reference} has no unproven engine{f' for {target}' if target else ''}; it has {states}"
 
 
 def validate_pending(pending_version: Pending, context: RunContext) -> list[Validated]:
@@ -374,7 +364,7 @@ def validate_pending(pending_version: Pending, context: RunContext) -> list[Vali
         digests = {str(entry.digest) for entry in pending_version.engines}
         return list(validate(pending_version.manifest, context, engines=digests, again=False))
     except EnginesmithError as error:
-        return [Validated(pending_version.reference, None, "error", str(error))]
+        return [Validated(pending_version.manifest.reference, None, "error", str(error))]
 
 
 def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:

@@ -46,12 +46,11 @@ class Artifact:
     link: str = ""
 
 
-def show_document(document: "VersionDocument | CanaryReport", page: str | None) -> list[str]:
-    """Post the report of a version or a canary; the keys of its artifacts. page: address of its HTML, None for none."""
+def show_document(document: "VersionDocument | CanaryReport", page: str | None) -> None:
+    """Post the report of a version or a canary. page: address of its HTML, None for none."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-    artifacts = list(artifacts_of(document, page))
-    for artifact in artifacts:
+    for artifact in artifacts_of(document, page):
         if artifact.link:
             create_link_artifact(artifact.link, link_text=artifact.description, key=artifact.key)
         elif artifact.markdown:
@@ -60,7 +59,6 @@ def show_document(document: "VersionDocument | CanaryReport", page: str | None) 
             create_table_artifact(
                 [dict(row) for row in artifact.table], key=artifact.key, description=artifact.description
             )
-    return [artifact.key for artifact in artifacts]
 
 
 def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:

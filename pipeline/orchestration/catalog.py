@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -147,15 +147,13 @@ def foresee_spec(
     """What a build of the spec at an address would do. no_export: answer from the records alone.
 
     tell: called with what the plan leaves out, and what is done first.
-    options: what is asked for.  progress: gets the events of steps.
     Raises as `open_run`, and what a step raises.
     """
     with spec_at(address, options.registry) as spec_place:
         if is_ensemble(spec_place.path):
             ensemble = load_ensemble(spec_place.path, spec_place.address)
             return foresee_ensemble(ensemble, options, progress, no_export, tell)
-        forecast_request = _Asked(options, progress, no_export, tell)
-        return _foresee_model(spec_place.load(), forecast_request).forecast
+        return _foresee_model(spec_place.load(), options, progress, no_export, tell).forecast
 
 
 def foresee_ensemble(
@@ -169,10 +167,8 @@ def foresee_ensemble(
 
         def foresee_graph(spec: ModelSpec, step: str | None) -> ForecastGraph:
             graph_options = own_options(spec, ensemble, replace(options, registry=uri))
-            graph_forecast = _foresee_model(spec, _Asked(graph_options, progress, no_export, tell), executors, step)
-            return ForecastGraph(
-                graph_forecast.forecast, graph_forecast.exported, wanted_of(spec, select(spec, graph_options), options)
-            )
+            graph = _foresee_model(spec, graph_options, progress, no_export, tell, executors, step)
+            return replace(graph, selection=wanted_of(spec, select(spec, graph_options), options))
 
         if executors is None:
             return Assembly(ensemble, records, folder).plan(foresee_graph, records)
@@ -180,21 +176,16 @@ def foresee_ensemble(
             return Assembly(ensemble, context, folder).plan(foresee_graph, records)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """How a forecast is made; the fields are the arguments of `foresee_spec`."""
-
-    options: RunOptions
-    progress: Progress
-    no_export: bool
-    tell: Tell
-
-
 def _foresee_model(
-    spec: ModelSpec, forecast_request: _Asked, executors: Executors | None = None, step: str | None = None
+    spec: ModelSpec,
+    options: RunOptions,
+    progress: Progress,
+    no_export: bool,
+    tell: Tell,
+    executors: Executors | None = None,
+    step: str | None = None,
 ) -> ForecastGraph:
     """What a build of a model would do. step: one without whose result nothing of it is known."""
-    options, no_export, tell = forecast_request.options, forecast_request.no_export, forecast_request.tell
     selection = select(spec, options)
     left_out = find_unserved(spec, selection)
     if no_export and left_out:
@@ -206,7 +197,7 @@ def _foresee_model(
         tell(f"{', '.join(record_state.missing)} {runs} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, together(forecast_request.progress, steps), executors, keep_state=False) as run:
+        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
             recorded_run = replace(recorded_run, selection=run.selection)
         record_state = OnRecord(batches[-1].exported, list_graphs(batches))
@@ -251,10 +242,6 @@ class CatalogRow:
     def good(self) -> bool:
         """Whether neither the spec nor one of its engines failed."""
         return self.state != "failed" and not self.engines.get("failed")
-
-    def to_json(self) -> dict[str, object]:
-        """A row of `enginesmith build --all --json` and of the flow's table."""
-        return asdict(self)
 
 
 @contextmanager
@@ -308,8 +295,8 @@ def compile_row(
     executors: Executors,
     report: Callable[[Compiled], object] = lambda _: None,
 ) -> CatalogRow:
-    """Compile one spec of many. An error is not raised: it is the row's reason. report: called with what was compiled.
-    address: of the spec.  options, runner, progress, executors: as of `compile_any`."""
+    """Compile one spec of many. An error is not raised: it is the row's reason. report: called with what was
+    compiled."""
     try:
         compiled_spec = compile_any(address, options, runner, progress, executors)
         report(compiled_spec)
@@ -329,8 +316,7 @@ def compile_all(
     executors: Executors,
     report: Callable[[Compiled], object] = lambda _: None,
 ) -> list[CatalogRow]:
-    """Compile every spec, several at a time; a row for each, in order. report: as for `compile_row`.  addresses: of the
-    specs.  options, runner, progress, executors: as of `compile_any`."""
+    """Compile every spec, several at a time; a row for each, in order. report: as for `compile_row`."""
     return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, report)
 
 
@@ -381,10 +367,6 @@ class PlannedSpec:
     def settled(self) -> bool:
         """Whether every engine that can be built is there."""
         return not self.reason and not self.units.keys() - {"cached", "refused"}
-
-    def to_json(self) -> dict[str, object]:
-        """A row of `enginesmith plan --all --json`."""
-        return asdict(self)
 
 
 class Listings:

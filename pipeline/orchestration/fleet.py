@@ -64,16 +64,6 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
     return tuple(event_messages)
 
 
-def send(message: Message) -> str:
-    """Send an event, and wait until the Prefect server has taken it; its id.
-
-    Raises UnavailableError without a server (PREFECT_API_URL), or when it does not answer.
-    """
-    from pipeline.orchestration import watch
-
-    return watch.send_event(message.event, message.model, message.payload).id
-
-
 @dataclass(frozen=True)
 class FleetSources:
     """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: a file; None takes

@@ -1,7 +1,7 @@
 """Payloads of flow runs, and the Ray workers that a build needs."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from builders.execution.jobs import Job, Needs, ProcessLimits, Request, Result, WorkerContext
 from builders.execution.local import LocalExecutor
@@ -46,11 +46,11 @@ def validate_on_worker(pending_version: Pending, on: Target, context: RunContext
     engines = tuple(entry.digest for entry in pending_version.engines if entry.digest)
     request = ValidatePending(pending_version.manifest.model, pending_version.manifest.version, engines)
     try:
-        return [*_run(f"prove {pending_version.reference} on {on.name}", request, on, context)]
+        return [*_run(f"prove {pending_version.manifest.reference} on {on.name}", request, on, context)]
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [Validated(pending_version.reference, None, "error", str(error))]
+        return [Validated(pending_version.manifest.reference, None, "error", str(error))]
 
 
 def canary_on_worker(request: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
@@ -113,8 +113,8 @@ def _run(name: str, request: Request[Result], on: Target, context: RunContext) -
 # The events that Enginesmith sends to a Prefect server: the fields of each, and the registry's record of those sent.
 #
 # `events`, and servers as in examples/drifting_server.py, send nothing else; triggers read nothing else; and
-# docs/guides/deployments.md has the table that `markdown` writes. Tests compare all of them. Prefect is not imported
-# here, so that a run with nothing to do need not load it.
+# docs/guides/deployments.md has a table of them. Tests compare all of them. Prefect is not imported here, so that a run
+# with nothing to do need not load it.
 
 _RECORD = "notified"
 REGISTERED = "enginesmith.model.registered"
@@ -125,83 +125,27 @@ DRIFTED = "enginesmith.traffic.drifted"
 ADVANCED = "enginesmith.rollout.advanced"
 HALTED = "enginesmith.rollout.halted"
 DONE = "enginesmith.rollout.done"
-
-_MODEL = {"model": ""}
-_REGISTRY = {"registry": ""}
-_ROLLOUT = {"version": "", "channel": "", "rollout": "id", "wave": "number, from 1", "why": ""}
-
-
-@dataclass(frozen=True)
-class Payload:
-    """The fields of an event. fields: those that are always in it, each with a description or ''.
-
-    sometimes: optional fields in the same way.  sent: what sends the event, and how often.
-    """
-
-    fields: Mapping[str, str]
-    sent: str
-    sometimes: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self, event: str, field_names: Collection[str]) -> None:
-        """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
-        names = set(field_names)
-        missing_fields, unknown = self.fields.keys() - names, names - self.fields.keys() - self.sometimes.keys()
-        if missing_fields or unknown:
-            raise ValueError(f"{event}: lacks {sorted(missing_fields)}, has unknown {sorted(unknown)}; see {__name__}")
-
-
-PAYLOADS: Mapping[str, Payload] = {
-    REGISTERED: Payload(
-        _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
-        "by `prefect register` and `prefect watch`; by `fleet --apply` for each model to build",
-        {"digest": "of the stored files", "units": "those that the fleet lacks; sent by `fleet --apply` only"},
-    ),
-    PUBLISHED: Payload(
-        _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
-        "once for each version, by the compile flows and `build --runner prefect`",
-    ),
-    UNPROVEN: Payload(
-        _MODEL | {"version": "", "target": "`sm_90`", "engines": "digests"} | _REGISTRY | {"by": ""},
-        "by `enginesmith fleet --apply`, for each version and GPU generation to prove",
-    ),
-    JUDGED: Payload(
-        _MODEL
-        | {"version": "", "channel": "", "target": "`sm_90`", "verdict": "", "report": "digest of its blob"}
-        | _REGISTRY,
-        "by the flow `canary`",
-    ),
-    DRIFTED: Payload(
-        _MODEL
-        | {
-            "version": "served",
-            "rate": "requests that fit no bucket",
-            "reference": "earlier rate",
-            "since": "ISO 8601, UTC",
-        }
-        | _REGISTRY
-        | {"by": "host"},
-        "by your servers, when [more requests fit no bucket](router.md#when-traffic-changes)",
-    ),
-    ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
-    HALTED: Payload(
-        _MODEL | _ROLLOUT | _REGISTRY,
-        "by the flow `advance-rollouts`, when a gate halted a rollout, or a move of the channel aborted it",
-    ),
-    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, when the channel is promoted"),
+_ROLLOUT = ("version", "channel", "rollout", "wave", "why")
+# The fields that an event always has, besides the model and the registry, and those that some have.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    REGISTERED: ("spec", "by"),
+    PUBLISHED: ("version", "manifest"),
+    UNPROVEN: ("version", "target", "engines", "by"),
+    JUDGED: ("version", "channel", "target", "verdict", "report"),
+    DRIFTED: ("version", "rate", "reference", "since", "by"),
+    ADVANCED: _ROLLOUT,
+    HALTED: _ROLLOUT,
+    DONE: _ROLLOUT,
 }
+OPTIONAL_FIELDS: Mapping[str, tuple[str, ...]] = {REGISTERED: ("digest", "units")}
 
 
-def markdown() -> str:
-    """The table of events, as docs/guides/deployments.md has it."""
-
-    def list_fields(fields: Mapping[str, str]) -> str:
-        return ", ".join(f"`{name}`" + (f" ({remark})" if remark else "") for name, remark in fields.items())
-
-    lines = ["| event | payload | sent |", "|---|---|---|"]
-    for event, payload in PAYLOADS.items():
-        also = f"; optional: {list_fields(payload.sometimes)}" if payload.sometimes else ""
-        lines.append(f"| `{event}` | {list_fields(payload.fields)}{also} | {payload.sent} |")
-    return "\n".join(lines)
+def check_payload(event: str, field_names: Iterable[str]) -> None:
+    """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
+    names, required = set(field_names), {"model", "registry", *FIELDS[event]}
+    missing_fields, unknown = required - names, names - required - {*OPTIONAL_FIELDS.get(event, ())}
+    if missing_fields or unknown:
+        raise ValueError(f"{event}: lacks {sorted(missing_fields)}, has unknown {sorted(unknown)}; see {__name__}")
 
 
 def was_sent(store: Store, event: str, about: str) -> bool:

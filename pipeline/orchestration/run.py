@@ -147,7 +147,6 @@ def open_run(
     """Read the spec at an address, open the registry, and start executors unless some are given.
 
     keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
-    options: what is asked for.  progress: gets the events of steps.  runner: how steps are run.
     Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
     UnavailableError.
     """
@@ -166,10 +165,7 @@ def open_loaded(
     *,
     keep_state: bool = True,
 ) -> Iterator[Run]:
-    """`open_run` of a spec that was read.
-
-    options, progress, executors, runner, keep_state: as of `open_run`.
-    """
+    """`open_run` of a spec that was read."""
     selection = select(spec, options)
     store = open_store(registry_of(spec, options.registry), create=True)
     with open_context(spec, store, options, progress, executors, keep_state=keep_state) as context:
@@ -190,10 +186,7 @@ def open_context(
     *,
     keep_state: bool = True,
 ) -> Iterator[RunContext]:
-    """What the steps of a run share, with a lease on the registry.
-
-    spec, store: the spec that was read, and the registry.  options, progress, executors, keep_state: as of `open_run`.
-    """
+    """What the steps of a run share, with a lease on the registry."""
     model = spec.model
     with ExitStack() as stack:
         guard = stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
@@ -298,13 +291,12 @@ def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[
 
     if not isinstance(executor, RayExecutor):
         return ()
-    gpus = [target for target in spec.target_list() if not target.is_cpu]
-    has = [executor.has_node(Needs(gpu_labels(target), required=True, gpus=1)) for target in gpus]
-    texts = [
-        f"on a Ray worker with {gpu.sm}" + ("" if has_gpu else ", once one comes")
-        for gpu, has_gpu in zip(gpus, has, strict=True)
-    ]
-    return tuple((gpu.name, text) for gpu, has_gpu, text in zip(gpus, has, texts, strict=True) if has_gpu or waits)
+    workers = []
+    for gpu in (target for target in spec.target_list() if not target.is_cpu):
+        has_node = executor.has_node(Needs(gpu_labels(gpu), required=True, gpus=1))
+        if has_node or waits:
+            workers.append((gpu.name, f"on a Ray worker with {gpu.sm}" + ("" if has_node else ", once one comes")))
+    return tuple(workers)
 
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:

@@ -1,12 +1,10 @@
 """Watches a place for specs, and sends events to Prefect."""
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -21,7 +19,7 @@ from enginesmith.registry.registered_specs import Registration, registrations
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
 from pipeline.canary.automatic import CanaryRequest
-from pipeline.intake.registration import bundle_of, named_files, place_at, register
+from pipeline.intake.registration import Place, bundle_of, named_files, place_at, register
 from pipeline.orchestration.artifacts import api_problem
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.gpu_workers import (
@@ -29,9 +27,9 @@ from pipeline.orchestration.gpu_workers import (
     DONE,
     HALTED,
     JUDGED,
-    PAYLOADS,
     PUBLISHED,
     REGISTERED,
+    check_payload,
     remember_sent,
     was_sent,
 )
@@ -64,12 +62,6 @@ def send_registered(store: Store, registration: Registration) -> SentEvent:
     return send_event(REGISTERED, registration.bundle.model, payload)
 
 
-def send_published(store: Store, model: str, version: str, manifest: str) -> SentEvent:
-    """Send that a version was published. manifest: its digest.  store: the registry.  model: the version's. Raises
-    UnavailableError."""
-    return send_event(PUBLISHED, model, {"version": version, "manifest": manifest, "registry": store.uri})
-
-
 def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
     """Send the verdict of a canary of a version on a target, against what a channel serves. blob: digest of the report.
     store: the registry.  request: what was run. Raises UnavailableError."""
@@ -92,7 +84,7 @@ def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> Sent
 
 
 def send_published_once(store: Store, model: str, version: str, manifest: str) -> SentEvent | None:
-    """As `send_published`, unless that was sent before; None then.
+    """Send that a version was published, unless that was sent before; None then. manifest: its digest.
 
     Of several runs that end with the same version at once, one sends it. Raises UnavailableError.
     """
@@ -101,15 +93,16 @@ def send_published_once(store: Store, model: str, version: str, manifest: str) -
     ):
         if was_sent(store, PUBLISHED, manifest):
             return None
-        sent_event = send_published(store, model, version, manifest)
+        payload = {"version": version, "manifest": manifest, "registry": store.uri}
+        sent_event = send_event(PUBLISHED, model, payload)
         remember_sent(store, PUBLISHED, manifest, sent_event.id)
         return sent_event
 
 
 def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEvent:
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
-    not answer; ValueError for a payload that is not what `PAYLOADS` says."""
-    PAYLOADS[event].check(event, {"model", *payload})
+    not answer; ValueError for a payload with other fields than `FIELDS`."""
+    check_payload(event, {"model", *payload})
     server_url = PREFECT_API_URL.value()
     if not server_url:
         raise UnavailableError(f"{event} cannot be sent: no Prefect server is configured; set PREFECT_API_URL")
@@ -150,10 +143,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WatchedSpec:
-    """A spec that was registered, or an error. said: which, in words.  told: whether its event was sent just now.
-
-    digest: of the bundle of its files.
-    """
+    """A spec that was registered, or an error. said: which, in words.  told: whether its event was sent just now."""
 
     spec: str
     said: str
@@ -161,25 +151,23 @@ class WatchedSpec:
     digest: str | None = None
 
 
-class Watch:
-    """Looks at a place. say: called for each spec that is registered or cannot be read, once for each reason."""
+@contextmanager
+def watch_place(store: Store, name: str, say: Callable[[WatchedSpec], object]) -> Iterator["Watch"]:
+    """What looks at the place of this name. say: called for each spec that is registered or cannot be read, once for
+    each reason. Raises InputError as `place_at`."""
+    with place_at(name) as place:
+        yield Watch(store, place, name, say)
 
-    def __init__(self, store: Store, place: str, say: Callable[[WatchedSpec], object]) -> None:
-        self._store, self._name, self._say = store, place, say
-        self._stack = ExitStack()
+
+class Watch:
+    """Looks at a place, as `watch_place` opens it."""
+
+    def __init__(self, store: Store, place: Place, name: str, say: Callable[[WatchedSpec], object]) -> None:
+        self._store, self._place, self._name, self._say = store, place, name, say
         self._digests: dict[Path, tuple[Stamp, str]] = {}
         self._before: dict[Path, list[Stamp]] = {}
         self._complaints: dict[str, str] = {}
         self._taken: dict[Path, str] = {}
-
-    def __enter__(self) -> Self:
-        self._place = self._stack.enter_context(place_at(self._name))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def run(self, interval_s: float, stop: threading.Event) -> None:
         """Look until `stop` is set. Where something is out of reach, say so once and look again."""

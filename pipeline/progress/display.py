@@ -69,11 +69,6 @@ class Clocks:
         self._expected: dict[str, Expectation] = {}
         self._waits: dict[str, Wait] = {}
 
-    def expects(self, name: str, expectation: "Expectation") -> None:
-        """Keep the prediction until the unit starts."""
-        with self._lock:
-            self._expected[name] = expectation
-
     def note_wait(self, name: str, why: str, *, once: bool = False) -> bool:
         """Whether a wait is to be shown: its reason is another one, or its times have changed for `RECOUNT_S`.
 
@@ -104,11 +99,14 @@ class Clocks:
             self._waits.pop(name, None)
             self._running[name] = StepClock(name, expectation=self._expected.get(name))
 
-    def phase(self, name: str, phase: str) -> None:
-        """Note its phase."""
+    def follow(self, event: Event) -> None:
+        """Keep a prediction until its unit starts, and the phase of what runs."""
         with self._lock:
-            if step_clock := self._running.get(name):
-                self._running[name] = replace(step_clock, phase=phase)
+            match event:
+                case events.Predicted(name, expectation):
+                    self._expected[name] = expectation
+                case events.PhaseEntered(name, phase) if name in self._running:
+                    self._running[name] = replace(self._running[name], phase=phase)
 
     def stop(self, name: str) -> float | None:
         """Stop its clock; how long it ran, None when it did not."""
@@ -216,17 +214,14 @@ class Lines(events.Progress):
 
     def emit(self, event: events.Event) -> None:
         """Print what is news; a wait once for all that wait for the same."""
+        self._clocks.follow(event)
         match event:
-            case events.Predicted(name, expectation):
-                self._clocks.expects(name, expectation)
             case events.Waiting(name, why):
                 if self._clocks.note_wait(name, why, once=True):
                     self._print(f"{name}: waiting: {why}")
             case events.Started(name, where):
                 self._clocks.start(name)
                 self._print(f"{name} ..." if where == "here" else f"{name} ... on {where}")
-            case events.PhaseEntered(name, phase):
-                self._clocks.phase(name, phase)
             case events.Retrying(name, why):
                 self._print(f"{name}: once more: {why}")
             case events.Finished(name):
@@ -284,15 +279,12 @@ class LiveTable(events.Progress):
 
     def emit(self, event: events.Event) -> None:
         """Change the table, or print a line above it."""
+        self._clocks.follow(event)
         match event:
-            case events.Predicted(name, expectation):
-                self._clocks.expects(name, expectation)
             case events.Waiting(name, why):
                 self._clocks.note_wait(name, why)
             case events.Started(name):
                 self._clocks.start(name)
-            case events.PhaseEntered(name, phase):
-                self._clocks.phase(name, phase)
             case events.Retrying(name, why):
                 self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
             case events.Finished(name, state):

@@ -48,7 +48,6 @@ class Finished:
     """How a step or unit ended. reason: of a failure, or what a person should know.
 
     words: for people, where state and reason do not say it: 'built in 2.1 s'.
-    name: of the step or unit.
     """
 
     name: str

@@ -14,7 +14,9 @@ from pipeline.compile.composition import Run
 from pipeline.compile.run_context import RunContext
 from pipeline.outcome import JudgedUnit
 from pipeline.regressions.findings import EnginePair, Finding, MetricPair, RegressionCheck, ServedVersion
-from pipeline.regressions.pairs import CheckOptions, PairMeasurement
+from pipeline.regressions.pairs import CheckOptions, PairMeasurement, key_of
+from pipeline.spec.document import line_of, load_document
+from pipeline.spec.model import KIND
 from pipeline.values import Selection
 from validation.latency.machine import machine
 from validation.limits.budget import at_most
@@ -59,7 +61,11 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
     if interface:
         yield Finding("interface", "error", f"{interface}; requests to the one do not fit the other", pair.unit)
         return
-    yield from (_judge_metric(pair, metric) for metric in pair.metrics if _lost(metric))
+    for metric in filter(_lost, pair.metrics):
+        new_text = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
+        old_text = f"{format_metric(metric.name, metric.served or 0.0)} ({pair.against})"
+        message = f"{metric.name} {new_text}, served version {old_text}; the limit is {metric.allowed:g} worse"
+        yield Finding("metric", "error", message, pair.unit)
     fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
     broken = [drift for drift in pair.drift if not drift.passed]
     for drift in broken[:1]:
@@ -82,13 +88,6 @@ def _lost(metric: MetricPair) -> bool:
         return True
     loss = metric.new - metric.served if at_most(metric.name.partition(" of ")[0]) else metric.served - metric.new
     return not loss <= metric.allowed
-
-
-def _judge_metric(pair: EnginePair, metric: MetricPair) -> Finding:
-    new = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
-    old_value = format_metric(metric.name, metric.served or 0.0)
-    message = f"{metric.name} {new}, served version {old_value} ({pair.against}); the limit is {metric.allowed:g} worse"
-    return Finding("metric", "error", message, pair.unit)
 
 
 def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
@@ -119,9 +118,9 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
 
 
 def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, options: CheckOptions) -> RegressionCheck:
-    """Build, prove and compare. this_machine: where it runs.  baseline: None for the first version of a model.
+    """Build, prove and compare; findings have their line in the spec. this_machine: where it runs.  baseline: None for
+    the first version of a model.
 
-    run: of the new spec.  options: limits of what counts as a regression.
     Raises what exporting and quantizing raise; an engine that fails is a finding.
     """
     spec, context = run.spec, run.context
@@ -132,19 +131,24 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
     findings, pairs = list(judge_units(units)), list[EnginePair]()
     if baseline:
         target_names = [target.name for target in run.selection.targets or spec.target_list()]
-        findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.name)
+        findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.manifest.reference)
         measuring = PairMeasurement(run, result.exported.golden, baseline, options)
         proven = {unit.built.unit.name: unit for unit in units if unit.entry.status in PASSED}
         pulled_unit = find_pulled(entries, units, this_machine, baseline.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled_unit))
         has_limits = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
-        paired_units, reason = {pair.unit for pair in pairs}, f"{baseline.name} serves no such engine here"
+        paired_units, reason = (
+            {pair.unit for pair in pairs},
+            f"{baseline.manifest.reference} serves no such engine here",
+        )
         findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
+    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
+    _, root = load_document(spec.path, KIND)
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
-        against=baseline.name if baseline else None,
+        against=baseline.manifest.reference if baseline else None,
         channel=baseline.channel if baseline else None,
         machine=machine(),
         created_at=now(),
@@ -153,7 +157,7 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
         statuses={unit.name: "refused" for unit in result.plan.refused}
         | {unit.built.unit.name: unit.entry.status for unit in units},
         pairs=tuple(pairs),
-        findings=tuple(sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))),
+        findings=tuple(replace(finding, line=line_of(root, key_of(spec, finding))) for finding in findings),
     )
 
 
@@ -198,11 +202,3 @@ def _measure_pairs(
     for unit, judged_unit in proven.items():
         if unit in baseline.here and (unit != pulled_unit or baseline.pulled.unit != unit):
             yield measuring.measure(judged_unit, baseline.here[unit], False)
-
-
-def with_lines(regression_check: RegressionCheck, lines: Mapping[Finding, int]) -> RegressionCheck:
-    """The check with the lines of the spec that its findings are about."""
-    return replace(
-        regression_check,
-        findings=tuple(replace(finding, line=lines.get(finding)) for finding in regression_check.findings),
-    )

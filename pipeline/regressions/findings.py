@@ -17,7 +17,6 @@ from enginesmith.core.types import Target
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import list_served
 from enginesmith.registry.evidence.latencies import measured_speeds
-from enginesmith.registry.leases import version_name
 from enginesmith.registry.manifest import EngineEntry, Manifest, require_model
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
@@ -47,7 +46,6 @@ class Finding:
     """One thing that a check found. level: an 'error' is a regression.  unit: 'cpu int8 onnxruntime'; '' for all.
 
     bucket: 'batch=8'; '' where it is about no size.  line: of the spec, counted from 1; None where that is no file.
-    rule: which one was broken.  message: for people.
     """
 
     rule: Rule
@@ -120,7 +118,6 @@ class EnginePair:
 
     pulled: whether these two are what this machine is given by both versions.  same: equal bytes, of which nothing was
     measured.  remarks: why something was not measured.
-    metrics, drift, times: what was measured of both.
     """
 
     unit: str
@@ -189,7 +186,6 @@ class ServedVersion:
     """A version that is served. store: its registry.  channel: through which it was found.  proven_only: as it says.
 
     pulled: the engine that this machine is given.  here: the served engines that run here, by unit.
-    manifest: of the version.
     """
 
     store: Store
@@ -199,11 +195,6 @@ class ServedVersion:
     served: tuple[EngineEntry, ...]
     pulled: EngineEntry
     here: Mapping[str, EngineEntry]
-
-    @property
-    def name(self) -> str:
-        """'digits@3'."""
-        return f"{self.manifest.model}@{self.manifest.version}"
 
 
 def machine_of(target: Target) -> Machine:
@@ -215,7 +206,6 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
     """The version that a reference stands for, None for 'none'. reference: None for the model's channel stable, else
     candidate, else its newest version.  machine: this one.
 
-    store: the registry.
     Raises InputError for a version of another model or without an engine that runs here, UnknownNameError for one that
     is not there, UntrustedError without the signatures that the trust policy asks for.
     """
@@ -231,16 +221,14 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
         entries = judge_entries(store, manifest, require(store, manifest).counts)
         speeds = partial(measured_speeds, store, manifest, machine)
         policy = Policy(proven_only=located_version.proven_only)
-        pulled_entry = (
-            rank_engines(entries, machine, policy, version_name(model, manifest.version), speeds).resolution().chosen
-        )
+        pulled_entry = rank_engines(entries, machine, policy, manifest.reference, speeds).resolution().chosen
     except UnknownNameError as error:
         raise UnknownNameError(f"{error}\n  --against {NONE} checks a spec of which nothing is served here") from None
     served_entries = list_served([entry.on_cpu(this_kind().name) for entry in entries], located_version.proven_only)
     local_entries = {entry.unit: entry for entry in served_entries if why_not_here(entry) is None}
     if pulled_entry.unit not in local_entries:
         raise InputError(
-            f"{pulled_entry.unit} of {version_name(model, manifest.version)}, which is served to this machine, does "
+            f"{pulled_entry.unit} of {manifest.reference}, which is served to this machine, does "
             f"not run here: {why_not_here(pulled_entry)}; check on a machine that can run it, or with --against {NONE}"
         )
     channel = located_version.channel.name if located_version.channel else None

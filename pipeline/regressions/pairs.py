@@ -1,8 +1,8 @@
 """Measures a new engine beside a served one: answers, metrics, paired times."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from builders.execution.jobs import Job, WorkerContext
@@ -28,8 +28,7 @@ from pipeline.regressions.findings import (
     ServedVersion,
     copy_engine,
 )
-from pipeline.spec.document import line_of, load_document
-from pipeline.spec.model import KIND, ModelSpec
+from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob
 from validation.latency.machine import machine
 from validation.limits.budget import at_most, default_budget
@@ -108,7 +107,6 @@ class CompareAnswers:
     """Run two engines on the golden set of this digest, which has a case at the ends of every bucket.
 
     limits: the spec's, of engines of this precision.  metrics: the spec's task metrics.
-    new, served: the engines.
     """
 
     new: EngineBlob
@@ -173,14 +171,8 @@ def _excess(check: Check) -> tuple[bool, float]:
 _LINE = re.compile(r"^(?P<path>.*?):(?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 
 
-def find_lines(spec: ModelSpec, findings: Sequence[Finding]) -> dict[Finding, int]:
-    """The line of each finding: of its precision or target, of the golden set for what is about answers."""
-    _, root = load_document(spec.path, KIND)
-    return {finding: line_of(root, key_of(spec, finding)) for finding in findings}
-
-
 def key_of(spec: ModelSpec, finding: Finding) -> Key:
-    """The key of a spec that a finding is about."""
+    """The key of a spec that a finding is about: its precision or target, the golden set for what is about answers."""
     if finding.rule == "metric" and spec.golden:
         return ("golden", "metric")
     if finding.rule == "interface":
@@ -194,18 +186,14 @@ def key_of(spec: ModelSpec, finding: Finding) -> Key:
     return ("targets", names.index(target)) if target in names else ("targets",)
 
 
-def findings_of(error: EnginesmithError) -> Iterator[Finding]:
-    """A finding for each mistake that ended a check, with its line where it says one."""
-    for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
-        match = _LINE.match(entry)
-        if isinstance(error, SpecError) and match:
-            yield Finding("spec", "error", match["text"], line=int(match["line"]))
-        else:
-            yield Finding("spec", "error", entry)
-
-
 def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> RegressionCheck:
-    """The check of a spec that could not be read, built or compared."""
+    """The check of a spec that could not be read, built or compared: a finding for each mistake, with its line where
+    the error says one."""
+    findings = []
+    for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
+        match = _LINE.match(entry) if isinstance(error, SpecError) else None
+        line = int(match["line"]) if match else None
+        findings.append(Finding("spec", "error", match["text"] if match else entry, line=line))
     return RegressionCheck(
         model=spec,
         spec=spec,
@@ -217,11 +205,8 @@ def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> Regre
         seconds=options.seconds,
         statuses={},
         pairs=(),
-        findings=tuple(findings_of(error)),
+        findings=tuple(findings),
     )
-
-
-# Measures a new engine beside a served one: answers, task metrics, and paired times at each bucket.
 
 
 @dataclass(frozen=True)
@@ -248,18 +233,15 @@ class PairMeasurement:
         blobs = new.built.blob, engine_of(entry)
         remarks: list[str] = []
         answers = self._compare_answers(unit, blobs, remarks)
-        times = [
-            bucket_times for sizes in self._sizes(remarks) if (bucket_times := self._time(unit, blobs, sizes, remarks))
-        ]
-        return EnginePair(
-            unit,
-            against,
-            is_pulled,
-            metrics=tuple(self._pair_metrics(answers)) if answers else (),
-            drift=answers.drift if answers else (),
-            times=tuple(times),
-            remarks=tuple(remarks),
-        )
+        times = [self._time(unit, blobs, sizes, remarks) for sizes in self._sizes(remarks)]
+        pair = EnginePair(unit, against, is_pulled, times=tuple(filter(None, times)), remarks=tuple(remarks))
+        if answers is None:
+            return pair
+        metrics = []
+        for name, value in answers.new.items():
+            served_value = answers.served.get(name)
+            metrics.append(MetricPair(name, value, served_value, self.options.allowed_loss(name, served_value or 0.0)))
+        return replace(pair, metrics=tuple(metrics), drift=answers.drift)
 
     def _compare_answers(
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], remarks: list[str]
@@ -275,15 +257,6 @@ class PairMeasurement:
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-
-    def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
-        metric_pairs = []
-        for name, new in answers.new.items():
-            served_value = answers.served.get(name)
-            metric_pairs.append(
-                MetricPair(name, new, served_value, self.options.allowed_loss(name, served_value or 0.0))
-            )
-        return metric_pairs
 
     def _sizes(self, remarks: list[str]) -> list[Mapping[str, int]]:
         """The sizes to time at: those asked for that the served engine takes, too."""
@@ -302,7 +275,9 @@ class PairMeasurement:
                 fitting_sizes.append(sizes)
             else:
                 name = " ".join(f"{dim}={size}" for dim, size in sizes.items())
-                remarks.append(f"{name} is not served by {self.served.name}, so it was timed against nothing")
+                remarks.append(
+                    f"{name} is not served by {self.served.manifest.reference}, so it was timed against nothing"
+                )
         return fitting_sizes
 
     def _time(

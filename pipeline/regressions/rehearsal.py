@@ -49,7 +49,6 @@ from pipeline.regressions.upgrade import (
     UnitRehearsal,
     VersionPlan,
     judge_trials,
-    name_of,
     plan_version,
 )
 from pipeline.spec.model import ModelSpec
@@ -230,7 +229,7 @@ class _Unit:
         key = {"engines": engines, "check": encode(check), "seconds": self.environments.options.seconds}
         key |= {"machine": machine_words, **code_key(RecordAnswers, type(check), TimeBlocks)}
         if pair := context.recall("rehearsal", key, TrialPair):
-            context.progress.emit(Finished(f"{name_of(self.manifest)} {entry.unit}", "cached"))
+            context.progress.emit(Finished(f"{self.manifest.reference} {entry.unit}", "cached"))
             return pair
         answers = self._run("old", "proof", RecordAnswers(engine_of(entry), golden))
         old = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
@@ -253,14 +252,14 @@ class _Unit:
     def _result(
         self, old: Trial, new: Trial, verdict: Decision, why: str, times: BucketTimes | None = None
     ) -> UnitRehearsal:
-        return UnitRehearsal(name_of(self.manifest), self.entry.unit, old, new, verdict, why, times)
+        return UnitRehearsal(self.manifest.reference, self.entry.unit, old, new, verdict, why, times)
 
     def _run(
         self, which: Literal["old", "new"], step: Literal["build", "proof", "latency"], request: Request[Any]
     ) -> Any:
         context = self.environments.old if which == "old" else self.environments.new
         word = "versions for" if isinstance(request, ReadToolchain) else step
-        name = f"{word} {name_of(self.manifest)} {self.entry.unit}, {which} toolchain"
+        name = f"{word} {self.manifest.reference} {self.entry.unit}, {which} toolchain"
         needs = Needs(alone=step == "latency")
         if which == "new" and self.environments.on_ray:
             needs = replace(build_needs(request_of(self.entry), memory_request(self.spec)), required=True)

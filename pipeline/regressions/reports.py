@@ -1,7 +1,7 @@
 """Findings in the formats of others: JUnit, Markdown, annotations of GitHub Actions."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
@@ -102,14 +102,7 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
         rows.append([*head, "outputs", "", "", answer_text])
     for times in pair.times:
         medians = [seconds_text(times.new_s), seconds_text(times.served_s)]
-        rows.append(
-            [
-                *head,
-                f"latency at {times.bucket}",
-                *medians,
-                describe_ratio(times, check.slower),
-            ]
-        )
+        rows.append([*head, f"latency at {times.bucket}", *medians, describe_ratio(times, check.slower)])
     return rows
 
 
@@ -130,7 +123,8 @@ def to_markdown(check: RegressionCheck) -> str:
     if check.findings:
         lines.append("")
     if rows := list_rows(check):
-        lines += _table(COLUMNS, rows)
+        lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+        lines += [*(f"| {' | '.join(map(_plain, row))} |" for row in rows), ""]
     status_text = ", ".join(f"{unit} {status}" for unit, status in check.statuses.items())
     if status_text:
         lines += [f"Units: {_plain(status_text)}.", ""]
@@ -139,11 +133,6 @@ def to_markdown(check: RegressionCheck) -> str:
         f"is over {1 + check.slower:.3g}; {check.seconds:g} s of interleaved runs for each bucket."
     )
     return "\n".join(lines) + "\n"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return [*lines, *(f"| {' | '.join(map(_plain, row))} |" for row in rows), ""]
 
 
 def _plain(text: str) -> str:

@@ -59,6 +59,11 @@ def _record_bucket(
     if reference is None:
         series, reference = series.with_reference(version), entry
     ratio = _time_against(engine, reference, report, bucket, context)
+    ends = (ratio.ratio, ratio.low, ratio.high) if ratio else (None, None, None)
+    relative, relative_low, relative_high = (None if value is None else value * series.base for value in ends)
+    # What opened the engine here, by package: 'now onnxruntime'.
+    backend = discovery.configure(entry.backend, dict(entry.options))
+    runtimes = {f"now {name}": text for name, text in backend.versions().items()}
     interval = bucket.runtime or bucket.middle
     point = SeriesPoint(
         at=report.created_at,
@@ -67,10 +72,10 @@ def _record_bucket(
         median_s=bucket.runtime_s,
         low_s=interval.low if interval else None,
         high_s=interval.high if interval else None,
-        relative=_scaled(ratio.ratio if ratio else None, series.base),
-        relative_low=_scaled(ratio.low if ratio else None, series.base),
-        relative_high=_scaled(ratio.high if ratio else None, series.base),
-        toolchain={**entry.toolchain, **_runtimes(entry)},
+        relative=relative,
+        relative_low=relative_low,
+        relative_high=relative_high,
+        toolchain={**entry.toolchain, **runtimes},
         driver=None if entry.hardware.is_cpu else driver_version(),
         load=bucket.surroundings.others,
         busy=bucket.surroundings.busy,
@@ -111,16 +116,6 @@ def _time_against(
         fail_step(name, error, context)
         return None
     return next(ratio for ratio in benchmark.ratios if ratio.p == 0.5)
-
-
-def _scaled(value: float | None, base: float) -> float | None:
-    return None if value is None else value * base
-
-
-def _runtimes(entry: EngineEntry) -> dict[str, str]:
-    """What opened the engine here, by package: 'now onnxruntime'."""
-    backend = discovery.configure(entry.backend, dict(entry.options))
-    return {f"now {name}": version for name, version in backend.versions().items()}
 
 
 # 'relative' to the reference engine, which the load of the machine hardly moves; 'median' of quiet points, in seconds.

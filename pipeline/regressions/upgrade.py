@@ -122,7 +122,7 @@ def plan_version(
 ) -> VersionPlan:
     """What brings a version to its channels with the new toolchain, and what takes it back. Units that no channel
     serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
-    name, names = name_of(manifest), tuple(channel.name for channel in channels)
+    name, names = manifest.reference, tuple(channel.name for channel in channels)
     proven_only = bool(channels) and all(channel.proven_only for channel in channels)
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
     if verdicts != {"moves"}:
@@ -150,7 +150,7 @@ def apply(rehearsal: Rehearsal, versions: Sequence[Served], context: RunContext)
     why = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     moves = list[Applied]()
     for manifest, channels in versions:
-        if (name := name_of(manifest)) not in moving:
+        if (name := manifest.reference) not in moving:
             continue
         units = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
         new_engines = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
@@ -197,8 +197,3 @@ def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngi
         notes=record.notes,
     )
     return RenewedEngine(new, approval, record)
-
-
-def name_of(manifest: Manifest) -> str:
-    """MODEL@VERSION of a manifest."""
-    return f"{manifest.model}@{manifest.version}"

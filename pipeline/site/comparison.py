@@ -93,7 +93,11 @@ def facts_of(document: VersionDocument) -> Facts:
         },
         "Quality": dict(_quality(document)),
         "Latency": dict(_latency(document)),
-        "Quantization scales": dict(_scales(document)),
+        "Quantization scales": {
+            f"{variant}: {tensor.role} {tensor.name}": Fact(number_text(tensor.scale), tensor.scale)
+            for variant, record in document.quantization.items()
+            for tensor in record.tensors
+        },
         "Engines": dict(_engines(document)),
         "Model and data": {
             name: Fact(digest[:16]) for name, digest in {**document.provenance, **document.sources}.items()
@@ -190,12 +194,6 @@ def _latency(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
                 busy_note = " (busy machine)" if report.busy else ""
                 name = f"{report.unit}, {bucket.name}, on {report.machine}"
                 yield name, Fact(seconds_text(seconds) + busy_note, seconds, engine=report.unit)
-
-
-def _scales(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
-    for variant, record in document.quantization.items():
-        for tensor in record.tensors:
-            yield f"{variant}: {tensor.role} {tensor.name}", Fact(number_text(tensor.scale), tensor.scale)
 
 
 # Reads what a model's pages show: its channels with their histories, and its versions with all that was measured.

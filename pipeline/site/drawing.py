@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from enginesmith.core.errors import EnginesmithError, UnknownNameError
 from enginesmith.registry.evidence.canaries import canaries
-from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.index import ListedVersion, list_versions
@@ -64,16 +63,12 @@ def _templates() -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= base_templates.filters | {
-        "anchor": engine_anchor,
+        # The id of an engine on its version's page: 'engine-sm_89-fp16-tensorrt'.
+        "anchor": lambda entry: f"engine-{entry.unit.replace(' ', '-')}",
         "interval": describe_interval,
         "criterion": lambda value, kind: "" if value is None else describe_value(value, kind),
     }
     return environment
-
-
-def engine_anchor(entry: EngineEntry) -> str:
-    """The id of an engine on its version's page: 'engine-sm_89-fp16-tensorrt'."""
-    return f"engine-{entry.unit.replace(' ', '-')}"
 
 
 def style_sheet() -> bytes:

@@ -22,8 +22,6 @@ from pipeline.site.folder import ModelKeys, Page, SiteFolder, Written, digest_li
 from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
-# The pages of one model: the model, versions with their reports, canaries' reports.
-
 # Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
 
@@ -203,8 +201,6 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed_models: Collectio
     return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=drawn_at, reports=reports)
 
 
-# Writes a registry's site into a folder: models whose keys changed since the last time, then the pages over all.
-
 # Models between two notes of what was done, so that a run that is killed goes on from there.
 _NOTED_EVERY = 500
 # Groups of pages that are no model's.
@@ -217,7 +213,6 @@ def write_site(
     """Bring the site in a folder up to date with a registry, and return what was done. trust: a trust policy to check
     signatures by.
 
-    store: the registry.  say: gets lines about the progress.
     Raises UnavailableError when the registry is out of reach or the folder cannot be written.
     """
     folder.done = Written()
@@ -234,21 +229,24 @@ def write_site(
     gone: dict[str, list[str]] = {}
     unfinished_notes: dict[str, ModelNote] = {}
     for number, model_keys in enumerate(changed_models, 1):
-        if paths := _write_model(folder, ModelSite(store, model_keys, trust, salt), notes):
+        site = ModelSite(store, model_keys, trust, salt)
+        paths = folder.update(_group(site.model), model_pages(site))
+        notes[site.model] = note_of(site)
+        if paths:
             gone[_group(model_keys.model)] = paths
             unfinished_notes[model_keys.model] = {**notes[model_keys.model], "key": ""}
         if number % _NOTED_EVERY == 0:
-            _keep(folder, {**notes, **unfinished_notes})
+            folder.keep({**notes, **unfinished_notes})
             say(f"{number} of {len(changed_models)} changed models")
     for model in [name for name in notes if name not in keys]:
         unfinished_notes[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
     gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
-    _keep(folder, {**notes, **unfinished_notes})
+    folder.keep({**notes, **unfinished_notes})
     for group, paths in gone.items():
         folder.delete(group, paths)
     if any(gone.values()):
-        _keep(folder, notes)
+        folder.keep(notes)
     return folder.done
 
 
@@ -261,17 +259,6 @@ def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) 
         name: model_keys.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
         for name, model_keys in keys.items()
     }
-
-
-def _keep(folder: SiteFolder, notes: Mapping[str, ModelNote]) -> None:
-    folder.keep(cast("Mapping[str, Mapping[str, object]]", notes))
-
-
-def _write_model(folder: SiteFolder, site: ModelSite, notes: dict[str, ModelNote]) -> list[str]:
-    """Draw a model's pages, and note what the pages over all show. Returns the pages that are no longer."""
-    gone = folder.update(_group(site.model), model_pages(site))
-    notes[site.model] = note_of(site)
-    return gone
 
 
 def _group(model: str) -> str:

@@ -1,7 +1,7 @@
 """From a spec and traffic to buckets: the engine is timed, the spec is edited."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -38,7 +38,7 @@ class EngineTimer:
     name: str
     engine: EngineBlob
     golden: str
-    spec: "ModelSpec"
+    spec: ModelSpec
     build_s: float | None
     context: RunContext
 
@@ -46,7 +46,7 @@ class EngineTimer:
     def of_published(cls, engine_choice: ChosenEngine, context: RunContext) -> "EngineTimer":
         """A timer of an engine of a published version."""
         manifest, engine = engine_choice.manifest, engine_of(engine_choice.entry)
-        name = f"{manifest.model}@{manifest.version} {engine_choice.entry.unit}"
+        name = f"{manifest.reference} {engine_choice.entry.unit}"
         record = recall_engine(engine.request, context)
         return cls(name, engine, manifest.golden, spec_of(manifest), _for_each(record, engine), context)
 
@@ -93,15 +93,13 @@ def recorded_report(engine: ChosenEngine, context: RunContext) -> LatencyReport:
     manifest, entry = engine.manifest, engine.entry
     reports = latencies(context.store, manifest).get(str(entry.digest), [])
     if not reports:
-        name = f"{manifest.model}@{manifest.version}"
+        name = manifest.reference
         raise InputError(
             f"{name}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
             f"or time the engine now: --engine {name}"
         )
     return reports[0]
 
-
-# From a spec and traffic to the buckets that cost least: the engine is timed, or its times are read, and compared.
 
 # Share of the time from which on an engine counts as always busy.
 _ALWAYS_BUSY = 0.99
@@ -128,19 +126,6 @@ class BucketAdvice:
     remarks: tuple[str, ...]
 
 
-@dataclass
-class _Timings:
-    """Times an engine and keeps the reports."""
-
-    timer: EngineTimer
-    seconds: float
-    reports: list[LatencyReport] = field(default_factory=list)
-
-    def measure(self, sizes: Sequence[Mapping[str, int]]) -> Sequence[BucketLatency]:
-        self.reports.append(self.timer.measure(sizes, self.seconds))
-        return self.reports[-1].buckets
-
-
 def advise_buckets(
     work: Work,
     traffic: TrafficAtPlace,
@@ -152,23 +137,25 @@ def advise_buckets(
     """The buckets of least cost for a spec's dims. split: the traffic within them.
 
     engine: of a version, which is timed; None for the spec's fp32 graph.  recorded: use its latency report instead.
-    work: the run of the spec.  traffic: all of it.  options: what is asked for.
     Raises InputError and DataError for options, traffic and times that do not fit, and what timing raises.
     """
     spec = work.spec
     task = plan_task(spec.tensors(), spec.named_dims(), traffic, split.within, options)
     timer = EngineTimer.of_published(engine, work.context) if engine else EngineTimer.of_graph(work)
-    timings = _Timings(timer, options.timing_s)
-    measure = None if engine and recorded else timings.measure
+    reports: list[LatencyReport] = []
+
+    def measure(sizes: Sequence[Mapping[str, int]]) -> Sequence[BucketLatency]:
+        reports.append(timer.measure(sizes, options.timing_s))
+        return reports[-1].buckets
+
     if engine and recorded:
-        timings.reports.append(recorded_report(engine, work.context))
+        reports.append(recorded_report(engine, work.context))
     else:
-        timings.measure(task.first_sizes())
-    price = price_profile(timings.reports[0], timer.build_s, options.profile_price_s)
-    choice = choose_buckets(
-        task, timings.reports[0].buckets, measure, options.max_profiles or MOST_PROFILES, price.seconds_a_day
-    )
-    busy_reasons = tuple(dict.fromkeys(reason for report in timings.reports for reason in report.busy))
+        measure(task.first_sizes())
+    price = price_profile(reports[0], timer.build_s, options.profile_price_s)
+    measure_more, max_profiles = None if engine and recorded else measure, options.max_profiles or MOST_PROFILES
+    choice = choose_buckets(task, reports[0].buckets, measure_more, max_profiles, price.seconds_a_day)
+    busy_reasons = tuple(dict.fromkeys(reason for report in reports for reason in report.busy))
     notes = (f"the machine was busy while the engine was timed: {'; '.join(busy_reasons)}",) if busy_reasons else ()
     return BucketAdvice(spec.model, timer.name, choice, price, (*task.remarks, *remark_on_load(choice), *notes))
 

@@ -10,7 +10,7 @@ from pipeline.traffic.costs import (
     BatchGrowth,
     CostModel,
     Interval95,
-    Partitioned,
+    Partition,
     ServedTrace,
     edges_of,
     interval_of,
@@ -18,7 +18,7 @@ from pipeline.traffic.costs import (
     resample_plans,
     serve_trace,
 )
-from pipeline.traffic.place import BucketTask, powers_of_two, present_buckets, whole_range
+from pipeline.traffic.place import BucketTask, EdgesOf, powers_of_two, present_edges
 from pipeline.traffic.request_grid import MOST_TIMED, RunTimes, edges_to_time
 from validation.traffic.trace import ServiceTimes
 
@@ -28,7 +28,11 @@ DAY_S = 86400.0
 # Rounds of choosing, simulating how long batches wait, and choosing again; and of timing the edges that were chosen.
 _ROUNDS, _TIMINGS = 4, 2
 # What the chosen buckets are compared with.
-OTHERS = {"one profile": whole_range, "powers of two": powers_of_two, "present": present_buckets}
+OTHERS: Mapping[str, EdgesOf] = {
+    "one profile": lambda dim: (dim.max,),
+    "powers of two": powers_of_two,
+    "present": present_edges,
+}
 Measure = Callable[[Sequence[Mapping[str, int]]], Sequence[BucketLatency]]
 
 
@@ -69,18 +73,16 @@ def choose_buckets(
     to use these times alone.
 
     price_s: of a profile, in engine seconds a day.
-    task: the dims and their traffic.  max_profiles: over all dims.
     Raises DataError for a size beyond those that were timed, and what `measure` raises.
     """
     timing_cache = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
-    _measure_missing(
-        timing_cache, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure
-    )
+    other_sizes = [size for of_dim in OTHERS.values() for size in _sizes_used(task, task.edges(of_dim))]
+    _measure_missing(timing_cache, other_sizes, measure)
     for _ in range(_TIMINGS):
         times = _times(task, timing_cache)
-        partition, _ = search_buckets(task, times, max_profiles, price)
-        if not _measure_missing(timing_cache, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
+        partitions, _ = search_buckets(task, times, max_profiles, price)
+        if not _measure_missing(timing_cache, _sizes_used(task, edges_of(task.grid, partitions)), measure):
             break
     times = _times(task, timing_cache)
     _, trace = search_buckets(task, times, max_profiles, price)
@@ -95,13 +97,11 @@ def choose_buckets(
 
 def search_buckets(
     task: BucketTask, times: RunTimes, max_profiles: int, price: float
-) -> tuple[Partitioned, ServedTrace]:
+) -> tuple[tuple[Partition, ...], ServedTrace]:
     """The partitions of least cost, and the trace under them. price: of a profile, in seconds over the whole trace.
 
     With a batcher the wait of batches depends on the buckets: they are chosen, simulated, and chosen again with the
     waits of that, until nothing changes or it costs more. The best by the simulation is taken.
-
-    task: the dims and their traffic.  times: of runs.  max_profiles: over all dims.
     """
     grid, policy = task.grid, task.policy
     growth = None
@@ -110,17 +110,17 @@ def search_buckets(
         growth = BatchGrowth.idle(grid.at, requests, policy.wait_s)
     table = times.table(grid.edges, task.most_samples)
     axes = [grid.dims.index(name) for name in task.chosen]
-    best_plan: tuple[float, Partitioned, ServedTrace] | None = None
+    best_plan: tuple[float, tuple[Partition, ...], ServedTrace] | None = None
     visited_partitions = set()
     for _ in range(_ROUNDS):
-        partition = partition_grid(CostModel(grid, table, growth), axes, max_profiles, price)
-        if partition.partitions in visited_partitions:
+        partitions = partition_grid(CostModel(grid, table, growth), axes, max_profiles, price)
+        if partitions in visited_partitions:
             break
-        visited_partitions.add(partition.partitions)
-        trace = serve_trace(grid, edges_of(grid, partition.partitions), times, policy)
+        visited_partitions.add(partitions)
+        trace = serve_trace(grid, edges_of(grid, partitions), times, policy)
         cost = float(trace.seconds.sum()) + price * trace.profiles
         if best_plan is None or cost < best_plan[0]:
-            best_plan = cost, partition, trace
+            best_plan = cost, partitions, trace
         if growth is None or trace.service is None:
             break
         growth = growth.after(trace.service)
@@ -130,7 +130,7 @@ def search_buckets(
 
 def _serve_others(task: BucketTask, times: RunTimes) -> dict[str, ServedTrace]:
     """The trace under each of OTHERS."""
-    return {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in OTHERS.items()}
+    return {name: serve_trace(task.grid, task.edges(of_dim), times, task.policy) for name, of_dim in OTHERS.items()}
 
 
 def compare_plans(task: BucketTask, times: RunTimes, trace: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 
 import numpy as np
 
@@ -190,7 +190,7 @@ def total_of(costs: Array, partition: Partition) -> float:
 
 def count_profiles(partitions: Sequence[Partition]) -> int:
     """How many optimization profiles the partitions make: every combination of buckets."""
-    return reduce(lambda count, partition: count * len(partition), partitions, 1)
+    return math.prod(map(len, partitions))
 
 
 # The buckets of least cost: exactly for one dim, as the product of the dims' own buckets for several.
@@ -201,16 +201,6 @@ def count_profiles(partitions: Sequence[Partition]) -> int:
 # Several dims: each is solved exactly with every candidate of the others as an edge. Of the numbers of buckets that
 # stay within the limit those are taken whose excesses over padding nowhere, added up, cost least with the price of
 # profiles.
-
-
-@dataclass(frozen=True)
-class Partitioned:
-    """Partitions of the dims, and what they cost. partitions: of every dim of the grid.  seconds: cost of all requests.
-    total: with the price of profiles."""
-
-    partitions: tuple[Partition, ...]
-    seconds: float
-    total: float
 
 
 def partition_dim(costs: Array, max_buckets: int) -> list[tuple[float, Partition]]:
@@ -231,9 +221,9 @@ def partition_dim(costs: Array, max_buckets: int) -> list[tuple[float, Partition
     return partitions
 
 
-def partition_grid(model: CostModel, axes: Sequence[int], max_profiles: int, price: float) -> Partitioned:
-    """The buckets of the chosen dims (indices), the candidates of the others being their buckets; of least
-    cost for one dim.
+def partition_grid(model: CostModel, axes: Sequence[int], max_profiles: int, price: float) -> tuple[Partition, ...]:
+    """The partition of every dim of the grid: of the chosen ones (indices) into buckets, of least cost for one dim; of
+    the others each candidate is a bucket.
 
     max_profiles: over all dims.  price: of a profile, in seconds.
     """
@@ -257,8 +247,7 @@ def partition_grid(model: CostModel, axes: Sequence[int], max_profiles: int, pri
     now = list(all_edges)
     for axis, dim_partitions, count in zip(axes, choices, counts, strict=True):
         now[axis] = dim_partitions[count - 1][1]
-    seconds = total_of(model.intervals(axes[0], now), now[axes[0]])
-    return Partitioned(tuple(now), seconds, seconds + price * count_profiles(now))
+    return tuple(now)
 
 
 # What buckets cost a trace: engine seconds of each request, by a simulated batcher, and the interval of the mean.

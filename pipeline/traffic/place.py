@@ -16,8 +16,6 @@ from pipeline.traffic.request_grid import RequestGrid, grid_of, sizes_to_time
 from validation.data.batches import leading_dim
 from validation.traffic.trace import BatchPolicy, Trace, trace_of
 
-# Recorded traffic at a place, a file or a folder of files, as one trace of sizes and arrivals.
-
 SUFFIXES = (".jsonl", ".ndjson", ".npz")
 # Times of arrival from here on (2001) are taken for seconds since the epoch.
 EPOCH_S = 1e9
@@ -155,6 +153,10 @@ def _merge(traces: Sequence[Trace]) -> Trace:
     return Trace(arrivals[order], sizes, start)
 
 
+# Gives the edges of a dim's buckets.
+EdgesOf = Callable[[Dim], tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class BucketOptions:
     """How buckets are chosen. dims: that get buckets; () for all but the batch.  max_profiles: None for as many as
@@ -182,7 +184,6 @@ class BucketTask:
     if it gets none.
 
     policy: None where each request runs alone.  remarks: what was decided, for people.
-    grid: the requests by size.
     """
 
     dims: tuple[Dim, ...]
@@ -197,6 +198,11 @@ class BucketTask:
         """The most samples in a run: of a batch, or of a request that is larger."""
         return int(max(self.grid.samples.max(), self.policy.most if self.policy else 1))
 
+    def edges(self, of_chosen: EdgesOf) -> dict[str, tuple[int, ...]]:
+        """The edges of each dim of the grid: of a chosen one by `of_chosen`, of another those of the spec."""
+        dims = [dim for dim in self.dims if dim.name in self.grid.dims]
+        return {dim.name: (of_chosen if dim.name in self.chosen else present_edges)(dim) for dim in dims}
+
     def first_sizes(self) -> list[dict[str, int]]:
         """The sizes at which an engine is timed before anything is chosen."""
         tops = {dim.name: dim.max for dim in self.dims}
@@ -208,7 +214,6 @@ def plan_task(
 ) -> BucketTask:
     """The task for traffic to a model.  within: its requests that lie within the dims.
 
-    inputs: of the model.
     Raises InputError for options that the model or its traffic has nothing for.
     """
     batch = _batch_dim(inputs, dims, options)
@@ -220,14 +225,9 @@ def plan_task(
     grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=arrivals)
     if arrivals is None and options.max_profiles is None:
         raise InputError("without times of arrival a profile has no price for each request; give --most, or --rate")
-    for name in bucket_dims:
-        count = len(np.unique(within.sizes[name]))
-        if (
-            len(bucket_dims) == 1
-            and options.max_profiles is not None
-            and options.max_profiles > len(grid.edges_of(name))
-        ):
-            remarks += (f"{name} has {count} distinct sizes in the traffic: more buckets than that save nothing",)
+    if len(bucket_dims) == 1 and (options.max_profiles or 0) > len(grid.edges_of(bucket_dims[0])):
+        count = len(np.unique(within.sizes[bucket_dims[0]]))
+        remarks += (f"{bucket_dims[0]} has {count} distinct sizes in the traffic: more buckets than that save nothing",)
     return BucketTask(tuple(dims), bucket_dims, batch, policy, grid, remarks)
 
 
@@ -291,29 +291,12 @@ def _arrivals(traffic: TrafficAtPlace, within: Trace, options: BucketOptions) ->
     return np.asarray(arrivals - arrivals[0])
 
 
-def whole_range(task: BucketTask) -> dict[str, tuple[int, ...]]:
-    """One bucket for each chosen dim."""
-    return _edges(task, lambda dim: (dim.max,))
+def powers_of_two(dim: Dim) -> tuple[int, ...]:
+    """Powers of two as the edges of a dim; of one with multiples, their products with it."""
+    sizes = (dim.multiple * 2**power for power in range(dim.max.bit_length()))
+    return (*(size for size in sizes if dim.min <= size < dim.max), dim.max)
 
 
-def powers_of_two(task: BucketTask) -> dict[str, tuple[int, ...]]:
-    """Powers of two (of a dim with multiples, their products with it) as the edges of each chosen dim."""
-
-    def powers(dim: Dim) -> tuple[int, ...]:
-        sizes = (dim.multiple * 2**power for power in range(dim.max.bit_length()))
-        return (*(size for size in sizes if dim.min <= size < dim.max), dim.max)
-
-    return _edges(task, powers)
-
-
-def present_buckets(task: BucketTask) -> dict[str, tuple[int, ...]]:
-    """The edges that the spec has."""
-    return _edges(task, lambda dim: tuple(high for _, _, high in dim.buckets()))
-
-
-def _edges(task: BucketTask, of_chosen: Callable[[Dim], tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    return {
-        dim.name: of_chosen(dim) if dim.name in task.chosen else tuple(high for _, _, high in dim.buckets())
-        for dim in task.dims
-        if dim.name in task.grid.dims
-    }
+def present_edges(dim: Dim) -> tuple[int, ...]:
+    """The edges that the spec has for a dim."""
+    return tuple(high for _, _, high in dim.buckets())

@@ -11,8 +11,6 @@ from enginesmith.arrays import Array
 from enginesmith.core.types import Dim
 from validation.traffic.trace import ServiceTimes, Trace
 
-# Requests on a grid of candidate edges: what buckets are chosen from.
-
 # Candidates of the only dim that is chosen, and of each where there are several.
 MOST_ALONE, MOST_EACH = 256, 32
 # Longer traces are cut down to so many requests, in so many stretches evenly over them.
@@ -111,8 +109,6 @@ def _close_gaps(times: Array, kept_indices: Array) -> Array:
     gaps[jumps] = float(times[-1]) / max(len(times) - 1, 1)
     return np.asarray(np.cumsum(gaps))
 
-
-# The time of a run at each candidate size, of those at which an engine was timed.
 
 # Sizes at which the only chosen dim is timed, each of several, and the numbers of samples with several.
 _ALONE, _EACH, _BATCHES = 8, 4, 3

@@ -64,7 +64,6 @@ class HourOfTraffic:
     """An hour. name: '2026-03-01 14:00' or '14:00' (UTC) of absolute times, else 'hour 3' since the first request.
 
     per_second: mean rate of the real traffic in requests a second.
-    sizes: of each dim.
     """
 
     name: str
@@ -95,7 +94,6 @@ class TrafficSummary:
     start: of absolute times, ISO 8601 in UTC.  beyond: dim -> requests whose size the spec's dim does not have.
     files: their number.  sampling: share of the requests that was recorded.  made: where made-up traffic is from, or
     ''.
-    dims: sizes of each.  pairs: of two dims together.
     """
 
     requests: int
@@ -207,18 +205,14 @@ def draw_traffic(summary: TrafficSummary, buckets: Mapping[str, Sequence[int]]) 
     return _draw(charts)
 
 
-def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan], dims: Sequence[str]) -> str:
-    """The SVG of the histogram of each chosen dim with the chosen buckets and the present ones."""
-    by_name = {plan.name: plan for plan in plans}
-    names = [name for name in ("chosen", "present") if name in by_name]
-    return _draw(
-        [
-            partial(
-                draw_histogram, dim=dim, counts=sizes[dim], buckets={name: by_name[name].edges[dim] for name in names}
-            )
-            for dim in dims
-        ]
-    )
+def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan]) -> str:
+    """The SVG of the histogram of each chosen dim with the chosen buckets and the present ones. sizes: of these."""
+    shown_plans = [plan for plan in plans if plan.name in ("chosen", "present")]
+    charts = []
+    for dim, counts in sizes.items():
+        buckets = {plan.name: plan.edges[dim] for plan in shown_plans}
+        charts.append(partial(draw_histogram, dim=dim, counts=counts, buckets=buckets))
+    return _draw(charts)
 
 
 def _draw(charts: Sequence[Chart]) -> str:
@@ -418,11 +412,6 @@ def describe_choice(choice: BucketChoice, split: SplitTrace) -> Iterator[str]:
         yield f"{dim}: {pluralize(count, 'request')} beyond the spec's dims ({span}): they need a fallback"
     if split.beyond:
         yield f"fallback: {_share(split.fallback_share)} of the requests, which no cost here includes"
-
-
-def edges_json(edges: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Edges as JSON."""
-    return {dim: list(dim_edges) for dim, dim_edges in edges.items()}
 
 
 def _share(value: float) -> str:

@@ -20,7 +20,7 @@ from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
 from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
-from pipeline.operations.golden import FuzzEngine, FuzzTerms
+from pipeline.operations.golden import FuzzEngine
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
@@ -131,5 +131,4 @@ class BuiltEngine:
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
         """The report of `enginesmith debug fuzz`."""
-        terms = FuzzTerms(seed, cases, (), only)
-        return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, terms))
+        return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, seed, cases, (), only))

@@ -11,8 +11,9 @@ from enginesmith.cli.options import Group, Option, emit_json, runtimes_option, s
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import format_bytes, join_first, pluralize
+from enginesmith.registry.builds.build_history import History
 from enginesmith.registry.store.base import open_store
-from pipeline.fleet.coverage import STATES, Coverage, predictor
+from pipeline.fleet.coverage import STATES, Coverage
 from pipeline.fleet.inventory import Access, check_version
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
     from pipeline.orchestration.fleet import reconcile
 
     store, sources = options.sources.open(registry, options.runtimes)
-    reconciliation = reconcile(store, sources, predictor(store))
+    reconciliation = reconcile(store, sources, History(store).predict)
     if as_json:
         emit_json(reconciliation.to_json())
     else:
@@ -142,7 +143,7 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
     change = options.change()
     store, sources = options.sources.open(registry, {})
-    fleet_plan = make_plan(*compare_deployments(store, sources), change, predictor(store))
+    fleet_plan = make_plan(*compare_deployments(store, sources), change, History(store).predict)
     if as_json:
         emit_json(fleet_plan.to_json())
     else:
@@ -151,18 +152,18 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
     """The versions of runtimes by package. Raises InputError for what is no version."""
-    for name, version in runtimes.items():
-        check_version(f"runtime {name}", version)
-    return {**runtimes}
+    return {name: check_version(f"runtime {name}", version) or "" for name, version in runtimes.items()}
 
 
 def _send(fleet_state: "Reconciled") -> None:
     """Send the events for what is missing, each once the Prefect server has the one before."""
-    from pipeline.orchestration.fleet import messages, send
+    from pipeline.orchestration.fleet import messages
+    from pipeline.orchestration.watch import send_event
 
     events = messages(fleet_state.work, fleet_state.registry)
     for message in events:
-        say(f"sent {message.event} of {message.model}: {send(message)}")
+        sent_event = send_event(message.event, message.model, message.payload)
+        say(f"sent {message.event} of {message.model}: {sent_event.id}")
     blocked_work = [work for work in fleet_state.work if not work.ready]
     if not events:
         say(

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome
 
-# `enginesmith build` and `enginesmith plan`.
-
 # Rules of a proposal that are printed.
 MOST_RULES = 24
 

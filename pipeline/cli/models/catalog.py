@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from enginesmith.cli.options import emit_json, say
 from enginesmith.cli.tables import print_table
+from enginesmith.core.codec import encode
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.cli.run_options import shown_progress
 
@@ -31,7 +32,7 @@ def build_all(place: str, options: "RunOptions", quiet: bool, as_json: bool) -> 
     ):
         rows = compile_all(addresses, options, InProcess(), progress, executors)
     if as_json:
-        emit_json([row.to_json() for row in rows])
+        emit_json(encode(rows))
     else:
         cells = [
             [
@@ -57,7 +58,7 @@ def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
     with gather_specs(place, options.registry) as addresses:
         rows = plan_catalog(addresses, options)
     if as_json:
-        emit_json([row.to_json() for row in rows])
+        emit_json(encode(rows))
     else:
         cells = [
             [

@@ -12,7 +12,7 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError
 from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import open_store
-from pipeline.cli.run_options import shown_progress
+from pipeline.cli.run_options import opened_run
 
 if TYPE_CHECKING:
     from pipeline.operations.golden import MadeGolden, Shown
@@ -72,10 +72,8 @@ def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
     """Export the spec, which makes its golden set. accepting: whether a digest that the spec demands is ignored."""
     from pipeline.compile.steps.exports import export, latest_golden, told_change
     from pipeline.operations.golden import MadeGolden, unfreeze
-    from pipeline.orchestration.run import RunOptions, open_run
 
-    options = RunOptions(registry=registry)
-    with shown_progress(quiet) as progress, open_run(address, options, progress, keep_state=False) as run:
+    with opened_run(address, registry, quiet) as run:
         spec, context = run.spec, run.context
         if accepting and spec.is_copy:
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")

@@ -96,7 +96,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
             raise InputError("--from-requests needs a MODEL to know the inputs; give its file")
         path = out or Path(model or "model.yaml")
         text = files("pipeline.spec").joinpath("starter.yaml").read_bytes()
-        _write({path: lambda stream: stream.write(text)}, force)
+        _write({path: text}, force)
         say(f"wrote {path}; fill in the files it names, then: enginesmith plan {path}")
         return
     from pipeline.drafts.text import write_spec
@@ -106,7 +106,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     states = [state.input for state in model_facts.states] if requests else []
     model_facts, data = _split(model_facts, requests, scaling) if requests else (model_facts, {})
     text = write_spec(model_facts, *data).encode()
-    _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
+    _write({path: text, **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(model_facts.inputs), 'input')}, {pluralize(len(model_facts.dims), 'dim')}")
     for line in _describe(model_facts, states, bool(data)):
         say(f"  {line}")
@@ -151,8 +151,7 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
             raise InputError(f"{path} is the spec of another model; rename one of them, or name the spec")
         return path, False
     model_facts = replace(model_facts, targets=tuple(split_names(targets)) or model_facts.targets)
-    text = write_spec(model_facts).encode()
-    _write({path: lambda stream: stream.write(text)}, force=False)
+    _write({path: write_spec(model_facts).encode()}, force=False)
     return path, True
 
 
@@ -189,9 +188,9 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     files = {graph.key: f"{graph.key}.yaml" for graph in graphs}
     if path.name in files.values():
         raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
-    texts = {path: write_ensemble(ensemble_name, graphs, files)}
-    texts |= {path.parent / files[graph.key]: write_spec(graph.model) for graph in graphs}
-    _write({each: partial(_put, text=text) for each, text in texts.items()}, force)
+    texts = {path: write_ensemble(ensemble_name, graphs, files).encode()}
+    texts |= {path.parent / files[graph.key]: write_spec(graph.model).encode() for graph in graphs}
+    _write(texts, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
@@ -206,10 +205,6 @@ def _split_name(text: str) -> tuple[str, Path]:
     """A graph's name, '' where NAME= does not stand before its file, and that; a file may have '=' in its name."""
     name, equals, file = text.partition("=")
     return ("", Path(text)) if Path(text).exists() or not equals else (name, Path(file))
-
-
-def _put(stream: IO[bytes], text: str) -> None:
-    stream.write(text.encode())
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
@@ -231,9 +226,7 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
         raise InputError(f"{model} {POINTER}")
     kind = model.suffix.lower()
     folder = (out or model).parent
-    if not model.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
-    relative_path = str(model.resolve().relative_to(folder.resolve()))
+    relative_path = _below(model, folder)
     if model.is_dir():
         model_facts = look_at_package(model, folder)
     elif kind == ".pbtxt":
@@ -251,6 +244,13 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
+def _below(file: Path, folder: Path) -> str:
+    """The file's path in the folder of the spec. Raises InputError for one outside of it."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{file} is outside {folder}, where the spec goes; a spec names files of its own folder")
+    return str(file.resolve().relative_to(folder.resolve()))
+
+
 def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
     """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
     from pipeline.drafts.torch_model import look_at_module
@@ -258,9 +258,7 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
     name, _, function = text.rpartition(":")
     folder = out.parent if out else Path(name).parent if name.endswith(".py") else Path()
     if name.endswith(".py"):
-        if not Path(name).resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{name} is outside {folder}, where the spec goes; a spec names files of its own folder")
-        name = str(Path(name).resolve().relative_to(folder.resolve()))
+        name = _below(Path(name), folder)
     model_facts = look_at_module(folder, f"{name}:{function}", requests)
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
@@ -303,7 +301,7 @@ def _split_inputs(model: "FoundModel", requests: Path, scaling: "Scaling") -> tu
     return model.hold_sizes(split.sizes, split.ranges), writers
 
 
-def _write(files: Mapping[Path, _Writer], force: bool) -> None:
+def _write(files: Mapping[Path, _Writer | bytes], force: bool) -> None:
     """Write files, all of them or none: each under another name first. Raises InputError for one that exists."""
     for path in files:
         if path.exists() and not force:
@@ -312,7 +310,8 @@ def _write(files: Mapping[Path, _Writer], force: bool) -> None:
         try:
             started_files = {path: stack.enter_context(start_atomic_write(path.parent)) for path in files}
             for path, file in started_files.items():
-                files[path](file.stream)
+                content = files[path]
+                file.stream.write(content) if isinstance(content, bytes) else content(file.stream)
             for path, file in started_files.items():
                 file.commit(path)
         except OSError as error:
@@ -379,7 +378,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     A spec is registered when its files have not changed between two polls. Each event is sent once, even after a
     restart. With --json, the command prints one line of JSON for each spec that was registered or cannot be read.
     """
-    from pipeline.orchestration.watch import Watch
+    from pipeline.orchestration.watch import watch_place
 
     def show(watched_spec: "WatchedSpec") -> None:
         if as_json:
@@ -388,7 +387,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
             (echo if watched_spec.told else say)(f"{watched_spec.spec}: {watched_spec.said}")
 
     store = open_store(registry, create=True)
-    with Watch(store, place, show) as watch:
+    with watch_place(store, place, show) as watch:
         if once:
             watch.look(stable_only=False)
             return

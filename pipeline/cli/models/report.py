@@ -17,7 +17,7 @@ from enginesmith.core.text import format_bytes, format_plain
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.versions.lookup import locate
-from pipeline.cli.run_options import shown_progress
+from pipeline.cli.run_options import opened_run
 
 if TYPE_CHECKING:
     from enginesmith.registry.builds.runs import RunItem
@@ -78,10 +78,7 @@ def sensitivity(
     Uses smoothing, quality floor and overrides of the spec. Exports and calibrates first, unless these results are in
     the registry.
     """
-    from pipeline.orchestration.run import RunOptions, open_run
-
-    options = RunOptions(registry=stated_registry)
-    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
+    with opened_run(spec, stated_registry, quiet) as run:
         choice, summary = _choice(activation, run)
     document = encode(choice) | {"activation": activation, "summary": summary}
     if out is not None:

@@ -141,8 +141,14 @@ def record(
 
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
-    origin = f"{samples.name}, Poisson arrivals at {per_second:g} per second, seed {seed}" if samples else ""
-    request_stream = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
+    origin, request_stream = "", _from_stdin()
+    if samples and per_second:
+        from enginesmith.recording.traffic import encode_inputs
+        from validation.canary.report import made_up
+
+        origin = f"{samples.name}, Poisson arrivals at {per_second:g} per second, seed {seed}"
+        generated_requests = made_up(samples, per_second, requests, batch, seed)
+        request_stream = ((encode_inputs(inputs), at_s, None) for at_s, inputs in generated_requests)
     first_requests = [*itertools.islice(request_stream, 1)]  # a mistake in it leaves no file behind
     with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=origin, model=model) as recorder:
         try:
@@ -173,14 +179,6 @@ def _from_stdin() -> Iterator[_Request]:
         except ValueError as error:
             raise lines.error(number, str(error)) from None
         yield inputs, at_s, latency
-
-
-def _make_up(samples: Path, per_second: float, requests: int | None, batch: int, seed: int) -> Iterator[_Request]:
-    """Requests of stored samples. Raises DataError as `made_up` and `encode_inputs`."""
-    from enginesmith.recording.traffic import encode_inputs
-    from validation.canary.report import made_up
-
-    return ((encode_inputs(inputs), at_s, None) for at_s, inputs in made_up(samples, per_second, requests, batch, seed))
 
 
 # `enginesmith debug refit`: new weights for the engines of a version, from a spec or from another version.
@@ -225,7 +223,7 @@ def refit(
         refits, result = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
         units = [unit_refit.to_json() for unit_refit in refits]
-        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(result) if result else {})})
+        emit_json({"from": base.reference, "units": units, **(encode(result) if result else {})})
     else:
         _show_refit(refits, result, dry_run)
     if not dry_run:
@@ -265,11 +263,11 @@ def _refit_with_version(
         return [*foresee_refits(requests, base), *without], None
     with local_context(store, quiet) as context:
         refits = refit_units(requests, base, Work(spec_of(donor), context))
-        pairs = [(result, item) for result, item in zip(refits, refit_items, strict=True) if result.engine]
-        if not pairs:
+        done_items = [item for result, item in zip(refits, refit_items, strict=True) if result.engine]
+        if not done_items:
             return [*refits, *without], None
-        edition = publish_refitted(base, donor, pairs, "candidate", context)
-    units = {result.request.unit for result, _ in pairs}
+        edition = publish_refitted(base, donor, done_items, context)
+    units = {item.request.unit for item in done_items}
     failed_units = tuple(entry.unit for entry in edition.manifest.engines if entry.unit in units and not entry.usable)
     return [*refits, *without], PublishedRefit(donor.model, edition.version, edition.channel_refusal, failed_units)
 

@@ -27,7 +27,7 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import make_folder, reachable, write_whole
-from pipeline.cli.run_options import Buckets, Building, chosen_buckets, run_options, shown_progress
+from pipeline.cli.run_options import Buckets, Building, chosen_buckets, opened_run, run_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.regressions.findings import RegressionCheck
@@ -191,9 +191,8 @@ def _check(
     from pipeline.intake.registration import registry_of
     from pipeline.orchestration.run import build_lock, lock_names, open_run
     from pipeline.regressions.check import check as check_spec
-    from pipeline.regressions.check import with_lines
     from pipeline.regressions.findings import NONE, find_served, machine_of
-    from pipeline.regressions.pairs import check_losses, find_lines
+    from pipeline.regressions.pairs import check_losses
     from validation.latency.measurement.loop import parse_sizes
 
     uri = registry_of(spec, stated_registry)
@@ -207,8 +206,7 @@ def _check(
             None if options.against == NONE else find_served(open_store(uri), run.spec.model, options.against, machine)
         )
         with build_lock(run, lock_names(run, build_options)):
-            regression_check = check_spec(run, baseline, machine, terms)
-        return with_lines(regression_check, find_lines(run.spec, regression_check.findings))
+            return check_spec(run, baseline, machine, terms)
 
 
 def write_reports(regression_check: "RegressionCheck", files: Mapping[str, Path]) -> None:
@@ -269,13 +267,12 @@ def compare(
     Recommends a backend, with the reason. Publishes nothing; later builds reuse the engines.
     Exit code 1 if no backend can be recommended.
     """
-    from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
+    from pipeline.operations.compare.report import describe_comparison, format_rows
     from pipeline.operations.compare.run import CompareOptions
     from pipeline.operations.compare.run import compare as compare_engines
-    from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
+    from pipeline.orchestration.run import select_precisions, split_names
 
-    build_options = RunOptions(registry=stated_registry)
-    with shown_progress(quiet) as progress, open_run(spec, build_options, progress, keep_state=False) as run:
+    with opened_run(spec, stated_registry, quiet) as run:
         compare_precisions = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
         backends = tuple(split_names(options.backends))
         compare_options = CompareOptions(target_named(options.target), backends, compare_precisions, options.seconds)
@@ -283,7 +280,8 @@ def compare(
     if as_json:
         emit_json(encode(comparison))
     else:
-        echo(format_heading(comparison))
+        place = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
+        echo(f"{comparison.model} on {place}, {comparison.created_at}")
         print_table(*format_rows(comparison))
         for line in describe_comparison(comparison):
             echo(line)

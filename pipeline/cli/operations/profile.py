@@ -99,10 +99,6 @@ def _print_trends(trends: "list[Trend]") -> None:
             echo(f"{trend.series.unit} at {trend.series.bucket}: {describe_change(change)}")
 
 
-# Commands on one engine of a published version, on this machine: `enginesmith profile`, `debug fuzz`,
-# `debug reproduce`.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _ProfileOptions:
     choice: EngineChoice
@@ -196,7 +192,7 @@ def _print_profile(chosen_engine: "ChosenEngine", report: "LatencyReport", as_js
     if as_json:
         emit_json({**encode(chosen_engine.identity), **encode(report)})
         return
-    echo(f"{chosen_engine.manifest.model}@{chosen_engine.manifest.version} {report.unit}")
+    echo(f"{chosen_engine.manifest.reference} {report.unit}")
     rows = [format_bucket(bucket) for bucket in report.buckets]
     print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
     for line in describe_report(report):
@@ -211,7 +207,7 @@ def _print_pair(engine: "ChosenEngine", baseline: "ChosenEngine", benchmark: "Pa
     if as_json:
         emit_json({"first": encode(engine.identity), "second": encode(baseline.identity), **encode(benchmark)})
         return
-    names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (engine, baseline)]
+    names = [f"{side.manifest.reference} {side.entry.precision}" for side in (engine, baseline)]
     echo(f"{names[0]} against {names[1]}, on {engine.entry.target}")
     for line in describe_pair(benchmark):
         echo(line)
@@ -250,7 +246,7 @@ def fuzz(
     else:
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
         manifest, unit = engine_choice.manifest, engine_choice.entry.unit
-        echo(f"{manifest.model}@{manifest.version} {unit}, seed {report.seed}: {verdicts}")
+        echo(f"{manifest.reference} {unit}, seed {report.seed}: {verdicts}")
         for case in report.cases:
             if case.outcome == "failed":
                 echo(f"  failed {case.case}: {case.reason}")
@@ -279,17 +275,19 @@ def check_reproducible(
     from pipeline.operations.check_reproducible import check_reproducible as build_again
 
     with published_engine(registry, reference, choice, quiet) as (engine_choice, context):
-        rebuild = build_again(engine_choice, times, context)
+        report = build_again(engine_choice, times, context)
+    manifest, entry = engine_choice.manifest, engine_choice.entry
+    is_rebuilt = entry.digest in report.engines
     if as_json:
-        emit_json(rebuild.to_json())
+        publication = {"digest": entry.digest, "rebuilt": is_rebuilt}
+        emit_json({**encode(engine_choice.identity), **report.to_json(), "published": publication})
     else:
-        report, manifest = rebuild.report, rebuild.chosen.manifest
         bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
-        publication_note = "as published" if rebuild.rebuilt else "none is equal to the published file"
-        unit = f"{manifest.model}@{manifest.version} {rebuild.chosen.entry.unit}"
+        publication_note = "as published" if is_rebuilt else "none is equal to the published file"
+        unit = f"{manifest.reference} {entry.unit}"
         echo(f"{unit}, {report.times} builds: {bytes_equal}, {publication_note}")
         for output, spread in report.outputs.items():
             spread_note = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
             spread_text = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{spread_note}"
             echo(f"  {output}: {spread_text}{'' if report.passed else ', beyond the drift limits'}")
-    ctx.exit(0 if rebuild.report.passed else 1)
+    ctx.exit(0 if report.passed else 1)

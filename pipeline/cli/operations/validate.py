@@ -14,7 +14,7 @@ from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
-    from enginesmith.registry.manifest import EngineEntry, Manifest, Status
+    from enginesmith.registry.manifest import Manifest, Status
     from enginesmith.registry.store.base import Store
     from pipeline.operations.validate import Validated
 
@@ -99,8 +99,8 @@ def _run(
         results = list(validate_here(manifest, context, target_set))
     if not results:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
-            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
+            f"{manifest.reference} has no engine{f' for {targets}' if targets else ''}; "
+            f"`enginesmith show {manifest.reference}` lists what it has"
         )
     _print_verdicts(manifest, results, as_json)
     return [result.verdict for result in results]
@@ -108,7 +108,6 @@ def _run(
 
 def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
     entries = {entry.unit: entry for entry in manifest.engines}
-    reference = f"{manifest.model}@{manifest.version}"
     if as_json:
         columns = ("target", "precision", "backend", "digest")
         items = [
@@ -125,12 +124,12 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
         ]
         emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
-        print_engines([(_judged(entries[str(result.unit)], result), {}) for result in results], reference)
-
-
-def _judged(entry: "EngineEntry", verdict: "Validated") -> "EngineEntry":
-    status = cast("Status", verdict.verdict)
-    return replace(entry, status=status, reason=verdict.reason, checks=verdict.checks, sqnr_db=verdict.sqnr_db)
+        engines = []
+        for result in results:
+            status, entry = cast("Status", result.verdict), entries[str(result.unit)]
+            entry = replace(entry, status=status, reason=result.reason, checks=result.checks, sqnr_db=result.sqnr_db)
+            engines.append((entry, dict[str, float]()))
+        print_engines(engines, manifest.reference)
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, target_set: set[str] | None, as_json: bool) -> list[str]:

@@ -8,12 +8,13 @@ import click
 
 from enginesmith.cli.options import (
     Group,
-    ListenAddress,
     Option,
     channel_argument,
-    check_finite,
     command,
     emit_json,
+    listen_option,
+    number_option,
+    path_option,
     say,
     takes,
     why_option,
@@ -172,28 +173,10 @@ def _words(terms: ChannelPolicy) -> str:
 
 
 @command()
-@click.option(
-    "--listen",
-    type=ListenAddress(),
-    metavar="HOST:PORT",
-    default="127.0.0.1:9464",
-    show_default=True,
-    help="Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs.",
-)
-@click.option(
-    "--every",
-    default=60.0,
-    type=click.FloatRange(1),
-    callback=check_finite,
-    show_default=True,
-    help="Seconds between polls of the registry.",
-)
+@listen_option("127.0.0.1:9464")
+@number_option("--every", click.FloatRange(1), 60.0, "Seconds between polls of the registry.")
 @click.option("--once", is_flag=True, help="Print the metrics on stdout and exit.")
-@click.option(
-    "--textfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the metrics to this file (for node_exporter) and exit.",
-)
+@path_option("--textfile", "Write the metrics to this file (for node_exporter) and exit.", dir_okay=False)
 def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve metrics of a registry to Prometheus: builds, runs, cache, unproven engines, drift.
 

@@ -98,7 +98,7 @@ def show(
 def _print_heading(facts: VersionStatus) -> None:
     """What a version is, above its engines."""
     manifest, channels = facts.manifest, ", ".join(facts.channels) or "none"
-    echo(f"{manifest.model}@{manifest.version}  published {manifest.created_at}  channels: {channels}")
+    echo(f"{manifest.reference}  published {manifest.created_at}  channels: {channels}")
     echo(f"manifest {manifest.digest}")
     if facts.page:
         echo(f"report   {facts.page}")
@@ -224,7 +224,7 @@ def _show_differences(older_reference: str, newer_reference: str, registry: str,
     store = open_store(registry)
     manifests = [locate(store, parse_reference(reference)).manifest for reference in (older_reference, newer_reference)]
     sections = compare(*(facts_of(published_document(store, manifest)) for manifest in manifests))
-    before, after = (f"{manifest.model}@{manifest.version}" for manifest in manifests)
+    before, after = (manifest.reference for manifest in manifests)
     if as_json:
         emit_json({"before": before, "after": after, "sections": encode(sections)})
         return
@@ -250,7 +250,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         emit_json(encode(records))
         return
     if not records:
-        echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
+        echo(f"{manifest.reference} has no graph that was quantized by calibration")
     for name, record in records.items():
         echo(f"{name}: " + "; ".join(f"{value} {fact_name}" for value, fact_name in facts(record)))
         if record.tensors:
@@ -281,8 +281,7 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     digest = manifest.sources.get(source)
     if digest is None:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no {source}: it was not published by `enginesmith build`, "
-            "which writes one"
+            f"{manifest.reference} has no {source}: it was not published by `enginesmith build`, which writes one"
         )
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from enginesmith.cli.options import ListenAddress, command, emit_json, number_option, path_option, say
+from enginesmith.cli.options import command, emit_json, listen_option, number_option, path_option, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import HttpAddress
 from enginesmith.registry.store.base import open_store
@@ -30,14 +30,7 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool) -> None:
 
 
 @command()
-@click.option(
-    "--listen",
-    type=ListenAddress(),
-    metavar="HOST:PORT",
-    default="127.0.0.1:8080",
-    show_default=True,
-    help="Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs.",
-)
+@listen_option("127.0.0.1:8080")
 @number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
 @click.option("--prefix", default="", metavar="/PATH", help="Path of the site below an ingress.")
 @path_option("--dest", "Folder for the files of the site.", default_text="a temporary folder")

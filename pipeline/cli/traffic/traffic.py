@@ -1,7 +1,6 @@
 """`enginesmith traffic`: show, buckets, capacity."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,12 +30,10 @@ from enginesmith.core.names import parse_reference
 from enginesmith.core.text import format_plain
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
-from pipeline.cli.run_options import shown_progress, trusted_manifest
+from pipeline.cli.run_options import opened_run, trusted_manifest
 
 if TYPE_CHECKING:
-    from pipeline.canary.engines import ChosenEngine
     from pipeline.capacity.forecast import CapacityForecast, EngineCapacity
-    from pipeline.compile.run_context import RunContext
     from pipeline.spec.model import ModelSpec
     from pipeline.traffic.buckets import BucketAdvice
     from pipeline.traffic.place import SplitTrace
@@ -112,10 +109,10 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
     times are measured at candidate sizes. For one dim, the choice is optimal. For several dims, a heuristic combines
     the buckets of each dim.
     """
-    from pipeline.compile.run_context import Work
+    from pipeline.canary.engines import choose
     from pipeline.traffic.buckets import advise_buckets, write_buckets
     from pipeline.traffic.place import BucketOptions, read_place, split_beyond
-    from pipeline.traffic.summary import edges_json
+    from pipeline.traffic.summary import count_sizes, draw_choice
 
     reference, out = options.engine or options.latencies, options.out
     if options.engine and options.latencies:
@@ -132,58 +129,31 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
         options.shrink,
         options.seconds,
     )
-    with _opened(spec, stated_registry, quiet) as (model, context):
+    with opened_run(spec, stated_registry, quiet) as run:
+        model, engine_choice = run.spec, None
         if options.write and model.is_copy:
             raise InputError(f"{model.address} is a copy; give --write the spec's own file")
         recorded_traffic = read_place(options.traffic, model.tensors(), model.model)
         split = split_beyond(recorded_traffic.trace, model.named_dims())
-        engine_choice = _engine(reference, options.choice, context)
-        if engine_choice and engine_choice.manifest.model != model.model:
-            raise InputError(f"{reference} is an engine of {engine_choice.manifest.model}, and SPEC is {model.model}")
-        advice = advise_buckets(
-            Work(model, context),
-            recorded_traffic,
-            split,
-            bucket_options,
-            engine_choice,
-            recorded=bool(options.latencies),
-        )
+        if reference is not None:
+            target, precision = target_named(options.choice.target), options.choice.precision
+            engine_choice = choose(run.context.store, parse_reference(reference), target, precision)
+            if (owner := engine_choice.manifest.model) != model.model:
+                raise InputError(f"{reference} is an engine of {owner}, and SPEC is {model.model}")
+        is_recorded = bool(options.latencies)
+        advice = advise_buckets(run, recorded_traffic, split, bucket_options, engine_choice, recorded=is_recorded)
     if out is not None:
-        _draw(advice, split, out)
+        sizes = {dim: count_sizes(split.within.sizes[dim]) for dim in advice.choice.edges}
+        write_whole(out, draw_choice(sizes, advice.choice.plans).encode())
+        say(f"wrote {out}")
     if options.write:
         write_buckets(model.path, advice.choice.edges)
         say(f"wrote the buckets into {model.path}")
     if as_json:
         beyond = {"beyond": encode(split.beyond), "fallback_share": split.fallback_share}
-        emit_json({**encode(advice), "buckets": edges_json(advice.choice.edges), **beyond})
+        emit_json({**encode(advice), "buckets": encode(advice.choice.edges), **beyond})
     else:
         _print_advice(advice, split)
-
-
-@contextmanager
-def _opened(address: str, stated_registry: str | None, quiet: bool) -> "Iterator[tuple[ModelSpec, RunContext]]":
-    from pipeline.orchestration.run import RunOptions, open_run
-
-    options = RunOptions(registry=stated_registry)
-    with shown_progress(quiet) as progress, open_run(address, options, progress, keep_state=False) as run:
-        yield run.spec, run.context
-
-
-def _engine(reference: str | None, choice: EngineChoice, context: "RunContext") -> "ChosenEngine | None":
-    from pipeline.canary.engines import choose
-
-    if reference is None:
-        return None
-    return choose(context.store, parse_reference(reference), target_named(choice.target), choice.precision)
-
-
-def _draw(advice: "BucketAdvice", split: "SplitTrace", out: Path) -> None:
-    from pipeline.traffic.summary import count_sizes, draw_choice
-
-    dim_names = tuple(advice.choice.edges)
-    sizes = {dim: count_sizes(split.within.sizes[dim]) for dim in dim_names}
-    write_whole(out, draw_choice(sizes, advice.choice.plans, dim_names).encode())
-    say(f"wrote {out}")
 
 
 def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
@@ -292,10 +262,10 @@ def capacity(
         options.precision,
     )
     store = open_store(registry)
-    capacity_inputs = prepare(store, trusted_manifest(store, reference), terms, str if quiet else say)
-    forecast = capacity_inputs.forecast()
+    forecaster = prepare(store, trusted_manifest(store, reference), terms, str if quiet else say)
+    forecast = forecaster.forecast()
     if out:
-        write_whole(out, cost_svg(capacity_inputs.cost_curves(forecast), options.p99, forecast.currency).encode())
+        write_whole(out, cost_svg(forecaster.cost_curves(forecast), options.p99, forecast.currency).encode())
         say(f"picture: {out}")
     if as_json:
         emit_json(encode(forecast))
@@ -389,7 +359,6 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
     for file in recorded_traffic.cut:
         say(f"{file}: its last line is half written and was left out")
     if out is not None:
-        from enginesmith.registry.store.files import write_whole
         from pipeline.traffic.summary import draw_traffic
 
         write_whole(out, draw_traffic(summary, edges).encode())

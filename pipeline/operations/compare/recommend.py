@@ -86,9 +86,11 @@ def _reason(
     reason = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
         return f"{reason}, and they are equal otherwise: use either"
+    accuracy = [format_metrics(winner.metrics)] if winner.metrics else []
+    accuracy += [] if winner.sqnr_db is None else [f"SQNR {winner.sqnr_db:.0f} dB"]
     why = {
         "portability": f"it builds for {len(winner.covers)} of the fleet's {len(fleet)} targets",
-        "accuracy": f"it is nearer to the original ({_accuracy_words(winner)})",
+        "accuracy": f"it is nearer to the original ({', '.join(accuracy)})",
         "rebuild": f"it builds in {seconds_text(winner.build_s or 0.0)}, in half the time or less",
     }[axis]
     return f"{reason}, and {why}"
@@ -103,8 +105,3 @@ def _lead(beaten: Sequence[PairedComparison]) -> str:
     if nearest.low and nearest.high:
         sure = f"95 %: {format_plain(1 / nearest.high)} to {format_plain(1 / nearest.low)}"
     return f"; the next, {nearest.second}, takes {format_plain(1 / nearest.ratio)} times as long ({sure})"
-
-
-def _accuracy_words(engine: EngineFacts) -> str:
-    texts = [format_metrics(engine.metrics)] if engine.metrics else []
-    return ", ".join(texts + ([] if engine.sqnr_db is None else [f"SQNR {engine.sqnr_db:.0f} dB"]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from enginesmith.core.reports.latency import MachineKind, Quantile, Timed
+from enginesmith.core.reports.latency import MachineKind, Timed
 from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.text import format_bytes, format_metric, format_plain
 from enginesmith.registry.manifest import Status
@@ -22,11 +22,6 @@ class RuntimeMedian:
     median_s: float
     low_s: float | None
     high_s: float | None
-
-    @classmethod
-    def of(cls, quantile: Quantile | None) -> "RuntimeMedian | None":
-        """None where it was not measured."""
-        return cls(quantile.value, quantile.low, quantile.high) if quantile and quantile.value else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,6 @@ class PairedComparison:
     verdict: on the first: 'faster', 'slower', 'no difference shown'. Where they could not be timed in turns often
     enough it is by the times that each had alone, and the ratio has no interval.  detectable: the difference, as a
     share, that would have been shown.  busy: as in `EngineFacts`.
-    low, high: ends of the interval.
     """
 
     first: str
@@ -147,7 +141,7 @@ def find_fastest(facts: Sequence[EngineFacts]) -> EngineFacts | None:
     return min((engine for engine in facts if engine.runs), key=lambda engine: engine.median_s or 0.0, default=None)
 
 
-COLUMNS = (*("engine", "status", "median", "session", "items/s", "load", "memory", "file", "build", "SQNR", "targets"),)
+COLUMNS = ("engine", "status", "median", "session", "items/s", "load", "memory", "file", "build", "SQNR", "targets")
 Number = TypeVar("Number", int, float)
 
 
@@ -221,9 +215,3 @@ def describe_pair(pair: PairedComparison) -> str:
     interval = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"
     unseen = f"a difference of {100 * pair.detectable:,.{digits}f} % would have been shown"
     return f"{verdict}: {names}: {interval}; {unseen}"
-
-
-def format_heading(comparison: BackendComparison) -> str:
-    """Model, target, bucket, machine and time of a comparison, in one line."""
-    place = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
-    return f"{comparison.model} on {place}, {comparison.created_at}"

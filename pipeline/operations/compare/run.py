@@ -136,17 +136,16 @@ class _Measuring:
         if digest is None:
             return replace(facts, reason="it could not be timed")
         report = read_latency_report(self.work.context.store, digest)
-        bucket = next(
-            (bucket_times for bucket_times in report.buckets if bucket_times.name == self.bucket), report.buckets[-1]
-        )
-        middle = bucket.middle
+        buckets = {bucket.name: bucket for bucket in report.buckets}
+        bucket = buckets.get(self.bucket, report.buckets[-1])
+        middle, runtime = bucket.middle, bucket.runtime
         return replace(
             facts,
             median_s=bucket.median_s,
             low_s=middle.low if middle else None,
             high_s=middle.high if middle else None,
             session_s=bucket.median_s,
-            runtime=RuntimeMedian.of(bucket.runtime),
+            runtime=RuntimeMedian(runtime.value, runtime.low, runtime.high) if runtime and runtime.value else None,
             items_per_s=bucket.items_per_s,
             load_s=report.load_s + (report.import_s or 0.0),
             memory_bytes=bucket.memory_bytes,

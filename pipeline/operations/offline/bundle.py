@@ -15,7 +15,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.hardware.machine import product_of
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.reports.proof import PASSED, Check
+from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.evidence.attestations import judge_entries
@@ -44,7 +44,6 @@ def write_offline_bundle(
     with torch, numpy and onnx; see `validation.gpu.devices`.
 
     targets: names of the targets to keep to; None for all.
-    store, manifest: the registry, and the version in it.
     Raises InputError for a folder that holds something, for a version with a contract and for engines without weights
     of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
     """
@@ -63,8 +62,8 @@ def choose_engines(
     engine_entries = [entry for entry in entries if entry.digest and (targets is None or entry.target in targets)]
     if not engine_entries:
         raise UnknownNameError(
-            f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
-            f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
+            f"{manifest.reference} has no engine to carry{' for that target' if targets else ''}; "
+            f"`enginesmith show {manifest.reference}` lists what it has"
         )
     return engine_entries
 
@@ -79,7 +78,7 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
     """Raise InputError for a version with `own_runs`, and for engines without weights of their own."""
     if obstacle := own_runs(spec):
         raise InputError(
-            f"{manifest.model}@{manifest.version} {obstacle}, which takes runs that are judged while they are made; "
+            f"{manifest.reference} {obstacle}, which takes runs that are judged while they are made; "
             "run `enginesmith validate` on a node with its GPU that reaches the registry"
         )
     if stripped_units := [entry.unit for entry in engines if entry.is_stripped]:
@@ -92,7 +91,6 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
 def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Collection[EngineEntry]) -> OfflineBundle:
     """Write these engines of a version, and what proves them.
 
-    store, manifest: the registry, and the version in it.  entries: the engines.
     Raises as `require_carriable`.
     """
     spec = spec_of(manifest)
@@ -119,7 +117,7 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
     InputError for functions between the graphs too."""
     if names := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
         raise InputError(
-            f"{manifest.model}@{manifest.version} runs code of its own between its graphs (functions {names}), which "
+            f"{manifest.reference} runs code of its own between its graphs (functions {names}), which "
             "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
             "GPU that reaches the registry; or carry one of its graphs"
         )
@@ -133,7 +131,7 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
         require_carriable(pinned_manifest, spec, engines.values())
         if spec.states():
             raise InputError(
-                f"{manifest.model}@{manifest.version}: graph {name!r} has state, and sequences of several graphs are "
+                f"{manifest.reference}: graph {name!r} has state, and sequences of several graphs are "
                 "not carried: run `enginesmith validate` on a node with that GPU that reaches the registry; or carry "
                 "one of its graphs"
             )
@@ -235,8 +233,8 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
         else:
             if trait := own_runs(version.spec):
                 raise _Refused(
-                    f"{manifest.model}@{manifest.version} {trait}, which takes runs of its own; `enginesmith validate "
-                    f"{manifest.model}@{manifest.version}` on a node with that GPU shows it"
+                    f"{manifest.reference} {trait}, which takes runs of its own; `enginesmith validate "
+                    f"{manifest.reference}` on a node with that GPU shows it"
                 )
             # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
             check = replace(version.check(entry), calls=None, recorded=answers)
@@ -298,15 +296,12 @@ def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:
             proof = run_job(judge, Path(folder))
         except IntegrityError as error:
             raise _Refused(str(error)) from error
-    if not entry.hardware.is_cpu and _equals_reference(proof.checks):
+    # In floating point another device's arithmetic does not give every output an infinite SQNR.
+    sqnr_values = [check.value for check in proof.checks if check.stage == "engine" and check.name == "sqnr_db"]
+    is_reference = all(value is not None and math.isinf(value) for value in sqnr_values)
+    if sqnr_values and is_reference and not entry.hardware.is_cpu:
         raise _Refused(
             "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
             "places; run `enginesmith validate` on a node with that GPU"
         )
     return proof
-
-
-def _equals_reference(checks: tuple[Check, ...]) -> bool:
-    """Whether every output in floating point has an infinite SQNR, which another device's arithmetic does not give."""
-    sqnr_values = [check.value for check in checks if check.stage == "engine" and check.name == "sqnr_db"]
-    return bool(sqnr_values) and all(value is not None and math.isinf(value) for value in sqnr_values)

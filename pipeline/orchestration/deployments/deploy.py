@@ -23,15 +23,16 @@ from prefect.events import DeploymentEventTrigger, Posture
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
 
-from enginesmith.core.errors import InputError
+from enginesmith.core.errors import InputError, UnavailableError
 from enginesmith.core.parsing import read
 from enginesmith.core.requirements import JsonObject
 from enginesmith.core.text import pluralize
 from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.plan import DeploymentPlan, WantedDeployment
-from pipeline.orchestration.flows.api import api_in_reach, require_api
+from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.flows.runner import limit_name
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ class DeploymentChange:
     """One thing on the server. action: 'created', 'updated', 'unchanged' or 'deleted'; with a dry run, what would be.
 
     detail: what it is, or what differed.
-    kind, name: of the thing.
     """
 
     kind: str
@@ -75,7 +75,8 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
     dry: only say what would be done.
     Raises InputError for a pool of another kind or unknown job variables, UnavailableError without a server.
     """
-    require_api("the deployments need one")
+    if not PREFECT_API_URL.value():
+        raise UnavailableError("no Prefect server is configured, and the deployments need one; set PREFECT_API_URL")
     check_variables(plan.kind, plan.variables)
     with api_in_reach(), get_client(sync_client=True) as client:
         parts = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
@@ -271,52 +272,42 @@ def lost_runs(tag: str, silent: timedelta = SILENT) -> AutomationCore:
 
     A worker reports how its runs end; where the machine of both is lost nothing does, and a run would stay Running.
     """
-    return AutomationCore(
-        name=_LOST_RUNS,
-        description=f"Without a sign of life for {silent.total_seconds():g} s, its machine is lost.",
-        enabled=True,
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            match={"prefect.resource.id": "prefect.flow-run.*"},
-            match_related={"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"},
-            after={_SIGN},
-            expect={_SIGN, *(f"prefect.flow-run.{end}" for end in _ENDS)},
-            for_each={"prefect.resource.id"},
-            threshold=1,
-            within=silent,
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                message=f"no sign of life for {silent.total_seconds():g} s: its machine is lost, or does not reach the "
-                "server; what it had finished is on record",
-            )
-        ],
+    trigger = EventTrigger(
+        posture=Posture.Proactive,
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"},
+        after={_SIGN},
+        expect={_SIGN, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+        for_each={"prefect.resource.id"},
+        threshold=1,
+        within=silent,
     )
+    description = f"Without a sign of life for {silent.total_seconds():g} s, its machine is lost."
+    message = (
+        f"no sign of life for {silent.total_seconds():g} s: its machine is lost, or does not reach the server; what it "
+        "had finished is on record"
+    )
+    action = ChangeFlowRunState(state=StateType.CRASHED, message=message)
+    return AutomationCore(name=_LOST_RUNS, description=description, enabled=True, trigger=trigger, actions=[action])
 
 
-def unserved_runs(again: timedelta = AGAIN) -> AutomationCore:
-    """The automation that has the server schedule a `compile-model` run again `again` after it crashed, or ended as
+def unserved_runs() -> AutomationCore:
+    """The automation that has the server schedule a `compile-model` run again `AGAIN` after it crashed, or ended as
     Unreachable, up to `TRIES` times.
 
     The event of a registered spec starts one run. Without this, nothing would build the spec before the night.
     """
-    return AutomationCore(
-        name=_UNSERVED_RUNS,
-        description=f"The same run again after {again.total_seconds():g} s, {TRIES} times at most.",
-        enabled=True,
-        trigger=EventTrigger(
-            posture=Posture.Proactive,
-            match={
-                "prefect.resource.id": "prefect.flow-run.*",
-                "prefect.run-count": [str(count) for count in range(TRIES + 1)],
-            },
-            match_related={"prefect.resource.role": "flow", "prefect.resource.name": "compile-model"},
-            after={"prefect.flow-run.Crashed", "prefect.flow-run.Unreachable"},
-            expect={f"prefect.flow-run.{name}" for name in ("Scheduled", "AwaitingRetry", "Pending", "Running")},
-            for_each={"prefect.resource.id"},
-            threshold=1,
-            within=again,
-        ),
-        actions=[ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")],
+    run_counts = [str(count) for count in range(TRIES + 1)]
+    trigger = EventTrigger(
+        posture=Posture.Proactive,
+        match={"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": run_counts},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": "compile-model"},
+        after={"prefect.flow-run.Crashed", "prefect.flow-run.Unreachable"},
+        expect={f"prefect.flow-run.{name}" for name in ("Scheduled", "AwaitingRetry", "Pending", "Running")},
+        for_each={"prefect.resource.id"},
+        threshold=1,
+        within=AGAIN,
     )
+    description = f"The same run again after {AGAIN.total_seconds():g} s, {TRIES} times at most."
+    action = ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")
+    return AutomationCore(name=_UNSERVED_RUNS, description=description, enabled=True, trigger=trigger, actions=[action])

@@ -39,7 +39,6 @@ class WantedDeployment:
     """One deployment. flow: the name of its file in `flows` and of the function there.  cron: in UTC.
 
     variables: values for the job variables of the pool.
-    parameters: of the flow.  trigger: the event that starts it; None for none.
     """
 
     flow: str
@@ -102,7 +101,9 @@ class DeploymentPlan:
 
     def deployments(self) -> tuple[WantedDeployment, ...]:
         """The deployments to register."""
-        place_parameters = self._placed()
+        place_parameters: dict[str, object] = {"executor": self.executor}
+        place_parameters |= {"ray_address": self.ray_address} if self.ray_address else {}
+        place_parameters |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
         builds = {"registry": self.registry, **place_parameters, "gpu_slots": True}
         proofs, canaries = ({name: self.on, **place_parameters} if self.on else {} for name in ("on", "target"))
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
@@ -151,15 +152,11 @@ class DeploymentPlan:
             *self._housekeeping(),
         )
         # The fleet only where it is asked for, as that takes a cluster to read.
-        flows = self.only or [
-            deployment.flow
-            for deployment in all_deployments
-            if deployment.flow != "reconcile_fleet" or self.fleet != "off"
-        ]
-        flow_deployments = (deployment for deployment in all_deployments if deployment.flow in flows)
+        left_out = {"reconcile_fleet"} if self.fleet == "off" else set()
         return tuple(
             replace(deployment, name=self.name, pool=self.pool, variables=self.variables)
-            for deployment in flow_deployments
+            for deployment in all_deployments
+            if (deployment.flow in self.only if self.only else deployment.flow not in left_out)
         )
 
     def _housekeeping(self) -> tuple[WantedDeployment, ...]:
@@ -184,12 +181,6 @@ class DeploymentPlan:
                 cron=self.fleet_cron,
             ),
         )
-
-    def _placed(self) -> dict[str, object]:
-        """Where builds run, as parameters of a flow."""
-        parameters: dict[str, object] = {"executor": self.executor}
-        parameters |= {"ray_address": self.ray_address} if self.ray_address else {}
-        return parameters | ({"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {})
 
     def limits(self) -> dict[str, int | None]:
         """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise unchanged."""

@@ -33,14 +33,6 @@ def api_in_reach(remedy: str = "start its server, or correct PREFECT_API_URL") -
         raise UnavailableError(f"Prefect: {PREFECT_API_URL.value()} does not answer ({error}); {remedy}") from error
 
 
-def require_api(why: str) -> str:
-    """The URL of the configured API. why: what needs it, for the error. Raises UnavailableError where there is none."""
-    url: str | None = PREFECT_API_URL.value()
-    if not url:
-        raise UnavailableError(f"no Prefect server is configured, and {why}; set PREFECT_API_URL")
-    return url
-
-
 # Ends the process argv[1] when stdin ends, that is, when the run that holds the other end is gone, however it went.
 _REAPER = """
 import os, signal, sys

@@ -116,6 +116,4 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
             report_lines.append(f"{model}: {error}")
             logger.error("%s", report_lines[-1])
     message = f"looked at {pluralize(len(models), 'model')}: {join_first(report_lines, 5) or 'none was missed'}"
-    return (
-        Failed(message=message, data=report_lines) if failure_count else Completed(message=message, data=report_lines)
-    )
+    return (Failed if failure_count else Completed)(message=message, data=report_lines)

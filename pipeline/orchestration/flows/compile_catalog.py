@@ -6,6 +6,7 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from enginesmith.core.codec import encode
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.catalog import compile_all, gather_specs, words
 from pipeline.orchestration.flows.compile_model import send_published, show
@@ -38,7 +39,7 @@ def compile_catalog(
         start_executors(options, signals=False) as executors,
     ):
         rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
-    show_table("catalog", f"{specs}: {words(rows)}", [row.to_json() for row in rows])
+    show_table("catalog", f"{specs}: {words(rows)}", [encode(row) for row in rows])
     end_state = Completed if all(row.good for row in rows) else Failed
     return end_state(message=words(rows), data=rows)
 

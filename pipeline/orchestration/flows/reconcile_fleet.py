@@ -6,13 +6,14 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from enginesmith.registry.builds.build_history import History
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.fleet.coverage import predictor
 from pipeline.fleet.inventory import Access
 from pipeline.orchestration.artifacts import show_table
-from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, send
+from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile
 from pipeline.orchestration.flows.runner import PrefectRunner
+from pipeline.orchestration.watch import send_event
 
 
 @flow(name="reconcile-fleet", flow_run_name="reconcile fleet", persist_result=False)
@@ -34,12 +35,13 @@ def reconcile_fleet(
 
     def comparison() -> Reconciled:
         store = open_store(registry)
-        return reconcile(store, sources, predictor(store))
+        return reconcile(store, sources, History(store).predict)
 
     with tags("enginesmith"):
         reconciliation = runner.call(comparison)
         for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
-            logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
+            sent_event = runner.call(send_event, message.event, message.model, message.payload)
+            logger.info("sent %s of %s: %s", message.event, message.model, sent_event.id)
     unserved_standings = [coverage for coverage in reconciliation.standings if not coverage.serves]
     show_table(
         "fleet",

@@ -35,7 +35,6 @@ class Pod:
 
     group: its worker group, None for the head.  version: Ray's in it, None: unknown.  ended: nothing runs in it.
     image: of its first container, None: unknown.
-    name: of the pod.
     """
 
     name: str

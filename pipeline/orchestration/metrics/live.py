@@ -44,12 +44,12 @@ _UNIT = ("target", "backend")
 @dataclass(frozen=True)
 class RegistryMetric:
     """A metric of a registry. name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
-    kind, help, labels: as Prometheus has them."""
+    help, labels, kind: as Prometheus has them."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    kind: Literal["counter", "gauge", "histogram"] = "gauge"
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -59,78 +59,58 @@ class RegistryMetric:
 
 
 BUILDS = RegistryMetric(
-    "enginesmith_builds", "counter", "Units that were built or failed, by how they ended.", ("state", *_UNIT)
+    "enginesmith_builds", "Units that were built or failed, by how they ended.", ("state", *_UNIT), kind="counter"
 )
 BUILD_SECONDS = RegistryMetric(
-    "enginesmith_build_duration_seconds", "histogram", "Wall clock of a unit's build process.", ("state", *_UNIT)
+    "enginesmith_build_duration_seconds", "Wall clock of a unit's build process.", ("state", *_UNIT), kind="histogram"
 )
 CACHE = RegistryMetric(
-    "enginesmith_cache_lookups", "counter", "Units that were found built (hit) or had to be built.", ("result",)
+    "enginesmith_cache_lookups", "Units that were found built (hit) or had to be built.", ("result",), kind="counter"
 )
-QUEUE = RegistryMetric("enginesmith_queue_depth", "gauge", "Units of runs that go on which have not started.")
-RUNNING = RegistryMetric("enginesmith_units_running", "gauge", "Units that are being built now.")
+QUEUE = RegistryMetric("enginesmith_queue_depth", "Units of runs that go on which have not started.")
+RUNNING = RegistryMetric("enginesmith_units_running", "Units that are being built now.")
 ERRORS = RegistryMetric(
-    "enginesmith_registry_errors", "counter", "Requests to the registry that failed for good, in this process."
+    "enginesmith_registry_errors", "Requests to the registry that failed for good, in this process.", kind="counter"
 )
 REPEATED = RegistryMetric(
-    "enginesmith_registry_retries", "counter", "Requests to the registry that were sent again, in this process."
+    "enginesmith_registry_retries", "Requests to the registry that were sent again, in this process.", kind="counter"
 )
 UNPROVEN = RegistryMetric(
-    "enginesmith_unproven_engines", "gauge", "Engines of the newest versions that never ran on their hardware.", _UNIT
+    "enginesmith_unproven_engines", "Engines of the newest versions that never ran on their hardware.", _UNIT
 )
 ENGINES = RegistryMetric(
-    "enginesmith_engines",
-    "gauge",
-    "Units of the newest versions, by their status of today.",
-    ("status", *_UNIT),
+    "enginesmith_engines", "Units of the newest versions, by their status of today.", ("status", *_UNIT)
 )
 DRIFT = RegistryMetric(
     "enginesmith_drift_sqnr_db",
-    "gauge",
     "Lowest SQNR in dB over outputs and cases, at one stage, in the newest proof of the newest version.",
     ("model", "stage", "target", "precision", "backend"),
 )
-RUNS = RegistryMetric("enginesmith_runs", "gauge", "Runs that the registry remembers, by state.", ("state",))
-LAST_RUN = RegistryMetric(
-    "enginesmith_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",)
-)
+RUNS = RegistryMetric("enginesmith_runs", "Runs that the registry remembers, by state.", ("state",))
+LAST_RUN = RegistryMetric("enginesmith_last_run_timestamp_seconds", "When a model's newest run began.", ("model",))
 REGISTERED = RegistryMetric(
-    "enginesmith_registered_timestamp_seconds",
-    "gauge",
-    "When a model's newest spec was registered.",
-    ("model",),
+    "enginesmith_registered_timestamp_seconds", "When a model's newest spec was registered.", ("model",)
 )
 LAST_RUN_OK = RegistryMetric(
-    "enginesmith_last_run_success",
-    "gauge",
-    "Whether a model's newest run that is over did all it was asked.",
-    ("model",),
+    "enginesmith_last_run_success", "Whether a model's newest run that is over did all it was asked.", ("model",)
 )
 ROLLOUTS = RegistryMetric(
-    "enginesmith_rollouts",
-    "gauge",
-    "Rollouts by state: not finished, or halted while the exporter ran.",
-    ("state",),
+    "enginesmith_rollouts", "Rollouts by state: not finished, or halted while the exporter ran.", ("state",)
 )
 ROLLOUT_STEP = RegistryMetric(
     "enginesmith_rollout_step_timestamp_seconds",
-    "gauge",
     "When a rollout that is not finished made its last step, or a person decided something of it.",
     ("model", "channel"),
 )
-MODELS = RegistryMetric("enginesmith_models", "gauge", "Models that have a version.")
+MODELS = RegistryMetric("enginesmith_models", "Models that have a version.")
 LEFT_OUT = RegistryMetric(
-    "enginesmith_models_left_out",
-    "gauge",
-    "Models without series of their own, since there are too many.",
+    "enginesmith_models_left_out", "Models without series of their own, since there are too many."
 )
 UNREAD = RegistryMetric(
-    "enginesmith_models_unread",
-    "gauge",
-    "Models whose newest version was not read yet, so that no count of engines has it.",
+    "enginesmith_models_unread", "Models whose newest version was not read yet, so that no count of engines has it."
 )
-UP = RegistryMetric("enginesmith_registry_up", "gauge", "Whether the registry could be read the last time.")
-READ_AT = RegistryMetric("enginesmith_registry_read_timestamp_seconds", "gauge", "When the registry was last read.")
+UP = RegistryMetric("enginesmith_registry_up", "Whether the registry could be read the last time.")
+READ_AT = RegistryMetric("enginesmith_registry_read_timestamp_seconds", "When the registry was last read.")
 
 METRICS = (
     BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
@@ -147,16 +127,6 @@ def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "
     for labels, value in values.items():
         metric_family.add_metric(labels, value)
     return metric_family
-
-
-class Trouble:
-    """A collector of the counts of failed and repeated requests to the registry, in this process."""
-
-    def collect(self) -> Iterator["MetricFamily"]:
-        """Two counters."""
-        error_counts = files.read_error_counts()
-        yield family(ERRORS, {(): error_counts["errors"]})
-        yield family(REPEATED, {(): error_counts["retries"]})
 
 
 @contextmanager
@@ -287,9 +257,8 @@ class Looker:
         self.listed = list_all(self._store)
         newest = {entry.model: entry.versions[-1] for entry in self.listed}
         self._known = {model: one for model, one in self._known.items() if model in newest}
-        changed_models = [
-            m for m, version in newest.items() if m not in self._known or self._known[m].version != version
-        ]
+        known_versions = {model: one.version for model, one in self._known.items()}
+        changed_models = [model for model, version in newest.items() if known_versions.get(model) != version]
         turn = list(dict.fromkeys([*changed_models, *self._known]))[:MOST_LOOKED_AT]
         for model, one in side_by_side(lambda model: self._model(model, newest[model]), turn):
             self._known.pop(model, None)
@@ -411,7 +380,6 @@ class Exporter:
 
         collector_registry = CollectorRegistry(auto_describe=False)
         collector_registry.register(self)
-        collector_registry.register(Trouble())
         return collector_registry
 
     def collect(self) -> Iterator["MetricFamily"]:
@@ -420,8 +388,7 @@ class Exporter:
 
         for metric, values in self._view.values.items():
             yield family(metric, values)
-        metric = BUILD_SECONDS
-        seconds = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        seconds = HistogramMetricFamily(BUILD_SECONDS.name, BUILD_SECONDS.help, labels=BUILD_SECONDS.labels)
         bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
         for tally in self._view.totals.builds:
             buckets = list(zip(bounds, (*tally.buckets, tally.count), strict=True))
@@ -429,3 +396,7 @@ class Exporter:
         yield seconds
         yield family(UP, {(): float(self._up)})
         yield family(READ_AT, {(): self._at})
+        # Requests to the registry that failed or were repeated, in this process.
+        error_counts = files.read_error_counts()
+        yield family(ERRORS, {(): error_counts["errors"]})
+        yield family(REPEATED, {(): error_counts["retries"]})

@@ -24,8 +24,6 @@ from pipeline.progress import events
 if TYPE_CHECKING:
     from pipeline.values import BuildPlan
 
-# The state of the run of this process, kept up to date by its events.
-
 
 class Tracker(events.Progress):
     """Receives every event and keeps the state that follows; `RunRecorder` writes it. Jobs wait for each method, so all
@@ -39,7 +37,8 @@ class Tracker(events.Progress):
         self._logs: dict[str, KeptLog] = {}
         self._closed: list[tuple[str, KeptLog]] = []
         self._pasts: list[tuple[str, str, Past]] = []
-        self._changes = self._printed = 0
+        # Numbers that grow with every event except printed text, and with every piece of that.
+        self.changes = self.printed = 0
 
     def emit(self, event: events.Event) -> None:
         """Keep what follows from an event; printed text without credentials."""
@@ -58,7 +57,7 @@ class Tracker(events.Progress):
                 with self._lock:
                     reason = "no engine passed" if outcome.version is None else reason
                     self._run = replace(self._run, version=outcome.version, reason=reason)
-                    self._changes += 1
+                    self.changes += 1
             case _:
                 self._follow(event)
 
@@ -81,7 +80,7 @@ class Tracker(events.Progress):
                     if name not in self._logs:
                         self._logs[name] = KeptLog(self._scrub)
                     self._logs[name].feed(text)
-                    self._printed += 1
+                    self.printed += 1
             case events.Retrying(name, why):
                 run_item = self._items.get(name)
                 self._note(name, retries=(*(run_item.retries if run_item else ()), self._scrub(why)), phase="")
@@ -96,7 +95,7 @@ class Tracker(events.Progress):
                 why = unit.reason if is_refused else ""
                 self._items[unit.name] = RunItem(unit.name, "refused" if is_refused else "planned", *variant, why=why)
                 self._graphs[unit.name] = request.model, unit.graph.shard_bytes
-            self._changes += 1
+            self.changes += 1
 
     def _end_process(self, name: str, usage: Usage) -> None:
         """Keep what a job took, and close its log."""
@@ -108,7 +107,7 @@ class Tracker(events.Progress):
                 log.close()
                 if not log.empty:
                     self._closed.append((name, log))
-                self._printed += 1
+                self.printed += 1
 
     @property
     def run(self) -> str:
@@ -120,16 +119,6 @@ class Tracker(events.Progress):
         """Units that were found built."""
         with self._lock:
             return sum(item.is_unit and item.state == "cached" for item in self._items.values())
-
-    @property
-    def changes(self) -> int:
-        """A number that grows with every event except printed text."""
-        return self._changes
-
-    @property
-    def printed(self) -> int:
-        """A number that grows with every piece of printed text."""
-        return self._printed
 
     def end(self, error: BaseException | None) -> None:
         """Set how the run ended, and end the steps and units that still ran. error: what ended it, None for nothing."""
@@ -147,7 +136,7 @@ class Tracker(events.Progress):
                     item_end = item.ended_at or (ended_at if item.started_at else None)
                     self._items[name] = replace(item, state=end_state, phase="", ended_at=item_end)
             self._run = replace(self._run, state=state, reason=reason, ended_at=ended_at)
-            self._changes += 1
+            self.changes += 1
 
     def snapshot(self, heard_at: str) -> RunState:
         """The state of the run now, with so many items that it fits into a document."""
@@ -160,11 +149,11 @@ class Tracker(events.Progress):
         with self._lock:
             return {name: log.last() for name, log in self._logs.items() if not log.empty}
 
-    def closed_logs(self) -> Iterator[tuple[str, KeptLog]]:
+    def closed_logs(self) -> list[tuple[str, KeptLog]]:
         """The logs of jobs that ended, each once; `note_log` takes where they were stored."""
         with self._lock:
             log_files, self._closed = self._closed, []
-        yield from log_files
+        return log_files
 
     def note_log(self, name: str, digest: str, size_bytes: int) -> None:
         """Keep where a job's log is: digest of its blob."""
@@ -181,7 +170,7 @@ class Tracker(events.Progress):
         with self._lock:
             run_item = self._items.get(name) or RunItem(name, "running")
             self._items[name] = replace(run_item, **fields)  # type: ignore[arg-type]
-            self._changes += 1
+            self.changes += 1
 
     def _learn(self, name: str, state: str) -> None:
         item = self._items[name]
@@ -234,11 +223,7 @@ def note_run(store: Store, tracker: Tracker) -> None:
 
 
 @contextmanager
-def record_run(
-    store: Store,
-    run: RunState,
-    secure: Callable[[Iterable[str]], None],
-) -> Iterator[Tracker]:
+def record_run(store: Store, run: RunState, secure: Callable[[Iterable[str]], None]) -> Iterator[Tracker]:
     """Keep a run's state in the registry while inside; yields the listener for its events.
 
     secure: see `Guard.secure`.

@@ -123,13 +123,9 @@ class StepTime:
     """What the processes of one kind of step took: how many there were, their seconds, and those of CPU time."""
 
     step: str
-    processes: int = 0
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-
-    def add(self, seconds: float, cpu_s: float) -> "StepTime":
-        """A copy with the times of one more process."""
-        return StepTime(self.step, self.processes + 1, self.seconds + seconds, self.cpu_s + cpu_s)
+    processes: int
+    seconds: float
+    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -202,12 +198,16 @@ class RunView:
 
     def spent(self) -> list[StepTime]:
         """What the processes of each kind of step took together, the longest first."""
-        step_times: dict[str, StepTime] = {}
+        times_by_step: dict[str, list[tuple[float, float]]] = {}
         for item in self.run.items:
             if item.seconds is not None:
                 step = "build" if item.is_unit else item.name.split()[0]
-                step_times[step] = step_times.get(step, StepTime(step)).add(item.seconds, item.cpu_s or 0.0)
-        return sorted(step_times.values(), key=lambda step: -step.seconds)
+                times_by_step.setdefault(step, []).append((item.seconds, item.cpu_s or 0.0))
+        step_times = [
+            StepTime(step, len(times), sum(seconds for seconds, _ in times), sum(cpu_s for _, cpu_s in times))
+            for step, times in times_by_step.items()
+        ]
+        return sorted(step_times, key=lambda step_time: -step_time.seconds)
 
     def summary(self) -> dict[str, object]:
         """A run of `enginesmith status --json`."""

@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def units(store: Store) -> dict[str, list[str]]:
-    return {item.reference: [entry.unit for entry in item.engines] for item in list_pending(store)}
+    return {item.manifest.reference: [entry.unit for entry in item.engines] for item in list_pending(store)}
 
 
 def test_only_unproven_engines_that_run_here_wait(store: Store) -> None:
@@ -84,7 +84,9 @@ def test_a_version_that_is_asked_for_is_looked_at_whichever_it_is(store: Store) 
     three_versions(store)
     assert list(units(store)) == ["digits@3"]
     found = pending_of(store, "digits", "1")
-    assert [entry.unit for entry in found.engines] == ["cpu fp32 onnxruntime"] and found.reference == "digits@1"
+    assert [entry.unit for entry in found.engines] == [
+        "cpu fp32 onnxruntime"
+    ] and found.manifest.reference == "digits@1"
     assert not pending_of(store, "digits", "1", "sm_89").engines
     with pytest.raises(UnknownNameError):
         pending_of(store, "digits", "9")
@@ -149,8 +151,8 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, mo
     proven: list[str] = []
 
     def noted(item: Pending, _context: RunContext) -> list[Validated]:
-        proven.append(item.reference)
-        return [Validated(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        proven.append(item.manifest.reference)
+        return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fake_flow(monkeypatch, prove=noted)
     run = flows.validate_pending.fn
@@ -169,8 +171,8 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
 
     def noted(item: Pending, on: Target, context: RunContext) -> list[Validated]:
         assert isinstance(context.executor, RayExecutor) and isinstance(context.local, LocalExecutor)
-        asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
-        return [Validated(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        asked.append(f"{item.manifest.reference} {[entry.unit for entry in item.engines]} on {on.name}")
+        return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fake_flow(monkeypatch, validate_on_worker=noted)
 

@@ -47,7 +47,7 @@ def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(monkeypatch, verd
     monkeypatch.setattr(validating.PublishedEnsemble, "judge", lambda *_: None)
     monkeypatch.setattr(validating, "prove", lambda _, unit, *__, **___: proofs.append(unit))
     monkeypatch.setattr(validating, "attach", lambda *_: Validated("pair@1", "", "proven", ""))
-    whole: Any = SimpleNamespace(model="pair", version="1")
+    whole: Any = SimpleNamespace(reference="pair@1")
     entry: Any = SimpleNamespace(unit="cpu fp32 ensemble", status="unproven", reason="", checks={}, sqnr_db=None)
     found = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))
     assert (found.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))

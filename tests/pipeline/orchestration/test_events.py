@@ -1,6 +1,7 @@
 """An event counts as told once a server has taken it; what it says is enough to go on, and holds no credentials."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextvars import copy_context
 from datetime import UTC, datetime
@@ -18,9 +19,16 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from pipeline.intake.registration import register
 from pipeline.orchestration import watch
-from pipeline.orchestration.fleet import Message, send
 from pipeline.orchestration.flows.api import api_in_reach
-from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
+from pipeline.orchestration.gpu_workers import (
+    DRIFTED,
+    FIELDS,
+    JUDGED,
+    OPTIONAL_FIELDS,
+    PUBLISHED,
+    check_payload,
+    was_sent,
+)
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
@@ -28,7 +36,6 @@ JUDGED_CANARY: Any = (
     SimpleNamespace(model="tiny", version="3", channel="stable"),
     SimpleNamespace(target="sm_89", verdict="PASS"),
 )
-MESSAGE = Message("enginesmith.model.registered", "digits", {"spec": "s", "registry": "r", "by": "enginesmith fleet"})
 
 
 class Api(ThreadingHTTPServer):
@@ -72,8 +79,9 @@ def api() -> Iterator[Api]:
 
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    told = watch.send_published(store, "tiny", "3", "0" * 64)
+    told = watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
+    assert told is not None
     one, two = api.taken
     assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
     assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
@@ -82,22 +90,15 @@ def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, t
     assert "hunter2" not in json.dumps(api.taken)
 
 
-def test_a_message_of_a_fleet_is_such_an_event(api: Api) -> None:
-    told = send(MESSAGE)
-    (event,) = api.taken
-    assert (event["id"], event["event"]) == (told, MESSAGE.event)
-    assert event["payload"] == {"model": "digits", **MESSAGE.payload}
-
-
 def test_without_a_server_it_is_said() -> None:
     with temporary_settings({PREFECT_API_URL: None}), pytest.raises(UnavailableError, match="set PREFECT_API_URL"):
-        send(MESSAGE)
+        watch.send_event(PUBLISHED, "tiny", {"version": "3", "manifest": "0" * 64, "registry": "r"})
 
 
 def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
     api.code = 500
     with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
-        watch.send_published(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
+        watch.send_published_once(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +152,22 @@ def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: 
     store = open_store(tmp_path / "r", create=True)
     item, _ = register(store, load_spec(project.spec))
     watch.send_registered(store, item)
-    watch.send_published(store, "tiny", "3", "0" * 64)
+    watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
     for event in api.taken:
-        PAYLOADS[event["event"]].check(event["event"], event["payload"])
+        check_payload(event["event"], event["payload"])
     with pytest.raises(ValueError, match=r"lacks \['manifest'\], has unknown \['digest'\]"):
         watch.send_event(PUBLISHED, "tiny", {"version": "3", "registry": store.uri, "digest": "0" * 64})
 
 
 def test_the_page_has_the_table_of_events() -> None:
-    assert markdown() in (Path(__file__).parents[3] / "docs/guides/deployments.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/guides/deployments.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `enginesmith.") and "`model`" in line]
+    assert [event.strip("| `") for event, *_ in rows] == list(FIELDS)
+    for event, (_, payload, _) in zip(FIELDS, rows, strict=True):
+        always, _, sometimes = payload.partition("; optional: ")
+        names = [{part.partition("`")[0] for part in re.split("(?:^|, )`", text)[1:]} for text in (always, sometimes)]
+        assert names == [{"model", "registry", *FIELDS[event]}, {*OPTIONAL_FIELDS.get(event, ())}]
 
 
 def test_the_examples_server_sends_the_event_of_drifted_traffic_as_prefect_and_the_trigger_read_it() -> None:
@@ -171,4 +178,4 @@ def test_the_examples_server_sends_the_event_of_drifted_traffic_as_prefect_and_t
     since = datetime(2026, 11, 25, 10, tzinfo=UTC)
     sent = Event.model_validate(event(0.034, since, "3", "s3://models/r"))
     assert sent.event == DRIFTED and sent.payload["rate"] == "0.034"
-    PAYLOADS[DRIFTED].check(DRIFTED, sent.payload)
+    check_payload(DRIFTED, sent.payload)

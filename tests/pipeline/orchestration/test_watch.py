@@ -10,7 +10,7 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.orchestration import watch as events
-from pipeline.orchestration.watch import SentEvent, Watch, WatchedSpec
+from pipeline.orchestration.watch import SentEvent, WatchedSpec, watch_place
 from tests.enginesmith.s3_server import BUCKET
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[WatchedSpec]:
     """A watcher that is started anew, and what it says in so many looks."""
     said: list[WatchedSpec] = []
-    with Watch(store, str(place), said.append) as watch:
+    with watch_place(store, str(place), said.append) as watch:
         for _ in range(times):
             watch.look(stable_only=settled)
     return said
@@ -64,7 +64,7 @@ def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(project, st
 def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Store, server: Server) -> None:
     first = (project.folder / "tiny.onnx").read_bytes()
     said: list[WatchedSpec] = []
-    with Watch(store, str(project.folder), said.append) as watch:
+    with watch_place(store, str(project.folder), said.append) as watch:
         watch.look(stable_only=False)
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look(stable_only=False)
@@ -88,7 +88,7 @@ def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project,
 
 def test_files_that_still_change_are_waited_for(project: Project, store: Store, server: Server) -> None:
     said: list[WatchedSpec] = []
-    with Watch(store, str(project.folder), said.append) as watch:
+    with watch_place(store, str(project.folder), said.append) as watch:
         watch.look()
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look()
@@ -115,7 +115,7 @@ def test_a_prefix_of_a_bucket(project: Project, store: Store, server: Server, s3
     for path in project.folder.iterdir():
         client.upload_file(str(path), BUCKET, f"{prefix}/tiny/{path.name}")
     client.put_object(Bucket=BUCKET, Key=f"{prefix}/tiny/../../escape.yaml", Body=b"model: x")
-    with Watch(store, s3_uri, lambda _: None) as watch:
+    with watch_place(store, s3_uri, lambda _: None) as watch:
         watch.look()
         watch.look()
         assert len(server.heard) == 1

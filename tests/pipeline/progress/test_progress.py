@@ -62,9 +62,9 @@ def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_other
 
 def test_a_clock_says_phase_and_prediction() -> None:
     clocks = Clocks()
-    clocks.expects("unit", EXPECTED)
+    clocks.follow(Predicted("unit", EXPECTED))
     clocks.start("unit")
-    clocks.phase("unit", "compiling")
+    clocks.follow(PhaseEntered("unit", "compiling"))
     (clock,) = clocks.list_running()
     assert clock.text == "0 s, compiling, ~70 s left (predicted from 3 builds of this unit)"
     assert clocks.stop("unit") is not None and clocks.stop("unit") is None and clocks.list_running() == []

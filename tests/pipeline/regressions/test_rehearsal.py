@@ -44,7 +44,7 @@ def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, time
 )
 def test_a_version_moves_with_all_its_units_or_has_no_commands(verdicts, plan):
     units = [UnitRehearsal("m@1", "cpu", OLD, OLD, verdict) for verdict in verdicts]
-    manifest: Any = SimpleNamespace(model="m", version="1")
+    manifest: Any = SimpleNamespace(model="m", reference="m@1")
     channels: Any = [SimpleNamespace(name=name, proven_only=False) for name in ("candidate", "stable")]
     found = plan_version(manifest, tuple(channels), units, "--toolchain=onnxruntime==2")
     assert found.verdict == plan and bool(found.commands) == (plan == "moves")
@@ -54,7 +54,7 @@ def test_a_version_moves_with_all_its_units_or_has_no_commands(verdicts, plan):
 
 
 def test_what_no_channel_serves_holds_no_version_up():
-    manifest: Any = SimpleNamespace(model="m", version="1")
+    manifest: Any = SimpleNamespace(model="m", reference="m@1")
     idle = UnitRehearsal("m@1", "gpu", replace(OLD, status="unproven"), OLD, "unknown")
     units = [UnitRehearsal("m@1", "cpu", OLD, OLD, "moves"), idle]
     proven: Any = SimpleNamespace(name="stable", proven_only=True)
@@ -73,7 +73,7 @@ def test_what_no_ray_worker_takes_is_unknown_and_other_failures_are_told(monkeyp
     monkeypatch.setattr(rehearsal, "ReadToolchain", lambda *_: None)
     monkeypatch.setattr(rehearsal, "request_of", lambda _: None)
     environments: Any = SimpleNamespace(on_ray=True, python="the Ray worker", new=None)
-    manifest: Any = SimpleNamespace(model="m", version="1")
+    manifest: Any = SimpleNamespace(model="m", reference="m@1")
     unit = rehearsal._Unit(environments, manifest, None, entry, {})
 
     def run(kind: str):

@@ -61,7 +61,7 @@ def test_with_a_batcher_fewer_buckets_batch_better():
     alone = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
     together = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
     assert together.policy == BatchPolicy(8, 0.02) and alone.policy is None
-    counts = [len(search_buckets(task, known, 64, 0.0)[0].partitions[0]) for task in (alone, together)]
+    counts = [len(search_buckets(task, known, 64, 0.0)[0][0]) for task in (alone, together)]
     assert counts[0] > 10 > counts[1]
     _, served = search_buckets(together, known, 64, 0.0)
     many = serve_trace(together.grid, {"length": tuple(range(20, 65))}, known, together.policy)

@@ -5,7 +5,8 @@ import pytest
 
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Dim, TensorSpec
-from pipeline.traffic.place import BucketOptions, TrafficAtPlace, plan_task, powers_of_two, present_buckets, whole_range
+from pipeline.traffic.choice import OTHERS
+from pipeline.traffic.place import BucketOptions, TrafficAtPlace, plan_task, powers_of_two, present_edges
 from pipeline.traffic.request_grid import MOST_ALONE, grid_of
 from tests.pipeline.traffic.instances import BATCH, INPUTS, LENGTH, task_of, trace_of_sizes
 from validation.traffic.trace import BatchPolicy
@@ -76,12 +77,12 @@ def test_edges_are_multiples_of_the_dims():
     steps = Dim("length", 16, 160, 160, (), 16)
     task = task_of(trace_of_sizes([3, 17, 33, 60]), dims=(BATCH, steps))
     assert task.grid.edges_of("length").tolist() == [16, 32, 48, 64, 160]
-    assert powers_of_two(task) == {"length": (16, 32, 64, 128, 160)} and whole_range(task) == {"length": (160,)}
+    assert task.edges(powers_of_two) == {"length": (16, 32, 64, 128, 160)}
+    assert task.edges(OTHERS["one profile"]) == {"length": (160,)}
     shrunk = task_of(trace_of_sizes([3, 17, 33, 60]), BucketOptions(shrink=True), (BATCH, steps))
     assert shrunk.grid.edges_of("length").tolist() == [16, 32, 48, 64]
-    assert present_buckets(task_of(trace_of_sizes([3, 4]), dims=(BATCH, Dim("length", 1, 64, 64, (8, 64))))) == {
-        "length": (8, 64)
-    }
+    bucketed = task_of(trace_of_sizes([3, 4]), dims=(BATCH, Dim("length", 1, 64, 64, (8, 64))))
+    assert bucketed.edges(present_edges) == {"length": (8, 64)}
 
 
 def test_many_sizes_are_thinned_and_long_traces_cut():

@@ -11,7 +11,8 @@ from prefect.logging import disable_run_logger
 
 from enginesmith.cli import enginesmith
 from enginesmith.registry.store.base import Store
-from pipeline.orchestration import fleet
+from pipeline.orchestration import watch
+from pipeline.orchestration.watch import SentEvent
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine
 
@@ -112,11 +113,11 @@ def test_an_unproven_engine_that_may_not_be_given_is_none(place: Path) -> None:
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
 
-    def send(message: fleet.Message) -> str:
-        told.append((message.event, message.model))
-        return f"id-{len(told)}"
+    def send(event: str, model: str, payload: object) -> SentEvent:
+        told.append((event, model))
+        return SentEvent(f"id-{len(told)}", event, "server")
 
-    monkeypatch.setattr(fleet, "send", send)
+    monkeypatch.setattr(watch, "send_event", send)
     found = run("--apply")
     assert told == [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
     assert "sent enginesmith.model.registered of digits: id-1" in found.stderr
@@ -130,7 +131,7 @@ def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     told: list[str] = []
     tables: list[list[dict[str, object]]] = []
-    monkeypatch.setattr(module, "send", lambda message: told.append(message.event) or "id")
+    monkeypatch.setattr(module, "send_event", lambda event, *_: told.append(event) or SentEvent("id", event, "server"))
     monkeypatch.setattr(module, "show_table", lambda key, description, rows: tables.append(rows))
     monkeypatch.setattr(module.PrefectRunner, "call", lambda self, step, *arguments: step(*arguments))
     with disable_run_logger():

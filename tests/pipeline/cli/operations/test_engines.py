@@ -7,7 +7,7 @@ from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.operations.golden import FuzzEngine, FuzzTerms
+from pipeline.operations.golden import FuzzEngine
 from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
 
@@ -28,16 +28,16 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")
     write_model(tmp_path / "other.onnx", weights(seed=9))
     shapes = ModelShapes((TensorSpec("x", "float32", ("batch", 8)),), (Dim("batch", 1, 4, 8),))
-    terms = FuzzTerms(1, 4, ("enginesmith", "debug", "fuzz", "tiny@1"))
     (tmp_path / "work").mkdir()
     other = store.put_file(tmp_path / "other.onnx")
-    fuzz = FuzzEngine(EngineBlob(request_of(entry), other, ".onnx"), manifest.sources["golden"], shapes, {}, terms)
+    command, engine = ("enginesmith", "debug", "fuzz", "tiny@1"), EngineBlob(request_of(entry), other, ".onnx")
+    fuzz = FuzzEngine(engine, manifest.sources["golden"], shapes, {}, 1, 4, command)
     report = fuzz.run(WorkerContext(tmp_path / "work", store.uri))
     assert report.passed is False
     failed = report.smallest[0]
     assert failed.sizes == {"batch": 1}
     words = shlex.split(failed.reproduce)
-    assert words[:4] == [*terms.command] and words[4:] == ["--only", failed.case]
+    assert words[:4] == [*command] and words[4:] == ["--only", failed.case]
 
 
 def test_profile_times_one_engine_and_races_two(built: Project) -> None:

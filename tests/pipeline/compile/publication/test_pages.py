@@ -133,7 +133,7 @@ def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, can
         monkeypatch.setattr(
             prefect.artifacts, name, lambda *_, key, kind=kind, **__: posted.append((kind, key)), raising=True
         )
-    assert show_document(version(), "file:///r.html") == [key for _, key in posted]
+    show_document(version(), "file:///r.html")
     assert [kind for kind, _ in posted] == ["markdown", "table", "table", "link"]
     show_document(canary, None)
     assert posted[-1] == ("markdown", "canary-tiny")

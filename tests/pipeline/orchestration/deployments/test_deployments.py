@@ -18,7 +18,7 @@ from enginesmith.core.hardware.machine import GENERATIONS
 from pipeline.orchestration.deployments import deploy
 from pipeline.orchestration.deployments.plan import KINDS, DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.runner import limit_name
-from pipeline.orchestration.gpu_workers import PAYLOADS
+from pipeline.orchestration.gpu_workers import FIELDS
 from tests.pipeline.orchestration.deployments.planned import deployed
 
 ROOT = Path(__file__).parents[4]
@@ -48,7 +48,8 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
         assert item.trigger
         made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
         assert made.expect == {item.trigger.event} and made.threshold == 1
-        assert item.trigger.parameters.keys() <= PAYLOADS[item.trigger.event].fields.keys(), "always in the payload"
+        fields = {"model", "registry", *FIELDS[item.trigger.event]}
+        assert item.trigger.parameters.keys() <= fields, "always in the payload"
         assert all(value == f"{{{{ event.payload.{name} }}}}" for name, value in item.trigger.parameters.items())
 
 

@@ -3,7 +3,7 @@
 from enginesmith.registry.store.base import Store
 from pipeline.fleet.coverage import work_for
 from pipeline.orchestration.fleet import messages
-from pipeline.orchestration.gpu_workers import PAYLOADS
+from pipeline.orchestration.gpu_workers import check_payload
 from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_coverage import demand, group, stand
 
@@ -18,7 +18,7 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
     ]  # fmt: skip
     told = messages(found, "file:///r")
     for item in told:
-        PAYLOADS[item.event].check(item.event, {"model", *item.payload})
+        check_payload(item.event, {"model", *item.payload})
     said = {"registry": "file:///r", "by": "enginesmith fleet"}
     to_build = {"spec": "registered:digits", "units": ["digits@1 sm_120 fp16 tensorrt-rtx"], **said}
     to_prove = {"version": "1", "target": "sm_80", "engines": [engines[2].digest], **said}

@@ -35,7 +35,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, obje
     found: list[tuple[str, str, dict[str, object]]] = []
 
     def send(event: str, model: str, payload: dict[str, object]) -> None:
-        watch.PAYLOADS[event].check(event, {"model", *payload})
+        watch.check_payload(event, {"model", *payload})
         found.append((event, model, payload))
 
     monkeypatch.setattr(watch, "send_event", send)

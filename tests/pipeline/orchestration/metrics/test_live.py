@@ -8,21 +8,26 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from enginesmith.core.errors import HttpAddress, UnavailableError
 from enginesmith.registry.store import files
+from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import reachable
 from pipeline.orchestration.metrics import live as definitions
-from pipeline.orchestration.metrics.live import Trouble, serve_metrics
+from pipeline.orchestration.metrics.live import Exporter, serve_metrics
 from tests.pipeline.projects import Project
 from tests.waiting import PATIENCE_S
 
+TROUBLES = ("errors", "retries")
 
-def test_errors_of_the_registry_are_counted() -> None:
+
+def test_errors_of_the_registry_are_counted(tmp_path: Path) -> None:
+    exporter = Exporter(open_store(tmp_path / "registry", create=True))
+
     def counted() -> dict[str, float]:
-        return {sample.name: sample.value for found in Trouble().collect() for sample in found.samples}
+        counts = {sample.name: sample.value for found in exporter.collect() for sample in found.samples}
+        return {f"enginesmith_registry_{kind}_total": counts[f"enginesmith_registry_{kind}_total"] for kind in TROUBLES}
 
     before = counted()
     with pytest.raises(UnavailableError), reachable("writing"):
@@ -34,16 +39,14 @@ def test_errors_of_the_registry_are_counted() -> None:
     }
 
 
-def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
-    exporter = CollectorRegistry()
-    exporter.register(Trouble())
+def test_a_scraper_reaches_the_port_while_it_is_served(tmp_path: Path) -> None:
+    exporter = Exporter(open_store(tmp_path / "registry", create=True)).registry()
     with serve_metrics(exporter, HttpAddress("127.0.0.1", 0)) as server:
         port = server.address.port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         assert {family.name for family in text_string_to_metric_families(text)} == {
-            "enginesmith_registry_errors",
-            "enginesmith_registry_retries",
+            metric.name for metric in definitions.METRICS
         }
         with (
             pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: .*give another port"),
