@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -27,7 +27,6 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 # for neither.
 #
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
-# `validation.canary.replay` has the replay with several requests in flight.
 
 # Requests before the first that is observed.
 WARMUP = 20
@@ -93,11 +92,6 @@ class ReplayAnswer:
     error: str
     output: str | None
 
-    @property
-    def ok(self) -> bool:
-        """Whether the request was answered."""
-        return not self.error
-
 
 @dataclass(frozen=True)
 class ReplayedPair:
@@ -120,15 +114,18 @@ class ReplayedPair:
         """The observations of candidate and baseline, as JSON objects."""
 
         def line(answer: ReplayAnswer) -> dict[str, object]:
-            shared_fields = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
-            other_fields = {
+            fields: dict[str, object] = {
+                "time": self.at,
+                "latency": answer.latency,
+                "ok": not answer.error,
+                "request": self.request,
                 "size": self.size or None,
                 "service": answer.service,
                 "output": answer.output,
                 "error": answer.error or None,
+                "segment": self.segment,
             }
-            all_fields: dict[str, object] = {**shared_fields, **other_fields, "segment": self.segment}
-            return {key: value for key, value in all_fields.items() if value is not None}
+            return {key: value for key, value in fields.items() if value is not None}
 
         ours = line(self.candidate)
         if self.difference:
@@ -165,19 +162,19 @@ def replay(
             served_request = serve((candidate, baseline)[turn], request.inputs, clock)
             free[turn] = max(arrival_s, free[turn]) + served_request.service
             results[turn] = Timed(free[turn] - arrival_s, served_request)
-        yield replace(pair_of(index, arrival_s, results[0], results[1], first_side), size=elements(request.inputs))
-
-
-def elements(inputs: Tensors) -> int:
-    """How many numbers a request holds."""
-    return sum(int(np.size(array)) for array in inputs.values())
+        yield pair_of(index, arrival_s, request.inputs, results[0], results[1], first_side)
 
 
 def pair_of(
-    index: int, arrival_s: float, candidate: Timed, baseline: Timed, first_side: int, segment: int | None = None
+    index: int,
+    arrival_s: float,
+    inputs: Tensors,
+    candidate: Timed,
+    baseline: Timed,
+    first_side: int,
+    segment: int | None = None,
 ) -> ReplayedPair:
-    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1.  index: of
-    the request.  arrival_s: its arrival in seconds.  segment: as in `ReplayedPair`."""
+    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1."""
 
     def answer(timed_request: Timed) -> ReplayAnswer:
         service, outputs, error = timed_request.served
@@ -186,9 +183,9 @@ def pair_of(
 
     ours, baseline_outputs = candidate.served.outputs, baseline.served.outputs
     unlike = None if ours is None or baseline_outputs is None else difference(ours, baseline_outputs)
-    return ReplayedPair(
-        index, arrival_s, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first_side], segment
-    )
+    size = sum(int(np.size(array)) for array in inputs.values())
+    first = ("candidate", "baseline")[first_side]
+    return ReplayedPair(index, arrival_s, answer(candidate), answer(baseline), unlike, first, segment, size)
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
@@ -345,9 +342,8 @@ def replay_concurrently(
         while count < stop:
             first_side = 1 - first_side if segment_number % 2 else int(order.integers(2))
             lead = min(count, in_flight)
-            for pair in _pairs(
-                (candidate, baseline), first_side, requests[count - lead : stop], lead, count, segment_number
-            ):
+            part = requests[count - lead : stop]
+            for pair in _pairs((candidate, baseline), first_side, part, lead, count, segment_number):
                 count += 1
                 yield pair
             segment_number += 1
@@ -376,5 +372,4 @@ def _pairs(
             (other_answer, answer_queue.popleft()) if first_side else (answer_queue.popleft(), other_answer)
         )
         arrival_s, request = part[lead + offset]
-        pair = pair_of(index + offset, arrival_s, ours, other_answer, first_side, number)
-        yield replace(pair, size=elements(request.inputs))
+        yield pair_of(index + offset, arrival_s, request.inputs, ours, other_answer, first_side, number)

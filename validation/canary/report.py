@@ -25,17 +25,14 @@ from validation.statistics.serial_dependence import NORMAL
 # Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
 # Files of it say that they were made up.
 
-# The arrival of the first request, in seconds.
-START = 0.0
-
 
 def made_up(
     path: Path, per_second: float, requests: int | None, batch: int, seed: int
 ) -> Iterator[tuple[float, dict[str, Array]]]:
-    """Requests: the arrival in seconds, and by the name of each array of an .npz file `batch` samples along axis 0.
+    """Requests: the arrival in seconds, 0 for the first, and by the name of each array of an .npz file `batch` samples
+    along axis 0.
 
-    requests: how many; None: each sample once.
-    path: the file.  per_second: mean rate.  seed: of the times.
+    requests: how many; None: each sample once.  per_second: mean rate.  seed: of the times.
     Raises DataError for arrays without names or with unequal counts.
     """
     arrays = {name: stored_array.read() for name, stored_array in stored_arrays(path).items()}
@@ -46,7 +43,7 @@ def made_up(
         raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
     groups = min(counts.values()) // batch
     rng = np.random.default_rng(seed)
-    arrival_s = START
+    arrival_s = 0.0
     for index in range(requests or groups):
         start = index % groups * batch
         yield arrival_s, {name: array[start : start + batch] for name, array in arrays.items()}
@@ -132,8 +129,7 @@ class UnlikeAnswers:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first.  mann_whitney,
-    quantiles, ecdf: of latency.  over_time: latency by time of arrival."""
+    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first."""
 
     mann_whitney: MannWhitney | None
     quantiles: tuple[QuantileSlowdown, ...]
@@ -144,8 +140,7 @@ class CanaryView:
 
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
-    """All that a report shows beside the criteria. seed: of the bootstrap.  candidate, baseline: the observations.
-    evidence: what was made of them."""
+    """All that a report shows beside the criteria. seed: of the bootstrap.  evidence: what was made of both tables."""
     sides = select_answered(evidence)
     counts = [
         Counter(text or "no reason given" for ok, text in zip(table.ok, table.error, strict=True) if not ok)
@@ -359,7 +354,6 @@ def make_report(
     """The document of a judgement, with its digest. candidate, baseline: what `evidence` was made of.
 
     looks: before this one.  seed: of the bootstrap of what is shown.
-    thresholds: those that it was judged by.  circumstances: facts beside the statistics.
     """
     levels = judgement.levels
     return CanaryReport(

@@ -125,9 +125,7 @@ def evidence_of(
     Observations are paired when each one on both sides names its request, else not. A request that only one
     side observed counts as failed on the other, or is left out with `ignore_missing`; the few that may have been in
     flight when logs that are still written to were read are left out in any case.
-    sqnr_db: answers closer than that count as equal.
-    candidate, baseline: the observations of each side.
-    Raises DataError without a request in common.
+    sqnr_db: answers closer than that count as equal.  Raises DataError without a request in common.
     """
     notes = [f"{table.path.name}: half a line at its end was left out" for table in (candidate, baseline) if table.cut]
     if None in candidate.request or None in baseline.request:
@@ -171,9 +169,8 @@ def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
         return ""
     ours, baseline_span = map(span_text, times)
     return (
-        f"the logs are of different times (candidate: {ours}, baseline: {baseline_span}), and what "
-        f"the hour does to latency "
-        f"is not the engine; {REMEDY}"
+        f"the logs are of different times (candidate: {ours}, baseline: {baseline_span}), and what the hour does to "
+        f"latency is not the engine; {REMEDY}"
     )
 
 
