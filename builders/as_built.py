@@ -17,7 +17,7 @@ def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: 
     """What `backend.build` gives for a request, with states of int8 where it has these, and as requirements the
     libraries that the backend opens.
 
-    model: the ONNX file.  workdir: a folder for what the build writes.
+    workdir: a folder for what the build writes.
     Raises as that.
     """
     entries = backend.capabilities.library_entries

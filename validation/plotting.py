@@ -155,8 +155,7 @@ def set_axis(
     """Set the scale of an axis from ends[0] to ends[1], both above 0 where it is logarithmic.
 
     label: what is measured, with its unit.  ticks: (place, label); None for about five round numbers, as `text` writes
-    them.
-    axes: Matplotlib's.  name: which axis.  log: whether it is logarithmic.
+    them.  log: whether it is logarithmic.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 

@@ -239,7 +239,7 @@ def find_compatible_gpu(
 ) -> cuda.GpuDevice | None:
     """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with.
 
-    requires: of the engine. None for an engine of CPUs, and where no GPU will do.
+    None for an engine of CPUs, and where no GPU will do.
     """
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):

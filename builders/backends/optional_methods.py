@@ -127,7 +127,6 @@ class NodeTime:
 
     seconds: mean over the runs, without what the profiler adds to it where that is known.
     inputs, outputs: types and shapes in the run, of weights too; empty where the runtime tells only the time.
-    name, op_type: of the node.
     """
 
     name: str

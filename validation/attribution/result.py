@@ -119,12 +119,11 @@ class Proposal:
 class Attribution:
     """Which nodes drifted: segments ranked by their own error, worst first. stage: 'quantization' or 'engine'.
 
-    failed: the failed checks in words.  cases: the golden cases that were measured, worst first.  points: how many
-    tensors could be cut.  cut: how many were.  segments: the number of all rows, of which the worst are kept.
+    cases: the golden cases that were measured, worst first.  points: how many tensors could be cut.  segments: the
+    number of all rows, of which the worst are kept.
     complete: whether the whole model was looked at before the time was over.
-    precision: of the graph or engine.  finding: what the ranking shows.  rows: the worst segments.
-    taps: what reading inner tensors changed.  notes: for people.  proposal: what to leave in float; None where none was
-    sought.
+    finding: what the ranking shows.  rows: the worst segments.
+    taps: what reading inner tensors changed.  proposal: what to leave in float; None where none was sought.
     """
 
     stage: str
@@ -289,8 +288,8 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class AttributionView:
-    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown.  name:
-    of the graph or engine.  units: those that it is of.  headline, lines: the finding as text."""
+    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown.  units:
+    those that it is of.  headline, lines: the finding as text."""
 
     name: str
     units: tuple[str, ...]

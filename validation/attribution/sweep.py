@@ -317,13 +317,11 @@ def attribute(
     stop: Callable[[], bool] = lambda: False,
     answered: bool = False,
 ) -> Attribution:
-    """The candidate's segments ranked by their own error. stage: quantization or engine.  failures: the failed checks
-    in words.
+    """The candidate's segments ranked by their own error. stage: quantization or engine.
 
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
     stop: whether the time is over: the result is then of what was measured until then, and says so.
-    answered: whether the outputs in the golden set are the reference's own.
-    precision: of the candidate.  reference, candidate: the graphs.  size: how much is measured at once.
+    answered: whether the outputs in the golden set are the reference's own.  size: how much is measured at once.
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")

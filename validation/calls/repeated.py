@@ -64,8 +64,7 @@ class Bits:
 class RepeatedInputs:
     """One set of inputs: the arrays that are passed to the session, copies of them, and the first outputs.
 
-    elements: the number of elements of all inputs.
-    name: for messages.  first_outputs: None before the first call.
+    elements: the number of elements of all inputs.  first_outputs: None before the first call.
     """
 
     name: str
@@ -81,8 +80,7 @@ class RepeatedInputs:
 def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
 ) -> list[RepeatedInputs]:
-    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from.  specs,
-    dims: of the model's inputs.  precision: of the engine."""
+    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     golden_sizes = sizes_of(groups[0], specs)
     size_choices = [golden_sizes, *islice((sizes for sizes in edges if sizes != golden_sizes), MOST_EDGES)]
@@ -152,7 +150,7 @@ class RepeatedCalls:
 
     limits: of the differences between outputs of equal inputs, where their bits may differ.  shared: whether several
     threads may run the session at once.
-    calls: how many were made.  answers, outputs, inputs, refilled, threads: the faults of each kind of check.
+    answers, outputs, inputs, refilled, threads: the faults of each kind of check.
     """
 
     session: Session

@@ -64,12 +64,11 @@ class EngineIdentity:
 class ObservationTable:
     """The observations of one file, in its order: lists with an entry for each, and facts of the file.
 
-    digest: of the file.  cut: whether an incomplete line at its end was left out.
+    cut: whether an incomplete line at its end was left out.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
     sqnr_db, score, size: NaN where there is none.  segment: the one in which a replay sent the request; else None.
-    path: of the file.  identity: the engine.  time, latency: arrival and duration in seconds.  ok: whether it was
-    answered.
+    time, latency: arrival and duration in seconds.  ok: whether it was answered.
     flipped: whether the argmax of a replay's answer differs.  output: digest of the outputs.  error: '' for none.
     """
 

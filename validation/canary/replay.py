@@ -98,7 +98,7 @@ class ReplayedPair:
     """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
 
     segment: the number of the segment it was sent in (`concurrent`); None: interleaved.  size: elements of its inputs.
-    candidate, baseline: the answers.  difference: of the outputs; None where one side failed.
+    difference: of the outputs; None where one side failed.
     """
 
     request: int
@@ -142,7 +142,7 @@ def replay(
 ) -> Iterator[ReplayedPair]:
     """Send traffic to both engines and yield each request's results. The first requests warm both up, unobserved.
 
-    candidate, baseline: the engines.  pace: rate, warm-up and seed; None for the defaults.  clock: for tests.
+    pace: rate, warm-up and seed; None for the defaults.  clock: for tests.
     """
     pace, clock = pace or ReplayPace(), clock or ReplayClock()
     for request in traffic.requests[: pace.warmup]:
@@ -233,7 +233,7 @@ HELD_BYTES = 256 << 20
 class TrafficSegment:
     """Consecutive requests, which threads take one by one. arrivals: seconds after its start, ascending.
 
-    inputs: of each.  lead: requests at its start that fill the queue; their answers are not kept.
+    lead: requests at its start that fill the queue; their answers are not kept.
     most_bytes: of answers; no further request is taken once so many are held.
     """
 
@@ -300,7 +300,6 @@ def serve_requests(
     """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
 
     results: receives each request's result at its index.  started_s: when the segment started, by `clock`.
-    session: the engine.
     """
     while (index := segment.take()) is not None:
         arrival = started_s + segment.arrivals[index]

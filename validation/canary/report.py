@@ -32,7 +32,7 @@ def made_up(
     """Requests: the arrival in seconds, 0 for the first, and by the name of each array of an .npz file `batch` samples
     along axis 0.
 
-    requests: how many; None: each sample once.  per_second: mean rate.  seed: of the times.
+    requests: how many; None: each sample once.  per_second: mean rate.
     Raises DataError for arrays without names or with unequal counts.
     """
     arrays = {name: stored_array.read() for name, stored_array in stored_arrays(path).items()}
@@ -78,7 +78,7 @@ class MannWhitney:
 class QuantileSlowdown:
     """A quantile of latency in seconds on both sides, and the slowdown with an interval of 5 % on either side.
 
-    p: from 0 to 1.  candidate, baseline: the quantile.  low, high: ends of the interval.
+    p: from 0 to 1.  low, high: ends of the interval.
     """
 
     p: float
@@ -265,9 +265,8 @@ class LooksTaken:
 class TrafficReplayed:
     """The traffic that was replayed, and how; all None for observations of production.
 
-    digest: of the file.  recorded: its number of requests.  made: where requests are from that nobody sent.
-    sampling: share of the requests that were recorded.  scale: factor on the rate.  duration: seconds.  seed: of the
-    order.
+    made: where requests are from that nobody sent.
+    sampling: share of the requests that were recorded.  scale: factor on the rate.
     in_flight: requests at the same time.
     """
 
@@ -286,8 +285,7 @@ class Circumstances:
     """Facts of a report beside the statistics. thresholds_from: where the thresholds come from, as text.
 
     target: what the canary ran on, where that is known: 'sm_89', or the kind of CPU.
-    created_at: ISO 8601, UTC.  host: this machine.  versions: of packages.  traffic: what was replayed.  notes: for
-    people.
+    created_at: ISO 8601, UTC.  host: this machine.  traffic: what was replayed.
     """
 
     created_at: str
@@ -304,8 +302,7 @@ class CanaryReport:
     """The document. paired: whether both sides answered the same requests.  view: numbers that do not decide.
 
     created_at, host, versions, thresholds_from, traffic, notes, target: as in `Circumstances`.
-    digest: of the document without it; None until `sign` has set it.
-    format, kind: of this document.  candidate, baseline: the engines.  observations: what the files hold.
+    digest: of the document without it; None until `sign` has set it.  observations: what the files hold.
     verdict, reason, criteria: of the judgement, by `thresholds` at `looks`.
     """
 

@@ -80,7 +80,6 @@ def batch_times(
 
     batch: the dim of the batch, None where the engine has none.  others: size of every other dim.  least: the smallest
     batch that the engine takes; to it smaller ones are padded.
-    buckets: the measured times.
     Raises DataError, with the command that times it, for sizes outside of what was timed.
     """
     if batch is None:
@@ -192,7 +191,7 @@ class Workload:
 @dataclass(frozen=True)
 class GreatestRate:
     """Requests a second of one machine. utilization: share of the time that it runs at that rate.  batch: mean samples
-    of a batch there.  rate: with its interval.  policy: the batcher's."""
+    of a batch there.  rate: with its interval."""
 
     rate: Estimate
     policy: BatchPolicy
@@ -257,7 +256,7 @@ def choose_policy(
 
     Of policies within a percent the first one, whose batches and waits are shorter.
 
-    work: the arrivals.  times: of a batch, by queue.
+    times: of a batch, by queue.
     """
     few = work.head(FEW_REQUESTS)
     rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
@@ -280,8 +279,8 @@ def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: flo
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
     """Requests a second of a machine that always has a full queue.
 
-    work: the requests.  times: of a batch, by queue.  policy: the batcher's.  sign: 1 moves the times to the upper ends
-    of their intervals, -1 to the lower, 0 not at all.
+    times: of a batch, by queue.  sign: 1 moves the times to the upper ends of their intervals, -1 to the lower, 0 not
+    at all.
     """
     arrivals = np.zeros(len(work))
     return len(work) / simulate_batching(arrivals, work.samples, work.queues, _curves(times, sign), policy).busy_s

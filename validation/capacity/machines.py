@@ -31,7 +31,7 @@ MOST_MACHINES = 1_000_000
 @dataclass(frozen=True)
 class MachineOffer:
     """A kind of machine. rate: requests a second that one may get, above 0.  per_hour: its price, above 0.  count: how
-    many there are; None: as many as are wanted, up to MOST_MACHINES.  name: of the kind."""
+    many there are; None: as many as are wanted, up to MOST_MACHINES."""
 
     name: str
     rate: float

@@ -137,7 +137,7 @@ class Selections:
 
 @dataclass(frozen=True)
 class _Columns:
-    """What the columns of selected rows are. owners: the output of each.  exact: bool, classes.  scale: of each.
+    """What the columns of selected rows are. owners: the output of each.  exact: bool, classes.
     score: the column of scores; None without one.  least: the least score; None where each list is sorted by it.
     boxes: the columns at which centre and size begin.
     """

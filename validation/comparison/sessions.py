@@ -72,7 +72,7 @@ class OutputComparison:
     def add(self, case: Case, pair: tuple[Array, Array], samples: int, decisions: bool = True) -> None:
         """Take the expected and the actual output of a case.
 
-        pair: expected and actual.  samples: entries along axis 0, or 1.  decisions: whether they are compared too.
+        samples: entries along axis 0, or 1.  decisions: whether they are compared too.
         Raises ValueError when their shapes or kinds differ.
         """
         by_token = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
@@ -103,10 +103,7 @@ class StageComparison:
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
-        """Take a failed check without a value.
-
-        name, output, case, note: as in `Check`.
-        """
+        """Take a failed check without a value."""
         self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
@@ -235,9 +232,8 @@ def edge_checks(
 ) -> tuple[Check, ...]:
     """The checks of one output of a case beside the golden set, judged as an edge case is.
 
-    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  limits: budget and
-    honest drift, of `OutputLimits.at`.
-    stage: as in `Check`.
+    case: its name and inputs.  usual: drift of the golden cases.  limits: budget and honest drift, of
+    `OutputLimits.at`.
     Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
@@ -275,10 +271,7 @@ def _is_empty(drift: Drift) -> bool:
 
 
 def check_of(stage: str, output: str, case: str, value: Value) -> Check:
-    """A value against its limit as a check.
-
-    stage, output, case: as in `Check`.
-    """
+    """A value against its limit as a check."""
     return Check(stage, value.name, output, case, value.value, value.limit, _passes(value), value.note)
 
 
@@ -320,7 +313,7 @@ def drift_checks(
     candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
     filled with the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
 
-    stage: as in `Check`.  limits: of the drift, for all outputs or by output.
+    limits: of the drift, for all outputs or by output.
     """
     staged_limits, output_dtypes = StagedLimits.of(limits), {spec.name: spec.dtype for spec in candidate.outputs}
     comparison = StageComparison(stage, spreads, output_dtypes, selections=Selections(selected or {}))
@@ -351,8 +344,7 @@ def expected_checks(
 ) -> tuple[Check, ...]:
     """The checks of a session against the golden set's own expected outputs.
 
-    stage: as in `Check`.  candidate: the session.  limits: of the drift.  spreads: is filled with how the errors
-    spread.
+    spreads: is filled with how the errors spread.
     """
     return drift_checks(stage, None, candidate, golden, limits, spreads)
 
@@ -390,7 +382,7 @@ def case_checks(
 ) -> tuple[Check, ...]:
     """The checks of one output of one case against a budget.
 
-    stage: as in `Check`.  expected, actual: of one shape.
+    expected, actual: of one shape.
     Raises ValueError when shapes or kinds differ.
     """
     measured_drift = MeasuredDrift(measure(expected, actual, decisions=True), budget)
@@ -400,10 +392,7 @@ def case_checks(
 def limited_checks(
     stage: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
-    """`case_checks` of a case, given by its name and kind, under the limits of its output.
-
-    stage: as in `Check`.  pair: expected and actual.
-    """
+    """`case_checks` of a case, given by its name and kind, under the limits of its output."""
     name, kind = case
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 

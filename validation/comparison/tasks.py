@@ -66,8 +66,8 @@ def unmeasured_checks(
 
 @dataclass
 class _Variation:
-    """How one output varies over the golden cases. samples: how many there are.  number: that all elements of the last
-    case are; None where they differ."""
+    """How one output varies over the golden cases. number: that all elements of the last case are; None where they
+    differ."""
 
     dtype: np.dtype
     samples: int = 0
@@ -152,7 +152,7 @@ def free_running_checks(
     """`drift_checks` on whole sequences: those of the golden cases, under limits that were measured on sequences.
 
     along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst.
-    stage: as in `Check`.  reference, candidate: sessions that run whole sequences.
+    reference, candidate: sessions that run whole sequences.
     """
     along = along or Along()
     checks = drift_checks(stage, reference, candidate, sequences, limits, along)
@@ -191,7 +191,6 @@ def check_free_running(
 
     opener: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
     are compared with it.  along: as in `free_running_checks`.
-    stage: as in `Check`.  pair: reference and candidate.
     """
     if sequences is None:
         return ()

@@ -235,8 +235,7 @@ MOST_CASES = 4
 def repeat_checks(
     bitwise: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front.
-    bitwise: what the contract asks.  session: the engine.  golden: the cases.  budgets: the limits of drift."""
+    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
@@ -341,10 +340,9 @@ class OutputSpread:
 
 @dataclass(frozen=True)
 class Reproducibility:
-    """How several builds of one engine agree. times: their number.  engines: the number of builds by digest.
+    """How several builds of one engine agree. engines: the number of builds by digest.
 
-    outputs: by name.  passed: whether the outputs stay within the limits of drift of each other.  failed: the failed
-    checks.
+    passed: whether the outputs stay within the limits of drift of each other.
     byte_equal: whether the engines' files were the same.
     """
 

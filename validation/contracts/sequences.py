@@ -163,9 +163,7 @@ def find_broken(
 ) -> list[tuple[str, float, float]]:
     """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
 
-    expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
-    outputs of the graph and of the engine, for `boxes`.
-    structure: the predicates.
+    sizes: of the named dims in this case.  beside: all outputs of the graph and of the engine, for `boxes`.
     """
     deviations: list[tuple[str, float, float]] = []
     if structure.finite:

@@ -43,7 +43,7 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
 
     The inputs are those of the first case. An error of the candidate is a failed check; one of the reference raises.
 
-    seeds: what the contract asks.  golden: its first case is the input.
+    golden: its first case is the input.
     Raises InputError for a `vary` that is no input.
     """
     case = golden.cases[0]
@@ -163,8 +163,6 @@ def contract_checks(
     """Every check of a contract. shapes: the inputs with the names of their dims, and the dim of the batch, if any.
 
     An error of the candidate is a failed check; one of the reference raises EnginesmithError.
-
-    golden: the cases.  budgets: the limits of drift.
     """
     rows = contract.distributional.rows if contract.distributional else {}
     watches: list[_Structured | Likeness] = [

@@ -26,8 +26,6 @@ def enough_samples(
     After the last group comes the first; all groups together may hold fewer samples. Only the one group where `sizes`
     lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. Where an
     input of group `start` is empty, as a state of a first step can be, that of the next group in which none is.
-
-    specs: of the inputs.
     """
     turns = ((start + step) % len(groups) for step in range(len(groups)))
     start = next((turn for turn in turns if _is_full(groups[turn])), start)

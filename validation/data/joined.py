@@ -125,7 +125,6 @@ def read_steps(
     """Which samples are one step: those behind each other, of one sequence, for which an array has the same number.
 
     steps: the dim, and the array's name; None where each sample is a step.  order: as in `SequenceSamples`.
-    dims: of the model.
     Raises DataError without that array, or for one that has not one number for each sample, and for a step that is
     larger than the dim allows.
     """

@@ -43,7 +43,7 @@ class Samples:
     """The samples of one file or folder, checked against a model's inputs; opened by `Samples.open`.
 
     count: the length of axis 0.  complete: whether each entry of axis 0 is a complete input.
-    path: of the file or folder.  inputs, dims: of the model.  arrays: by name, read when they are used.
+    arrays: by name, read when they are used.
     """
 
     path: Path
@@ -59,7 +59,6 @@ class Samples:
     ) -> "Samples":
         """The samples at a path; of the arrays only headers are read. extra: names of further arrays, such as labels.
 
-        inputs, dims: of the model.
         Raises DataError, naming file, array, value and remedy, where they do not fit the model.
         """
         arrays = _name_arrays(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
@@ -91,7 +90,6 @@ class Samples:
         Of a folder of samples the first few are read, so that it takes no longer for a large one.
 
         extra: as in `open`, of whole numbers.  ignored: arrays that are right, and of which nothing else is known.
-        inputs, dims: of the model.
         """
         try:
             stored_arrays = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)

@@ -65,7 +65,7 @@ Stored = StoredArray | FileSeries
 
 
 def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None) -> dict[str, Stored]:
-    """The arrays at a path by name; the single array of an .npy file or of a folder is named ''. inputs: their names.
+    """The arrays at a path by name; the single array of an .npy file or of a folder is named ''.
     most_files: of how many of a folder's samples the headers are read; the others are taken to be like the first.
 
     Raises DataError without any, and for anything but plain arrays.

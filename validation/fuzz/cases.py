@@ -62,7 +62,7 @@ def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = 
 
     The same arguments give the same cases.
 
-    dims: of the model.  seed: of what is drawn.  values: kinds of values.
+    values: kinds of values.
     """
     generator = np.random.default_rng(seed)
     inner_cases = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
@@ -133,8 +133,7 @@ def reach(precision: Precision) -> tuple[float, float]:
 def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
-    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come.
-    specs: of the inputs.  seed: of what is drawn.  precision: of the engine."""
+    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
     golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)

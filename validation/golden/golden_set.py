@@ -49,8 +49,8 @@ CaseKind = Literal["golden", "edge"]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One run of the model: inputs, and the outputs expected for them, by name.  name: for messages.  kind: 'golden'
-    for real data, 'edge' at an end of a dim."""
+    """One run of the model: inputs, and the outputs expected for them, by name.  kind: 'golden' for real data, 'edge'
+    at an end of a dim."""
 
     name: str
     kind: CaseKind
@@ -188,9 +188,7 @@ def freeze(
 ) -> GoldenSet:
     """The golden set of a model, which is run once for each case.
 
-    samples: opened samples, or groups of inputs.  specs: of the model's inputs.  run: the model.  labels: of the
-    samples.
-    dims: of the inputs.
+    samples: opened samples, or groups of inputs.  labels: of the samples.
     Raises DataError without samples, or for tensors that are no numpy numbers, and ModelError where the model does not
     run, with the sizes of an edge.
     """
@@ -247,8 +245,7 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
 
 @dataclass(frozen=True)
 class _StoredCases(Sequence[Case]):
-    """The cases of a file, each read on access. named: of each case.  names: of all tensors.  root: before the names of
-    these."""
+    """The cases of a file, each read on access. named: of each case.  root: before the names of these."""
 
     path: Path
     named: tuple[_CaseName, ...]
@@ -320,9 +317,9 @@ def _tensors(golden: GoldenSet) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class GoldenChange:
-    """The change from one golden set to another. before, after: their digests.  cases: the number of cases after.
+    """The change from one golden set to another. cases: the number of cases after.
 
-    added, removed: names of cases.  inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
+    inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
     largest: by output, the greatest absolute difference (of integers, the share of elements that differ) and its case;
     infinite where the output has another shape or kind, or one is not finite.  labels, noise, sequences: whether those
     differ.

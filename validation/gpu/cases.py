@@ -176,7 +176,7 @@ class TrialTerms:
 class TryEngine:
     """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
 
-    request: what is built.  options: of the backend.  model: the ONNX file.  terms: what is measured, and how long.
+    options: of the backend.  terms: what is measured, and how long.
     """
 
     request: BuildRequest
@@ -207,7 +207,7 @@ class TryEngine:
 class TryPeer:
     """Measure a way of PyTorch to run the graph as an engine is measured.
 
-    peer: the way.  request, model, cases, terms: as in `TryEngine`.
+    request, model, cases, terms: as in `TryEngine`.
     """
 
     peer: Peer
@@ -254,7 +254,7 @@ class ProveBundledEnsemble:
 
     What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry.
 
-    cases: a folder.  terms: as in `TryEngine`.
+    terms: as in `TryEngine`.
     """
 
     ensemble: BundledEnsemble

@@ -63,12 +63,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KitOptions:
-    """What to run. models: names of the kit's models.  backends: names; empty for all.  seconds: of each latency.
+    """What to run. backends: names; empty for all.  seconds: of each latency.
 
     peers: ways of PyTorch to run a model; engines are compared with the first and the last.  carry: folders of
     published engines.  timeout_s: of each try.
-    device: 'cuda' or 'cpu'.  precisions: those to build.  size: of the kit's models.  peaks: whether peak rates are
-    measured.
+    device: 'cuda' or 'cpu'.  size: of the kit's models.  peaks: whether peak rates are measured.
     """
 
     device: str
@@ -85,7 +84,7 @@ class KitOptions:
 
 @dataclass
 class _Bench:
-    """The state of a run of the kit. folder: for its files.  say: receives a line on each try.
+    """The state of a run of the kit. say: receives a line on each try.
 
     keep: receives the results so far, after each try.  cases: the folder of each model's golden cases.
     """

@@ -65,8 +65,7 @@ class TorchSession(Session):
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
     """The graph as a callable of PyTorch, which compiles at its first call for each shape.
 
-    peer: the way that PyTorch runs it.  model: the ONNX file.  request: shapes and precision.  device: as torch names
-    it.
+    peer: the way that PyTorch runs it.  request: shapes and precision.  device: as torch names it.
     Raises EnginesmithError with torch's message where PyTorch cannot run it.
     """
     import torch

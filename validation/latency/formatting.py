@@ -416,8 +416,7 @@ class LatencyView:
     """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
 
     measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
-    name: of the engine.  machine: in words.  busy: whether it counted as busy.  remarks, lines: sentences.
-    columns, node_columns: of the tables.
+    busy: whether it counted as busy.
     """
 
     name: str

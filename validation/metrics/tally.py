@@ -59,8 +59,8 @@ class OutputTally:
         self.worst: list[Worst] = []
 
     def add(self, case: str, expected: Array, actual: Array, samples: int = 1, golden: bool = True) -> None:
-        """Add two arrays of one shape. samples: the length of axis 0 where its entries are samples; else 1.  case: its
-        name.  expected, actual: the arrays.  golden: whether its errors count in the distribution."""
+        """Add two arrays of one shape. samples: the length of axis 0 where its entries are samples; else 1.  golden:
+        whether its errors count in the distribution."""
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
         rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
@@ -226,7 +226,7 @@ class Along:
         """Add what a sequence gave, (expected, actual) along axis 0 of steps; a single entry is what a state was left
         as, or a sequence of one step, which have no course.
 
-        output, case: names.  golden, samples: as of `Spreads.add`.  pair: the arrays.
+        golden, samples: as of `Spreads.add`.
         """
         expected, actual = pair
         if not golden or samples < 2:

@@ -119,7 +119,7 @@ def honest_rounding(
 ) -> Iterator[Honest]:
     """The drift of honest kernels of a graph, on some cases of the golden set, as `measure_rounding` yields it.
 
-    reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
+    opens: opens an ONNX file without rewriting it.  workdir: for such a file.
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.  thorough, whole: as in `measure_rounding`.
     """
@@ -255,7 +255,7 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
 
 
 def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
-    """The ways to round that are run. halves, grids: of `traits`.
+    """The ways to round that are run.
 
     In a small model FEW flips are more than an honest kernel has, so it is also run without flips. A large one has
     more elements than that near a tie; there MANY flips are drawn twice, because few samples show their effect.

@@ -57,8 +57,7 @@ class EngineRow:
     """An engine and the checks of its report.
 
     index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
-    ran: whether the engine itself was run, and not its graph alone.
-    entry: in the manifest.  failed_checks: their number.
+    ran: whether the engine itself was run, and not its graph alone.  entry: in the manifest.
     """
 
     index: int
@@ -88,8 +87,8 @@ class TargetGroup:
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  name: of the
-    graph or engine.  value: of the metric.  passed: whether it keeps the limit."""
+    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  passed: whether
+    it keeps the limit."""
 
     name: str
     kind: str
@@ -103,8 +102,7 @@ class TaskSection:
     """A task metric of each graph and of each engine that was run. title: with the output where several have it.
 
     limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
-    axis: its least and greatest value.
-    name: of the value.  points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
+    points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
     """
 
     title: str

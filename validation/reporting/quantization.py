@@ -120,8 +120,8 @@ def decibels_text(sqnr_db: float | None) -> str:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`.  name, kind: of
-    the tensor.  sqnr, clipped, seen, range, scale, readers: fields of `QuantizedTensor` as text."""
+    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`.  sqnr, clipped,
+    seen, range, scale, readers: fields of `QuantizedTensor` as text."""
 
     name: str
     kind: str
@@ -140,7 +140,6 @@ class QuantizationSection:
     facts: (value, what it is).  rows, rest: rows of tensors, at once and on request.  omitted: how many have none.
     pictures: tensors with the SVG of their histogram.  sampled: whether some SQNR was measured on some rows only.
     frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  float_nodes: names by reason.
-    name: of the graph.
     """
 
     name: str

@@ -263,8 +263,7 @@ class ErrorDistribution:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample with an error. name: of its graph or engine.  off: its SQNR as text, or why there is none.  output: its
-    name.  worst: the sample."""
+    """A sample with an error. off: its SQNR as text, or why there is none."""
 
     name: str
     output: str
@@ -297,8 +296,7 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
 
 @dataclass(frozen=True)
 class CourseRow:
-    """The drift of an output along sequences. name: of its graph or engine.  parts: (first step, free running dB,
-    dB of single steps) of each part."""
+    """The drift of an output along sequences. parts: (first step, free running dB, dB of single steps) of each part."""
 
     name: str
     course: FreeRunning

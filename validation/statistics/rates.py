@@ -50,9 +50,9 @@ class Side:
 class CanaryEvidence:
     """Both sides' requests. paired: whether entry i of both sides is the same request.
 
-    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another
-    one; None where that was not observed.  noise: the share of answers that would differ if the distance of all answers
-    were distributed as that of most is.
+    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another one;
+    None where that was not observed.  noise: the share of answers that would differ if the distance of all answers were
+    distributed as that of most is.
     died: how the candidate's process ended, where that was observed; else ''.  growing: whether the logs are still
     written to.
     stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
@@ -60,7 +60,6 @@ class CanaryEvidence:
     design_block: how many successive requests are independent of all others by design, as regards the machine: those of
     two segments of a replay in segments, in the two orders of the engines (`validation.canary.replay`; randomised
     blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
-    candidate, baseline: the observations.
     """
 
     candidate: Side
@@ -318,7 +317,7 @@ def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_
     """The least and the greatest logarithm of the ratio of quantiles, when the rank of either side moves.
 
     lower_share, upper_share: by which share of the requests it moves for the least and for the greatest.
-    sides: as of `quantile_effects`.  p: of the quantile.
+    sides: as of `quantile_effects`.
     """
     ours, baseline_values = (np.sort(values) for values in sides)
     low = min(

@@ -254,8 +254,8 @@ _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. begun, taken: in microseconds.  inputs, outputs: as the event has them.  name, category:
-    as the runtime writes them.  operator: type of the node, '' where it is about none."""
+    """An event of the trace. name, category: as the runtime writes them.  operator: type of the node, '' where it is
+    about none."""
 
     name: str
     category: str
@@ -287,7 +287,7 @@ class TraceEvent:
 def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level: str, threads: int) -> RunProfile:
     """Times of the nodes of a model on disk. level, threads: of its session, as `session_options` takes them.
 
-    path: of the model.  inputs: of each run.  runs: their number.  workdir: where the trace is left.
+    workdir: where the trace is left.
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
     run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads, of=path))

@@ -69,7 +69,7 @@ def check_model(model: Path) -> None:
 def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. edition: title and name of the backend, for errors.
 
-    trt: the module.  said: its logger, with the messages of this build.  builder: TensorRT's own.
+    said: its logger, with the messages of this build.
     Raises ModelError naming node, operator and reason. The parser gets the path, so that it finds external data; for
     some files that it cannot use it returns True, so that its errors and the network are checked too.
     """
@@ -148,7 +148,7 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
 def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
     """One cache with the content of both.
 
-    trt: the module.  logger: TensorRT's.  old_cache, new_cache: timing caches, as they are serialized.
+    old_cache, new_cache: timing caches, as they are serialized.
     Raises EnginesmithError when TensorRT does not merge them.
     """
     words = "TensorRT does not merge these timing caches; the newer one alone is kept"
@@ -182,7 +182,7 @@ def kept_layers(
     The inspector needs a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
     as good without it, so that a failure is a reason and no error. prepare: called with the runtime first.
 
-    trt: the module.  said: its logger, with the messages of this build.
+    said: its logger, with the messages of this build.
     """
     before = len(said.messages)
     runtime = trt.Runtime(said)

@@ -149,7 +149,6 @@ class Lanes:
 def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
     """Load `engine` with the module `trt` and its logger `said`.
 
-    opening: how the engine is opened.
     Raises EnginesmithError with TensorRT's words when it does not fit, UnavailableError without a driver.
     """
     with Device(opening.gpu) as device:
@@ -174,7 +173,6 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
     """The engine, deserialized.
 
-    runtime: TensorRT's own.  said: its logger.  opening: how the engine is opened.
     Raises EnginesmithError with TensorRT's words.
     """
     opening.prepare(runtime, engine)
@@ -280,7 +278,6 @@ def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: 
 
     TensorRT tells neither types nor shapes of a layer.
 
-    trt: the module.  inputs: of each run.
     Raises as `session.run` does.
     """
 

@@ -91,7 +91,7 @@ class Criterion:
     detectable: the smallest true effect that this much data would have failed with a probability of 0.8.
     provable: the smallest margin that an equal candidate would have passed at with that probability.
     needed: about how many requests let an equal candidate pass with a probability of 0.8; with a note, the least number
-    that allows any statement.  requests: how many there were.
+    that allows any statement.
     note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
     assumed: a remark on the interval.
     name: of what is compared.  verdict: PASS, FAIL or INSUFFICIENT.

@@ -146,8 +146,7 @@ def judge(
 ) -> CanaryJudgement:
     """Judge a candidate by observations of both sides (`pairing.evidence_of`).
 
-    seed, replicates: of the bootstrap.  looks: None for a single one.  Raises InputError for looks that do not fit the
-    plan.
+    looks: None for a single one.  Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.

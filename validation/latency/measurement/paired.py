@@ -48,10 +48,9 @@ _WARM = 0.15
 def run_interleaved(
     session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
-    """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
+    """Seconds of each run of both engines, a pair of float64 [runs] for each opening.
 
-    session_openers: of both engines.  inputs: of each run.  seconds: for all openings together.  openings: of each, one
-    after the other.
+    seconds: for all openings together.  openings: of each, one after the other.
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)

@@ -69,7 +69,7 @@ def diagnose_run(
     """What bounds a run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler.
 
     footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
-    seconds: the time of a run.  roofs: the machine's limits.
+    seconds: the time of a run.
     """
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved_bytes = sum(cost.moved_bytes for cost in costs)
@@ -82,8 +82,7 @@ def diagnose_run(
 
 
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
-    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run.
-    cost: of the node.  roofs: the machine's limits."""
+    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run."""
     seconds = max(seconds, 1e-6)
     bandwidth = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
     parts = (cost.operations / roofs.rate(cost.dtype), bandwidth, roofs.node_s)

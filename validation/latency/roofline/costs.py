@@ -60,8 +60,7 @@ def multiplications(
 ) -> int | None:
     """Multiply-adds of one execution of a node; None for an operator without products, 0 where a shape is missing.
 
-    inputs: None for one that is left out or unknown.  equation: of an Einsum.
-    op_type: of the node.  outputs: shapes.
+    inputs: None for one that is left out or unknown.  equation: of an Einsum.  outputs: shapes.
     """
     if op_type in CONVOLUTIONS:
         weight = _at(inputs, CONVOLUTIONS[op_type])
@@ -190,7 +189,6 @@ def cost_of(
     """The cost of a node. inputs, outputs: (dtype, shape) of each, None for an input that is left out.
 
     dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
-    name, op_type: of the node.
     """
     present_inputs = [spec for spec in inputs if spec is not None]
     shapes = [None if spec is None else spec[1] for spec in inputs]

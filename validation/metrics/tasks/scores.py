@@ -112,8 +112,7 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
-    """A share as a value. independent: whether it is one of samples, and has an interval.  name: of the value.  count,
-    total: of samples."""
+    """A share as a value. independent: whether it is one of samples, and has an interval.  count, total: of samples."""
     if not total:
         return TaskValue(name, None, NOTHING)
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
