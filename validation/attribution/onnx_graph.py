@@ -132,7 +132,6 @@ class OnnxGraph:
     """
 
     def __init__(self, path: Path, workdir: Path, opener: Opener, *, fuses: bool) -> None:
-
         from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)

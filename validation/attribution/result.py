@@ -195,9 +195,8 @@ def read_attribution(store: Store, digest: str) -> Attribution:
     try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
     except IntegrityError as error:
-        raise IntegrityError(
-            f"blob {digest} is no attribution: {error}; run `enginesmith debug attribute` again"
-        ) from error
+        remedy = "run `enginesmith debug attribute` again"
+        raise IntegrityError(f"blob {digest} is no attribution: {error}; {remedy}") from error
 
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.
@@ -208,9 +207,8 @@ SHOWN = 12
 
 def summarize(attribution: Attribution) -> str:
     """The finding in one line."""
-    return _summarize(attribution) + (
-        "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
-    )
+    end = "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
+    return f"{_summarize(attribution)}{end}"
 
 
 def _summarize(attribution: Attribution) -> str:

@@ -174,7 +174,10 @@ class Sweep:
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Further cuts inside the worst segments; none where no such segment can be cut."""
         ranked_rows = rank_segments(rows)
-        inner = {row.tensor: self._inside(row, points, cuts) for row in ranked_rows}
+        inner: dict[str, list[str]] = {}
+        for row in ranked_rows:
+            made_inside = {name for step in self.candidate.steps if step.name in row.computed_by for name in step.makes}
+            inner[row.tensor] = [name for name in points if name in made_inside and name not in cuts]
         blamed_targets = [row.tensor for row in ranked_rows if row.blamed and inner[row.tensor]]
         worst_targets = [row.tensor for row in ranked_rows[:REFINED] if inner[row.tensor]]
         targets = blamed_targets[:REFINED] or ([] if any(row.blamed for row in rows) else worst_targets)
@@ -183,11 +186,6 @@ class Sweep:
     def taps(self) -> Taps:
         """Whether the runs that gave inner tensors had the outputs of the unchanged candidate, bit for bit."""
         return Taps(self.compared, {name: describe_drift(drift) for name, drift in self.changed.items()})
-
-    def _inside(self, row: SegmentRow, points: Sequence[str], cuts: set[str]) -> list[str]:
-        node_names = {*row.computed_by}
-        inner_tensors = {name for step in self.candidate.steps if step.name in node_names for name in step.makes}
-        return [name for name in points if name in inner_tensors and name not in cuts]
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
@@ -405,17 +403,11 @@ def _worst_cases(
                 for name in expected_outputs
             )
             rank = min((error.rank for error in errors), default=())
-            counts[index] = min(
-                (samples_of(case.inputs.values(), array) for array in expected_outputs.values()), default=1
-            )
-            case_ranking = sorted(
-                [*case_ranking, (rank, index, SweepCase(case, actual_outputs))], key=lambda ranked: ranked[:2]
-            )
-            sample_totals = accumulate(counts[place] for _, place, _ in case_ranking)
-            case_ranking = case_ranking[
-                : max(
-                    limit,
-                    next((end for end, count in enumerate(sample_totals, 1) if count >= samples), len(case_ranking)),
-                )
-            ]
+            sample_counts = (samples_of(case.inputs.values(), array) for array in expected_outputs.values())
+            counts[index] = min(sample_counts, default=1)
+            case_ranking.append((rank, index, SweepCase(case, actual_outputs)))
+            case_ranking.sort(key=lambda ranked: ranked[:2])
+            totals = enumerate(accumulate(counts[place] for _, place, _ in case_ranking), 1)
+            enough = next((end for end, total in totals if total >= samples), len(case_ranking))
+            del case_ranking[max(limit, enough) :]
     return [sweep_case for _, _, sweep_case in case_ranking]

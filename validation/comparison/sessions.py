@@ -75,7 +75,11 @@ class OutputComparison:
         samples: entries along axis 0, or 1.  decisions: whether they are compared too.
         Raises ValueError when their shapes or kinds differ.
         """
-        by_token = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
+        # An input has a number for each token: their ids, or a mask.
+        by_token = any(
+            array.shape == pair[0].shape and array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
+            for name, array in case.inputs.items()
+        )
         token_mask = _tokens(case.inputs, pair[0].shape if by_token else pair[0].shape[:-1])
         drift = measure(*pair, decisions=decisions, samples=samples, counted=token_mask, elements=by_token)
         if case.kind == "edge":
@@ -189,11 +193,6 @@ class StageComparison:
             note = f"also {other_edges}" if other_edges else f"worst of {len(values)} edges"
             note = f"{slice_note}; {note}" if slice_note else note
             yield check_of(self.stage, name, worst_case, replace(values[worst_case], note=note))
-
-
-def _of_tokens(name: str, array: Array) -> bool:
-    """Whether an input has a number for each token: their ids, or a mask."""
-    return array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
 
 
 def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:

@@ -178,11 +178,8 @@ class _Side:
         row_statistics = measure_rows(original, logits, k)
         js = row_statistics.js_max if row_statistics.finite == row_statistics.count else math.nan
         if not js <= self.worst[0] and not math.isnan(self.worst[0]):
-            self.worst = (
-                js,
-                case.name,
-                f"row {row_statistics.worst[0]}" if row_statistics.worst else "a row is not finite",
-            )
+            note = f"row {row_statistics.worst[0]}" if row_statistics.worst else "a row is not finite"
+            self.worst = js, case.name, note
         if case.kind == "golden":
             self.rows = self.rows.merge(row_statistics)
 
@@ -239,9 +236,8 @@ def repeat_checks(
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
-        run_digests = [
-            {name: digest(array) for name, array in run(session, case.inputs).items()} for _ in range(bitwise.runs)
-        ]
+        runs = (run(session, case.inputs) for _ in range(bitwise.runs))
+        run_digests = [{name: digest(array) for name, array in outputs.items()} for outputs in runs]
         for output, text in run_digests[0].items():
             case_digests.setdefault(output, []).append((case.name, len({row[output] for row in run_digests}), text))
     for output, items in case_digests.items():

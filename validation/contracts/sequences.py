@@ -219,10 +219,8 @@ def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], si
     """How many axes have another size than declared; all for another rank. A dim that no input has may be any size."""
     if len(actual) != len(shape):
         return float(max(len(actual), len(shape)))
-    expected_shape = (
-        sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True)
-    )
-    return float(sum(left != right for left, right in zip(expected_shape, actual, strict=True)))
+    pairs = zip(shape, actual, strict=True)
+    return float(sum(size != (sizes.get(dim, size) if isinstance(dim, str) else dim) for dim, size in pairs))
 
 
 def _share_differing(expected: Array, actual: Array, token: int) -> float:

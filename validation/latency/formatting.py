@@ -83,9 +83,7 @@ def find_changes(values: Sequence[float]) -> list[LevelChange]:
     detector = KernelCPD(kernel="linear", min_size=LEAST_LEVEL)
     ends = detector.fit(signal.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
     edges = [0, *ends]
-    return [
-        _change(logs, noise, edges[index - 1], edges[index], edges[index + 1]) for index in range(1, len(edges) - 1)
-    ]
+    return [_change(logs, noise, *places) for places in zip(edges, edges[1:], edges[2:], strict=False)]
 
 
 def noise_of(logs: Array) -> float:

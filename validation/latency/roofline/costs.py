@@ -444,7 +444,7 @@ def _product_roofs(kind: str) -> tuple["ModelProto", Tensors]:
     else:
         left, right = (rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2))
         node, result = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
-    model = _model([node], {"x": left}, "y", result)
+    model = _model([node], {"x": left}, result)
     model.graph.initializer.append(numpy_helper.from_array(right, "w"))
     return model, {"x": left}
 
@@ -456,11 +456,11 @@ def _chain(count: int) -> "ModelProto":
     names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
     nodes = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
     unit = np.ones(1, np.float32)
-    return _model(nodes, {"x": unit, "c": unit}, "y", "float32")
+    return _model(nodes, {"x": unit, "c": unit}, "float32")
 
 
-def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) -> "ModelProto":
-    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output."""
+def _model(nodes: "list[NodeProto]", inputs: Tensors, result: str) -> "ModelProto":
+    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output, y."""
     from onnx import helper
 
     def describe_tensor(name: str, dtype: str, rank: int) -> "ValueInfoProto":
@@ -469,5 +469,5 @@ def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) 
 
     input_infos = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
     rank = next(iter(inputs.values())).ndim
-    graph = helper.make_graph(nodes, "roof", input_infos, [describe_tensor(output, result, rank)])
+    graph = helper.make_graph(nodes, "roof", input_infos, [describe_tensor("y", result, rank)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

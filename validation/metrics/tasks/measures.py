@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Tensors
-from validation.metrics.drift import is_exact
+from validation.metrics.drift import count_classes, is_exact
 from validation.metrics.tasks.boxes import Detection
 from validation.metrics.tasks.scores import (
     NO_ANSWER,
@@ -196,9 +196,9 @@ class Segmentation(Score[Array, Array]):
         if self.terms.ignore is not None:
             valid_mask = targets != self.terms.ignore
             targets, answers = targets[valid_mask], answers[valid_mask]
-        for counter, classes in ((self._wanted, targets), (self._found, answers)):
-            _count(counter, classes)
-        _count(self._both, targets[targets == answers])
+        self._wanted.update(count_classes(targets))
+        self._found.update(count_classes(answers))
+        self._both.update(count_classes(targets[targets == answers]))
 
     def values(self) -> list[TaskValue]:
         """Mean of intersection over union, and the share of equal pixels."""
@@ -221,11 +221,6 @@ class Segmentation(Score[Array, Array]):
                 f"{self.terms.axis}; give the axis, or the threshold of one value per pixel"
             )
         return classes_of(value, none, self.terms.axis)
-
-
-def _count(counter: Counter[int], classes: Array) -> None:
-    for name, count in zip(*np.unique(classes, return_counts=True), strict=True):
-        counter[int(name)] += int(count)
 
 
 # Audio: how far a signal is from the wanted one, whatever its loudness.
