@@ -158,9 +158,7 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
     """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
-    factors = {
-        outcome.case.values: FACTORS[outcome.case.values] for outcome in outcomes if outcome.case.values in FACTORS
-    }
+    factors = {values: FACTORS[values] for values in (outcome.case.values for outcome in outcomes) if values in FACTORS}
     wrong = [factors.get(outcome.case.values, 0.0) for outcome in outcomes if outcome.verdict == "failed"]
     if min(wrong) <= 1:
         return ""
@@ -208,9 +206,8 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
             summary.append(f"{len(tried_sizes)} of {length} of {dim.name}")
     skipped_count = sum(outcome.verdict == "not judged" for outcome in outcomes)
     if skipped_count == len(outcomes):
-        return unmeasured(
-            "engine", "", "inner sizes", f"the graph itself runs at none of the {skipped_count} that were tried"
-        )
+        note = f"the graph itself runs at none of the {skipped_count} that were tried"
+        return unmeasured("engine", "", "inner sizes", note)
     if skipped_count:
         summary.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(summary)

@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.reports.latency import BucketLatency
-from validation.latency.measurement.quantiles import BEYOND
+from validation.latency.measurement.quantiles import BEYOND, LEAST_PROCESSES, half_width
 from validation.plotting import (
     COLOURS,
     annotate,
@@ -84,9 +84,7 @@ def batch_times(
     """
     if batch is None:
         return _at(buckets, tuple(others), np.array([list(others.values())], np.int64).reshape(1, len(others)))
-    matching_buckets = [
-        bucket for bucket in buckets if all(bucket.sizes.get(dim) == size for dim, size in others.items())
-    ]
+    matching_buckets = [bucket for bucket in buckets if others.items() <= bucket.sizes.items()]
     counts = np.maximum(np.arange(1, max_batch + 1), least)
     batch_sizes = [bucket.sizes[batch] for bucket in matching_buckets]
     if batch_sizes and min(batch_sizes) <= counts[0] and counts[-1] <= max(batch_sizes):
@@ -111,18 +109,11 @@ def batch_times(
 def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -> BatchTimes:
     times = ServiceTimes.of_buckets(buckets, dims)
     _, error = times.predict(sizes)
-    spread = np.array([_process_half(bucket.process_medians_s) for bucket in buckets])
+    medians = [bucket.process_medians_s for bucket in buckets]
+    spread = np.array([half_width(np.log(part)) if len(part) >= LEAST_PROCESSES else ONE_PROCESS for part in medians])
     distances = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
     half = np.hypot(spread[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
     return BatchTimes(times.curves_at(sizes), half)
-
-
-def _process_half(medians_s: Sequence[float]) -> float:
-    """Half of the 95 % interval of the logarithm of one more process's median (as `latency.measurement.quantiles`)."""
-    if len(medians_s) < 3:
-        return ONE_PROCESS
-    spread = float(np.std(np.log(medians_s), ddof=1))
-    return t_quantile(_TAIL, len(medians_s) - 1.0) * spread * math.sqrt(1.0 + 1.0 / len(medians_s))
 
 
 def _spans(timed_sizes: Array) -> bool:
@@ -209,16 +200,15 @@ def poisson_workload(seed: int, count: int = REQUESTS, shapes: tuple[Array, Arra
     return Workload(arrivals - arrivals[0], shapes[0][kind_indices], shapes[1][kind_indices])
 
 
-def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
-    """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
+def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int) -> Workload:
+    """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to REQUESTS.
 
     times_s: seconds, [requests], rising from 0, its last above 0.
-    samples: in each request, [requests].  queues: index of each request's queue, [requests].  seed: of the first
-    request.
+    samples: in each request, [requests].  queues: index of each request's queue, [requests].
     """
     gaps = np.diff(times_s, append=times_s[-1] * len(times_s) / (len(times_s) - 1)) * (len(times_s) - 1) / times_s[-1]
     start = int(np.random.default_rng(seed).integers(len(times_s)))
-    order = (start + np.arange(max(count, len(times_s)))) % len(times_s)
+    order = (start + np.arange(max(REQUESTS, len(times_s)))) % len(times_s)
     times = np.concatenate([[0.0], np.cumsum(gaps[order[:-1]])])
     return Workload(times, samples[order], queues[order])
 
@@ -386,7 +376,6 @@ def cost_svg(curves: Sequence[CostCurve], asked_s: float, currency: str) -> str:
         set_axis(axes, "y", span([cost for _, cost in points], log=True, least=0.3), unit, log=True)
         annotate(axes, "asked for", (asked_s, 1.0), (4, -12), top=True)
 
-    words = "; ".join(
-        f"{curve.name}: {number_text(min(c for _, c in curve.points))} at least" for curve in curves if curve.points
-    )
+    least_costs = {curve.name: min(cost for _, cost in curve.points) for curve in curves if curve.points}
+    words = "; ".join(f"{name}: {number_text(cost)} at least" for name, cost in least_costs.items())
     return draw_svg("costs", f"Cost of a million requests by the limit of p99. {words}", draw, standalone=True)

@@ -105,11 +105,8 @@ def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float
 
 def _mix(machines: Mapping[str, int], offers: Sequence[MachineOffer]) -> FleetMix:
     counted_offers = [(machines.get(offer.name, 0), offer) for offer in offers]
-    rate, per_hour = (
-        sum(n * machine.rate for n, machine in counted_offers),
-        sum(n * machine.per_hour for n, machine in counted_offers),
-    )
-    return FleetMix(machines, rate, per_hour)
+    rate = sum(n * machine.rate for n, machine in counted_offers)
+    return FleetMix(machines, rate, sum(n * machine.per_hour for n, machine in counted_offers))
 
 
 def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], needs: Array) -> Array:

@@ -348,15 +348,19 @@ def expected_checks(
     return drift_checks(stage, None, candidate, golden, limits, spreads)
 
 
+def narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """Inputs, with those that the session takes as float16 cast to it."""
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
+
+
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
     """Run a session on inputs of the original model, converted to float16 where the session takes that.
 
     Raises EnginesmithError for whatever the session raises, and for an answer other than plain arrays by name.
     """
-    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    half_inputs = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
     try:
-        answer: Any = session.run({**inputs, **half_inputs})
+        answer: Any = session.run(narrow(session, inputs))
     except EnginesmithError:
         raise
     except Exception as error:  # whatever a runtime raises

@@ -101,9 +101,8 @@ class Samples:
         stored_arrays = {name: array for name, array in stored_arrays.items() if name not in ignored}
         wrong_names = list(find_wrong_names(stored_arrays, [spec.name for spec in inputs], path, extra))
         yield from wrong_names
-        arrays = {
-            name: array for name, array in stored_arrays.items() if name in {*(spec.name for spec in inputs), *extra}
-        }
+        wanted_names = {*(spec.name for spec in inputs), *extra}
+        arrays = {name: array for name, array in stored_arrays.items() if name in wanted_names}
         present_specs = [spec for spec in inputs if spec.name in arrays]
         if not present_specs:
             return
@@ -188,13 +187,11 @@ class Samples:
                 place = f"{array} has {size} = {length} on axis {axis}"
                 if isinstance(size, int):
                     if length != size:
-                        shape = f"{array} has shape {array.shape}"
-                        yield f"{shape}: axis {axis} must be {size}; reshape or crop it"
+                        yield f"{array} has shape {array.shape}: axis {axis} must be {size}; reshape or crop it"
                     continue
                 dim = self._dim(size)
                 if length not in dim.sizes:
-                    remedy = f"crop or pad it, or widen dims.{size}"
-                    yield f"{place}, outside {dim.words}; {remedy}"
+                    yield f"{place}, outside {dim.words}; crop or pad it, or widen dims.{size}"
                 if dim_lengths.setdefault(size, length) != length:
                     yield f"{place} and {dim_lengths[size]} elsewhere; make equal"
         yield from self._wrong_sums(dim_lengths)
@@ -297,9 +294,8 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
             total = isinstance(dim, str) and PLUS in dim
             wanted_length = length if total else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
             if length != wanted_length:
-                raise DataError(
-                    f"tensor {spec.name!r} has shape {shape}: {dim} is {length} here and {wanted_length} elsewhere"
-                )
+                sizes_text = f"{dim} is {length} here and {wanted_length} elsewhere"
+                raise DataError(f"tensor {spec.name!r} has shape {shape}: {sizes_text}")
     for spec, axis, name in list_sums(specs):
         if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
             raise DataError(f"tensor {spec.name!r} has {length} along {name!r} (axis {axis}), which is {size}")

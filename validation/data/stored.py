@@ -94,9 +94,8 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
     """What was looked for in a folder, and what to do with what is there instead."""
-    remedy = (
-        f"{path} must hold {join_first([f'{name}.npy' for name in inputs])}, or a folder of .npy files for each of "
-    )
+    files_text = join_first([f"{name}.npy" for name in inputs])
+    remedy = f"{path} must hold {files_text}, or a folder of .npy files for each of "
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
     file_names = sorted(file.name for file in path.iterdir())
     arrays = [name for name in file_names if name.endswith((".npz", ".safetensors"))]

@@ -106,9 +106,8 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
         usage = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
         raise InputError(f"case {text!r} is not one of this model; write it as '{usage}'")
     lows = {dim.name: min(dim.min, 1) for dim in dims}
-    if not (
-        nth.isdecimal() and all(size.isdecimal() and int(size) >= lows[name] for name, size in case_fields.items())
-    ):
+    fits = all(size.isdecimal() and int(size) >= lows[name] for name, size in case_fields.items())
+    if not (fits and nth.isdecimal()):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
     sizes = tuple((dim.name, int(case_fields[dim.name])) for dim in dims)
     is_outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))

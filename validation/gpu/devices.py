@@ -289,9 +289,8 @@ class ReplaySession(Session):
         """The answer that was recorded for these inputs. Raises IntegrityError where none was, or for a damaged one."""
         answer = self._answers.get(question(inputs, self._scope))
         if answer is None:
-            raise IntegrityError(
-                "no answer to it was recorded; carry the version anew, and run the kit with that folder"
-            )
+            remedy = "carry the version anew, and run the kit with that folder"
+            raise IntegrityError(f"no answer to it was recorded; {remedy}")
         return {name: unpack(value) for name, value in answer.items()}
 
 

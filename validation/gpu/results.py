@@ -147,9 +147,8 @@ def _best(run: Callable[[], object], device: str) -> float:
 # device, host, software        what was measured, and by which versions
 # peaks                         the roofs, measured by torch
 # models                        the kit's own: operations and compulsory bytes of a run at each batch
-# tries                         each with kind ('engine', 'other generation', 'peer'), outcome,
-# reason,
-#                               checks, latency, races
+# tries                         each with kind ('engine', 'other generation', 'peer'), outcome, reason, checks, latency,
+#                               races
 # skipped                       what was not tried, and why
 # carried                       published engines with their answers, for `enginesmith validate --import`
 #

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 # Cases of each kind that are measured: one in float64 takes as long as several inferences.
 MOST_CASES = 2
 # Operators with a random result, so that two runs differ by more than rounding.
-_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
 def random_operator(model: "ModelProto") -> str | None:
     """The type of the first operator of a model with a random result; None without any."""
-    return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in _RANDOM), None)
+    return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in RANDOM), None)
 
 
 class DoubleSession:

@@ -160,10 +160,8 @@ def measure_rounding(
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
             if thorough and few and (perturbed_graph.halves or perturbed_graph.grids):
                 groups = _groups(golden, is_small, reference, THOROUGH_SAMPLES, whole)
-                ways = [
-                    [way for way in _ways(perturbed_graph.halves, perturbed_graph.grids, group) if not way.draw]
-                    for group in groups
-                ]
+                ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
+                ways = [[way for way in group_ways if not way.draw] for group_ways in ways]
                 draws = range(THOROUGH_DRAWS)
                 passes = [[[replace(way, draw=draw) for way in group_ways] for group_ways in ways] for draw in draws]
                 for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
@@ -215,18 +213,16 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     drift_lists: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
     # The size of the data that is not measured over that of the data that is.
-    unmeasured_ratio = next(
-        (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0
-    )
+    ratios = (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden")
+    unmeasured_ratio = next(ratios, 0.0)
     for group, runs in zip(groups, group_runs, strict=True):
         for (output, way), sums in runs.items():
             if group.kind == "golden":
                 golden.setdefault(output, {})[way] = sums
             if sums.drift.mismatches is None:
                 drift = with_chance(sums.drift, sums.filled, sums.magnitudes)
-                drift_lists.setdefault((output, group.kind), []).append(
-                    replace(drift, error_sq=drift.error_sq * way.share)
-                )
+                drift = replace(drift, error_sq=drift.error_sq * way.share)
+                drift_lists.setdefault((output, group.kind), []).append(drift)
     drifts: dict[tuple[str, str], Drift] = {}
     for (output, kind), known_drifts in drift_lists.items():
         of_golden_cases = drift_lists.get((output, "golden"), known_drifts)
@@ -237,9 +233,8 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     decisions = {}
     for output, by_way in golden.items():
         if output not in floats:  # integers, by the way to round that changes most of them
-            sums = max(
-                (sums for way, sums in by_way.items() if way.natural), key=lambda sums: sums.drift.mismatches or 0
-            )
+            natural_sums = [sums for way, sums in by_way.items() if way.natural]
+            sums = max(natural_sums, key=lambda sums: sums.drift.mismatches or 0)
             unmeasured_count = round(unmeasured_ratio * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
             decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured_count, sums.case)

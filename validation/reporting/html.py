@@ -35,10 +35,6 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
-#
-# A copy for reading: nothing is proven or published from it.
-
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
 
 _SYMBOLS = {"proven": "✓", ON_RANDOM: "~", "unproven": "?", "failed": "✕", "refused": "-"}
@@ -203,10 +199,11 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
         usable_text = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
         return Headline("failed", f"{pluralize(failures, 'engine')} failed; {usable_text or 'there is none to pull'}")
     if unproven:
-        pending_count = unproven - blind
-        said = [f"{blind} not measured in full"] * bool(blind) + [
-            f"{pending_count} not yet run on their hardware"
-        ] * bool(pending_count)
+        texts = {
+            f"{blind} not measured in full": blind,
+            f"{unproven - blind} not yet run on their hardware": unproven - blind,
+        }
+        said = [text for text, count in texts.items() if count]
         return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
     if counts[ON_RANDOM]:
         return Headline(ON_RANDOM, f"{proven} of {usable} proven, {counts[ON_RANDOM]} on random inputs")
@@ -322,10 +319,10 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
         "Toolchain": version.toolchain,
         "Host": version.host,
     }
-    fact_groups = {
-        title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()
-    }
-    return {title: group for title, group in fact_groups.items() if group}
+    facts = (
+        (title, {name: fact for name, fact in group.items() if fact is not None}) for title, group in groups.items()
+    )
+    return {title: group for title, group in facts if group}
 
 
 # The HTML page of a model version: one self-contained file, without scripts or network.
@@ -357,7 +354,7 @@ def templates() -> "Environment":
         "element": lambda value, digits=7: nonfinite_text(value) or digits_text(value, digits),
         "bytes": format_bytes,
         "metric": metric_text,
-        "shape": shape_text,
+        "shape": lambda shape: " × ".join(map(str, shape)) or "scalar",  # noqa: RUF001 - a multiplication sign
         "when": time_text,
         "seconds": lambda value: "" if value is None else seconds_text(value),
         "percent": lambda value: "" if value is None else percent_text(value),
@@ -383,11 +380,6 @@ def metric_text(value: float | None, name: str) -> str:
     if name.startswith("max_"):
         return f"{value:.2g}"
     return f"{value:.4f}".rstrip("0").rstrip(".") if value not in (0, 1) else f"{value:.0f}"
-
-
-def shape_text(shape: Sequence[int | str]) -> str:
-    """Sizes and names of dims, or 'scalar'."""
-    return " × ".join(map(str, shape)) or "scalar"  # noqa: RUF001 - a multiplication sign
 
 
 def time_text(timestamp: str) -> str:

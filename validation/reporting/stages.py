@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from enginesmith.core.reports.proof import DECISIONS, Check, FreeRunning, Report, Spread, Worst
 from enginesmith.core.text import pluralize
@@ -30,6 +30,7 @@ STAGES = {
 _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
+Measured = TypeVar("Measured", Spread, FreeRunning)
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (*(name for name, _ in Budget().items() if not at_most(name)), "agreement")
 
@@ -305,28 +306,24 @@ class CourseRow:
 
 def courses(reports: Sequence[Report]) -> list[CourseRow]:
     """The drift along sequences of models with state, by stage; what several engines share is shown once."""
-    groups: dict[str, tuple[FreeRunning, list[Report]]] = {}
-    for report in reports:
-        for course in report.free_running:
-            groups.setdefault(repr(course), (course, []))[1].append(report)
-    course_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
-    return [
-        CourseRow(
-            "export" if course.stage == "export" else _name(course, units),
-            course,
-            tuple(zip(course.starts, course.free_db, course.single_db, strict=True)),
-        )
-        for course, units in course_groups
-    ]
+    rows = []
+    for course, units in _share((report, course) for report in reports for course in report.free_running):
+        parts = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
+        rows.append(CourseRow("export" if course.stage == "export" else _name(course, units), course, parts))
+    return rows
+
+
+def _share(pairs: Iterable[tuple[Report, Measured]]) -> list[tuple[Measured, list[Report]]]:
+    """Each distinct value with the reports that have it, in the order of the stages."""
+    groups: dict[str, tuple[Measured, list[Report]]] = {}
+    for report, value in pairs:
+        groups.setdefault(repr(value), (value, []))[1].append(report)
+    return sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     """Each distinct spread of the reports, in the order of the stages."""
-    groups: dict[str, tuple[Spread, list[Report]]] = {}
-    for report in reports:
-        for spread in report.spreads:
-            groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    spread_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
+    spread_groups = _share((report, spread) for report in reports for spread in report.spreads)
     name_counts = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
@@ -335,14 +332,13 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     }
     order = list(dict.fromkeys(graphs.values()))
     colours = {unit: series(order.index(graph))["color"] for unit, graph in graphs.items()}
-    return [
-        _SharedSpread(spread, "export", COLOURS["muted"])
-        if spread.stage == "export"
-        else _SharedSpread(
-            spread, _name(spread, units, name_counts[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
-        )
-        for spread, units in spread_groups
-    ]
+    shared_spreads = []
+    for spread, units in spread_groups:
+        is_repeated = name_counts[spread.output, _name(spread, units)] > 1
+        name, colour = _name(spread, units, is_repeated), colours[units[0].unit]
+        pick = ("export", COLOURS["muted"]) if spread.stage == "export" else (name, colour)
+        shared_spreads.append(_SharedSpread(spread, *pick))
+    return shared_spreads
 
 
 def _name(spread: Spread | FreeRunning, units: Sequence[Report], with_backends: bool = False) -> str:

@@ -293,10 +293,8 @@ def _effect(sides: tuple[Array, Array], p: float, floor: int, seed: int, replica
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
     # 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as many.
     freedom = max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
-    ratio, error = (
-        math.log(quantiles[0] / quantiles[1]),
-        float((replicate_quantiles[0] - replicate_quantiles[1]).std(ddof=1)),
-    )
+    ratio = math.log(quantiles[0] / quantiles[1])
+    error = float((replicate_quantiles[0] - replicate_quantiles[1]).std(ddof=1))
     share_error = math.sqrt(memory.variance)
     return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), memory.block, share_error)
 

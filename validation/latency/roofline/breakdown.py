@@ -99,7 +99,7 @@ def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraf
         fused_bytes = sum(cost.moved_bytes for cost in run_costs)
         return MemoryTraffic(unfused_bytes, fused_bytes, len(graph.nodes), len(run_costs), "runtime")
     groups = greedy_groups(graph)
-    fused_bytes = sum(_count_crossing_bytes(group, graph) for group in groups)
+    fused_bytes = sum(count_crossing_bytes(group, graph) for group in groups)
     return MemoryTraffic(unfused_bytes, fused_bytes, len(graph.nodes), len(groups), "model")
 
 
@@ -140,7 +140,7 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     return groups
 
 
-def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
+def count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
     """Bytes that a group of nodes reads from other nodes and writes for them."""
     if all(node.cost.moved_bytes == 0 for node in group):
         return 0

@@ -36,6 +36,7 @@ from validation.metrics.tasks.terms import (
     TaskMetric,
     TokensMetric,
 )
+from validation.statistics.rates import mean_ranks
 
 # Vectors of a search: whether they order the golden samples as the original model's do.
 
@@ -102,17 +103,10 @@ def rank_correlation(one: Array, other_values: Array) -> float | None:
     """Spearman's rank correlation of two [n]; NaN with NaN in either, None where one has equal values alone."""
     if np.isnan(one).any() or np.isnan(other_values).any():
         return float("nan")
-    ranks = [_ranks(values) for values in (one, other_values)]
+    ranks = [mean_ranks(values)[0] for values in (one, other_values)]
     one_ranks, other_ranks = (values - values.mean() for values in ranks)
     scale = float(np.sqrt((one_ranks @ one_ranks) * (other_ranks @ other_ranks)))
     return float(one_ranks @ other_ranks) / scale if scale else None
-
-
-def _ranks(values: Array) -> Array:
-    """Ranks from 1, equal values with the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[inverse])
 
 
 def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
