@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies, refill
 from enginesmith.core.types import Untyped
 
 if TYPE_CHECKING:
@@ -160,5 +160,4 @@ def rewrite(
         rule = rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         new = rule(Writer(node, opset), scope) if rule else None
         new_nodes.extend([node] if new is None else new)
-    del graph.node[:]
-    graph.node.extend(new_nodes)
+    refill(graph.node, new_nodes)

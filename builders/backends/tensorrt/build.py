@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible, find_compatible_gpu
-from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, versions_of
+from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, check_choice, check_not_negative, versions_of
 from builders.backends.tensorrt.library import (
     Opening,
     builder_reason,
@@ -20,6 +20,7 @@ from builders.backends.tensorrt.library import (
     recorder,
 )
 from builders.execution.process import enter_phase, heed_stop
+from builders.onnx_graphs.bodies import check_model
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError, StepError
 from enginesmith.core.hardware import cuda
@@ -54,16 +55,6 @@ MAX_BYTES = 64 << 20
 # What the bindings raise for a cache that TensorRT does not take or give: a null pointer of its own is a TypeError, of
 # which an attribute is an AttributeError.
 _DECLINED = (RuntimeError, ValueError, TypeError, AttributeError)
-
-
-def check_model(model: Path) -> None:
-    """Raise ModelError when the ONNX checker refuses the model. TensorRT's parser accepts empty and garbage files."""
-    import onnx
-
-    try:
-        onnx.checker.check_model(str(model))
-    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
-        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
 
 
 def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
@@ -251,10 +242,9 @@ class TensorRTEdition:
     cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
-        self._one_of("profiles", ("per-bucket", "wide"))
-        for option in ("workspace_mib", "weight_budget_mib"):
-            if (value := getattr(self, option)) < 0:
-                raise self._bad(option, f"{value} is negative; 0 means no limit")
+        check_choice(self, "profiles", ("per-bucket", "wide"))
+        check_not_negative(self, "workspace_mib")
+        check_not_negative(self, "weight_budget_mib")
         if self.weight_budget_mib and not self.weight_streaming:
             raise self._bad("weight_budget_mib", "there is nothing to keep within it; set weight_streaming: true")
 
@@ -294,7 +284,7 @@ class TensorRTEdition:
         from builders.onnx_graphs.weights import with_dequantized_weights
 
         self._check_host(request.target)
-        check_model(model)
+        check_model(model)  # TensorRT's parser accepts empty and garbage files
         from builders.backends.known_faults import without_faults
 
         model, fault_notes = without_faults(request, with_dequantized_weights(model, workdir), workdir)
@@ -430,7 +420,3 @@ class TensorRTEdition:
 
     def _bad(self, option: str, words: str) -> InputError:
         return InputError(f"backends.{self.name}.{option}: {words}")
-
-    def _one_of(self, option: str, choices: tuple[str, ...]) -> None:
-        if (value := getattr(self, option)) not in choices:
-            raise self._bad(option, f"{value!r} is not one of {choices}")

@@ -48,8 +48,7 @@ class Xla:
     kept_sizes: int = 32
 
     def __post_init__(self) -> None:
-        if self.matmul_precision not in (choices := ("highest", "high", "default")):
-            raise InputError(f"backends.xla.matmul_precision: {self.matmul_precision!r} is not one of {choices}")
+        optional_methods.check_choice(self, "matmul_precision", ("highest", "high", "default"))
         if self.kept_sizes < 1:
             raise InputError(f"backends.xla.kept_sizes: {self.kept_sizes} is not at least 1")
 
