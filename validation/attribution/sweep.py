@@ -80,11 +80,8 @@ class Apart:
         names = tuple(segment.target for segment in window)
         if names not in self.sessions:
             boundary_names = {name for segment in window for name in segment.boundary}
-            ranked_as = {
-                name: TensorSpec(name, spec.dtype, values[name].shape)
-                for name, spec in self.specs.items()
-                if name in boundary_names
-            }
+            given_names = [name for name in self.specs if name in boundary_names]
+            ranked_as = {n: TensorSpec(n, self.specs[n].dtype, values[n].shape) for n in given_names}
             self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, ranked_as))
         session = self.sessions[names]
         fed = {spec.name: values[spec.name] for spec in session.inputs}
@@ -189,9 +186,8 @@ class Sweep:
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
-        local_error, inherited_error = (
-            describe_drift(part.drift, part.note) for part in self.drifts[segment.target, segment.boundary]
-        )
+        parts = self.drifts[segment.target, segment.boundary]
+        local_error, inherited_error = (describe_drift(part.drift, part.note) for part in parts)
         if not self.changed and is_of_the_cut(local_error, inherited_error):
             local_error = inherited_error
         return SegmentRow(
@@ -398,10 +394,8 @@ def _worst_cases(
                 actual_outputs: Tensors | None = run(actual, case.inputs)
             except EnginesmithError:
                 actual_outputs = None
-            errors = (
-                describe_drift(*measure_pair(expected_outputs[name], (actual_outputs or {}).get(name)))
-                for name in expected_outputs
-            )
+            pairs = [(value, (actual_outputs or {}).get(name)) for name, value in expected_outputs.items()]
+            errors = (describe_drift(*measure_pair(*pair)) for pair in pairs)
             rank = min((error.rank for error in errors), default=())
             sample_counts = (samples_of(case.inputs.values(), array) for array in expected_outputs.values())
             counts[index] = min(sample_counts, default=1)

@@ -102,9 +102,8 @@ class ObservationTable:
     def side(self, order: Array) -> Side:
         """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
         gone = order < 0
-        time, latency, score = (
-            np.where(gone, np.nan, np.asarray(column, float)[order]) for column in (self.time, self.latency, self.score)
-        )
+        columns = (self.time, self.latency, self.score)
+        time, latency, score = (np.where(gone, np.nan, np.asarray(column, float)[order]) for column in columns)
         size = np.where(gone, np.nan, np.asarray(self.size, float)[order]) if self.size else None
         return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score, size)
 

@@ -367,8 +367,7 @@ def _pairs(
     for offset, other_answer in enumerate(answers(1 - first_side)):
         if not answer_queue:
             continue  # they are sent again with the next segment
-        ours, other_answer = (
-            (other_answer, answer_queue.popleft()) if first_side else (answer_queue.popleft(), other_answer)
-        )
+        both = [answer_queue.popleft(), other_answer]
+        ours, theirs = reversed(both) if first_side else both
         arrival_s, request = part[lead + offset]
-        yield pair_of(index + offset, arrival_s, request.inputs, ours, other_answer, first_side, number)
+        yield pair_of(index + offset, arrival_s, request.inputs, ours, theirs, first_side, number)

@@ -213,10 +213,9 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
     for index in order[:MOST_WORST]:
         name, is_flipped = candidate.request[index], candidate.flipped[index]
         if (baseline_row := baseline_rows.get(name)) is not None:
-            took = (candidate.latency[index], baseline.latency[baseline_row])
-            yield UnlikeAnswers(
-                str(name), float(distance[index]), is_flipped, *(value if is_finite(value) else None for value in took)
-            )
+            latencies = (candidate.latency[index], baseline.latency[baseline_row])
+            took = (latency if is_finite(latency) else None for latency in latencies)
+            yield UnlikeAnswers(str(name), float(distance[index]), is_flipped, *took)
 
 
 # The report of a canary: a JSON document of a versioned format that carries its own digest.
@@ -352,7 +351,8 @@ def make_report(
 
     looks: before this one.  seed: of the bootstrap of what is shown.
     """
-    levels = judgement.levels
+    levels, requests = judgement.levels, (*looks.before, evidence.requests)
+    observed = (SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
     return CanaryReport(
         **vars(circumstances),
         verdict=judgement.verdict,
@@ -360,13 +360,9 @@ def make_report(
         candidate=candidate.identity,
         baseline=baseline.identity,
         paired=evidence.paired,
-        observations=BothObserved(
-            *(SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
-        ),
+        observations=BothObserved(*observed),
         thresholds=thresholds,
-        looks=LooksTaken(
-            looks.planned, (*looks.before, evidence.requests), judgement.fractions, levels.passing, levels.failing
-        ),
+        looks=LooksTaken(looks.planned, requests, judgement.fractions, levels.passing, levels.failing),
         criteria=tuple(criterion.without_infinities() for criterion in judgement.criteria),
         view=view_of(candidate, baseline, evidence, seed),
     ).sign()

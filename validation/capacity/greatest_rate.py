@@ -93,7 +93,10 @@ def batch_times(
     rows = np.array([[count, *others.values()] for count in counts.tolist()], np.int64)
     timed_sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
     inside_mask = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
-    if not others or not inside_mask.all() or not _spans(timed_sizes):
+    # Sizes that lie on a line or plane do not say how each dim by itself changes the time.
+    logs = np.log(timed_sizes)
+    spans = len(logs) > logs.shape[1] and np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1]
+    if not others or not inside_mask.all() or not spans:
         sizes_text = ",".join(f"{dim}={size}" for dim, size in others.items())
         place = f" at {sizes_text.replace(',', ' ')}" if sizes_text else ""
         ends = " ".join(
@@ -114,12 +117,6 @@ def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -
     distances = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
     half = np.hypot(spread[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
     return BatchTimes(times.curves_at(sizes), half)
-
-
-def _spans(timed_sizes: Array) -> bool:
-    """Whether sizes ([points, dims]) say how each dim by itself changes the time: they lie on no line or plane."""
-    logs = np.log(timed_sizes)
-    return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
 
 
 # The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.
@@ -200,15 +197,15 @@ def poisson_workload(seed: int, count: int = REQUESTS, shapes: tuple[Array, Arra
     return Workload(arrivals - arrivals[0], shapes[0][kind_indices], shapes[1][kind_indices])
 
 
-def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int) -> Workload:
-    """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to REQUESTS.
+def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
+    """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
 
     times_s: seconds, [requests], rising from 0, its last above 0.
     samples: in each request, [requests].  queues: index of each request's queue, [requests].
     """
     gaps = np.diff(times_s, append=times_s[-1] * len(times_s) / (len(times_s) - 1)) * (len(times_s) - 1) / times_s[-1]
     start = int(np.random.default_rng(seed).integers(len(times_s)))
-    order = (start + np.arange(max(REQUESTS, len(times_s)))) % len(times_s)
+    order = (start + np.arange(max(count, len(times_s)))) % len(times_s)
     times = np.concatenate([[0.0], np.cumsum(gaps[order[:-1]])])
     return Workload(times, samples[order], queues[order])
 

@@ -67,9 +67,8 @@ def decides(drift: Drift) -> bool:
     is_single = _rows_of_sample(drift) == 1
     if rows.classes < 2 or (rows.classes == 2 and not is_single):
         sides = rows.looked_at.items()
-        unclear, count = (
-            sum(by_class.values()) for by_class in (Counter(rows.looked_at) - Counter(rows.clear), rows.looked_at)
-        )
+        unclear_counts = Counter(rows.looked_at) - Counter(rows.clear)
+        unclear, count = unclear_counts.total(), sum(rows.looked_at.values())
         is_clear = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
         return is_clear and upper(unclear, count, LEVEL) <= MOST_BETWEEN
     return rows.names_classes and (is_single or 2 * len(rows.named) > rows.classes)

@@ -365,11 +365,10 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
         raise
     except Exception as error:  # whatever a runtime raises
         raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
-    if not isinstance(answer, Mapping) or not all(
-        isinstance(value, np.ndarray | np.generic) for value in answer.values()
-    ):
-        kinds = {type(value).__name__ for value in answer.values()} if isinstance(answer, Mapping) else ""
-        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
+    values = list(answer.values()) if isinstance(answer, Mapping) else [None]
+    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
+        kinds = sorted({type(value).__name__ for value in values}) if isinstance(answer, Mapping) else ()
+        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(kinds)}" if kinds else "")
         raise EnginesmithError(f"the session answered {answer_text}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}
     for name, array in arrays.items():

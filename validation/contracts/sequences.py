@@ -143,12 +143,9 @@ def _matches(candidate: _Image, reference: _Image, least_overlap: float) -> Iter
     equal_mask = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
     overlap_matrix = np.where(equal_mask, 1.0, overlaps(candidate.corners, reference.corners))
     overlap_matrix[candidate.classes[:, None] != reference.classes[None]] = -1
-    for index in np.argsort(-candidate.scores, kind="stable"):
-        if (
-            not overlap_matrix.shape[1]
-            or (match := int(overlap_matrix[index].argmax())) < 0
-            or overlap_matrix[index, match] < least_overlap
-        ):
+    for index in np.argsort(-candidate.scores, kind="stable") if overlap_matrix.shape[1] else ():
+        match = int(overlap_matrix[index].argmax())
+        if overlap_matrix[index, match] < least_overlap:
             continue
         overlap_matrix[:, match] = -1
         yield int(index), match

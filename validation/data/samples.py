@@ -61,7 +61,13 @@ class Samples:
 
         Raises DataError, naming file, array, value and remedy, where they do not fit the model.
         """
-        arrays = _name_arrays(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
+        input_names = [spec.name for spec in inputs]
+        names = [*input_names, *extra]
+        arrays = find_arrays(path, input_names)
+        if list(arrays) == [""] and len(names) == 1:
+            arrays = {names[0]: arrays[""]}
+        _raise_first(find_wrong_names(arrays, input_names, path, extra))
+        arrays = {name: arrays[name] for name in names}
         _raise_first(_wrong_layout([arrays[spec.name] for spec in inputs], inputs))
         _raise_first(_wrong_counts(arrays))
         samples = cls._of(path, inputs, dims, arrays)
@@ -300,17 +306,6 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
         if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
             raise DataError(f"tensor {spec.name!r} has {length} along {name!r} (axis {axis}), which is {size}")
     return sizes
-
-
-def _name_arrays(
-    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra_names: Sequence[str], path: Path
-) -> dict[str, Stored]:
-    """The arrays of the inputs and of `extra_names` by name, which must be exactly those found."""
-    array_names = [*(spec.name for spec in inputs), *extra_names]
-    if list(arrays) == [""] and len(array_names) == 1:
-        return {array_names[0]: arrays[""]}
-    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra_names))
-    return {name: arrays[name] for name in array_names}
 
 
 def _raise_first(wrong: Iterator[str]) -> None:

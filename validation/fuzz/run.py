@@ -184,12 +184,10 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
         return False
     unit = float(np.finfo(np.float32).eps) * 10 ** (ROUNDING_DB.get(sides.precision, ROUNDING_DB["bf16"]) / 20)
     rng = np.random.default_rng(0)
-    moved_inputs = {
-        name: np.asarray(array * (1 + unit * rng.choice([-1.0, 1.0], array.shape)), array.dtype)
-        if array.dtype.kind == "f" and name not in list_masks(inputs)
-        else array
-        for name, array in inputs.items()
-    }
+    moved_inputs, masks = dict(inputs), list_masks(inputs)
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and name not in masks:
+            moved_inputs[name] = np.asarray(array * (1 + unit * rng.choice([-1.0, 1.0], array.shape)), array.dtype)
     try:
         again = run(sides.reference, moved_inputs)
         judged_pair = _mask_unjudged(expected[check.output], again[check.output], sides)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -97,12 +98,9 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
     side = _SIDE[device]
 
-    def plain(dtype: "torch.dtype") -> Callable[[], Callable[[], object]]:
-        def make_product() -> Callable[[], object]:
-            left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-            return lambda: torch.mm(left, right)
-
-        return make_product
+    def plain(dtype: "torch.dtype") -> Callable[[], object]:
+        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        return lambda: torch.mm(left, right)
 
     def whole() -> Callable[[], object]:
         left, right = (torch.randint(-127, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))
@@ -113,12 +111,8 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
         scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
 
-    plain_products = {
-        "float32": plain(torch.float32),
-        "float16": plain(torch.float16),
-        "bfloat16": plain(torch.bfloat16),
-    }
-    gpu_products = {"tf32": plain(torch.float32), "fp8": eighth} if device == "cuda" else {}
+    plain_products = {name: partial(plain, getattr(torch, name)) for name in ("float32", "float16", "bfloat16")}
+    gpu_products = {"tf32": plain_products["float32"], "fp8": eighth} if device == "cuda" else {}
     return {**plain_products, **gpu_products, "int8": whole}
 
 

@@ -57,9 +57,8 @@ class DoubleSession:
             light_model = without_weights(outline)
             weight_names = {initializer.name for initializer in light_model.graph.initializer}
             # Beside the model, since protobuf would hold and copy them in float64.
-            self._weights = {
-                i.name: _as_double(to_array(i)) for i in outline.graph.initializer if i.name not in weight_names
-            }
+            outside_tensors = [tensor for tensor in outline.graph.initializer if tensor.name not in weight_names]
+            self._weights = {tensor.name: _as_double(to_array(tensor)) for tensor in outside_tensors}
             _widen(light_model)
             self._evaluator = ReferenceEvaluator(light_model, new_ops=_operators())
         except Exception as error:  # RuntimeError for an operator of this opset, NotImplementedError for another domain

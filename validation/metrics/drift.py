@@ -266,8 +266,7 @@ def log_softmax(logits: Array) -> Array:
 #             samples: an offset, however large, is no signal
 # - slice_sqnr_db     sqnr_db of the worst slice: of one index of one axis (`slices`)
 # - quartile_sqnr_db  centered_sqnr_db that three of four samples have or more: the mean squared error of a sample
-# against
-#             the variation of all. A few samples with much greater errors do not hide what most have (`SampleErrors`)
+#             against the variation of all. A few with much greater errors do not hide what most have (`SampleErrors`)
 #
 # The last three need to know the number of samples. On request, since they cost more: decisions along the last axis.
 #

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.onnx_graphs.bodies import list_bodies, walk_nodes
+from builders.onnx_graphs.bodies import copied, list_bodies, opset_of, refill, walk_nodes
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session, Tensors
 from validation.limits.noise_floor import RANDOM
@@ -54,14 +54,9 @@ _SMALL = 256
 
 def inline_functions(model: "ModelProto") -> "ModelProto":
     """A copy of the model in which functions are inlined."""
-    from onnx import ModelProto
     from onnx.inliner import inline_local_functions
 
-    if model.functions:
-        return inline_local_functions(model)
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    return inline_local_functions(model) if model.functions else copied(model)
 
 
 def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
@@ -157,8 +152,7 @@ class Nodes:
                 self._constants[node.output[0]] = node.attribute[0].t
         outer_nodes, self._nodes = self._nodes, []
         yield
-        del graph.node[:]
-        graph.node.extend(self._nodes)
+        refill(graph.node, self._nodes)
         self._nodes = outer_nodes
 
     def append(self, node: "NodeProto") -> None:
@@ -207,7 +201,7 @@ def with_rounding(
     from onnx import TensorProto, helper
 
     copy = inline_functions(model)
-    if next((opset.version for opset in copy.opset_import if opset.domain in ("", "ai.onnx")), 0) < _OPSET:
+    if opset_of(copy) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}")
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in walk_nodes(copy.graph)) else MANY_UNITS

@@ -22,15 +22,15 @@ import numpy as np
 from builders.execution.process import held_mib
 from builders.onnx_graphs.bodies import graph_bytes
 from enginesmith.arrays import Array
-from enginesmith.core.types import Precision, Session
-from validation.comparison.sessions import Opener, run
+from enginesmith.core.types import Session
+from validation.comparison.sessions import run
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
 from validation.limits.measured import of_golden
 from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.slices import fit_length
 from validation.metrics.tally import samples_of
-from validation.perturbation.graph import FLIPS, SKIP, Perturbed, perturb_graph
+from validation.perturbation.graph import FLIPS, SKIP, Perturbed
 
 # A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
 # depends on few elements, and its runs take no time.
@@ -103,28 +103,6 @@ class _Group:
     cases: Sequence[Case]
     parts: float
     small: bool
-
-
-def honest_rounding(
-    graph: Path,
-    golden: GoldenSet,
-    reference: Session,
-    opens: Opener,
-    workdir: Path,
-    *,
-    half: Precision | None = None,
-    activation_blocks: bool = False,
-    thorough: bool = False,
-    whole: bool = False,
-) -> Iterator[Honest]:
-    """The drift of honest kernels of a graph, on some cases of the golden set, as `measure_rounding` yields it.
-
-    opens: opens an ONNX file without rewriting it.  workdir: for such a file.
-    half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
-    activation_blocks: as in `with_rounding`.  thorough, whole: as in `measure_rounding`.
-    """
-    perturbed_graph = perturb_graph(graph, opens, workdir, half, activation_blocks)
-    return measure_rounding([graph], perturbed_graph, golden, reference, thorough=thorough, whole=whole)
 
 
 def measure_rounding(

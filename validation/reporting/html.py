@@ -112,8 +112,8 @@ class TaskSection:
 
 @dataclass(frozen=True)
 class VersionPage:
-    """The names that the template uses. counts: engines by status.  blind: how many of the unproven
-    golden data does not measure in full.  groups: by target, without refused engines.
+    """The names that the template uses. counts: engines by status.  blind: how many of the unproven golden data does
+    not measure in full.  groups: by target, without refused engines.
 
     precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
     by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
@@ -158,11 +158,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
-    plain_precisions = [
-        entry.precision
-        for entry in version.engines
-        if original and entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused"
-    ]
+    built = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
+    plain_precisions = [entry.precision for entry in built if original and entry.graph == original]
     return VersionPage(
         manifest=version,
         reference=version.reference,
@@ -199,11 +196,9 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
         usable_text = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
         return Headline("failed", f"{pluralize(failures, 'engine')} failed; {usable_text or 'there is none to pull'}")
     if unproven:
-        texts = {
-            f"{blind} not measured in full": blind,
-            f"{unproven - blind} not yet run on their hardware": unproven - blind,
-        }
-        said = [text for text, count in texts.items() if count]
+        said = [f"{blind} not measured in full"] if blind else []
+        if unproven > blind:
+            said.append(f"{unproven - blind} not yet run on their hardware")
         return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
     if counts[ON_RANDOM]:
         return Headline(ON_RANDOM, f"{proven} of {usable} proven, {counts[ON_RANDOM]} on random inputs")
@@ -319,10 +314,8 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
         "Toolchain": version.toolchain,
         "Host": version.host,
     }
-    facts = (
-        (title, {name: fact for name, fact in group.items() if fact is not None}) for title, group in groups.items()
-    )
-    return {title: group for title, group in facts if group}
+    facts = {title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()}
+    return {title: group for title, group in facts.items() if group}
 
 
 # The HTML page of a model version: one self-contained file, without scripts or network.

@@ -123,16 +123,14 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
         for output, cells in _cells(report):
             key = (report.precision, output, repr([cell and cell.checks for cell in cells.values()]))
             rows.setdefault(key, (cells, []))[1].append(report)
-    drift_rows = [
-        DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()
-    ]
+    found = [DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()]
     order: tuple[str, ...] = PRECISIONS
 
     def rank(row: DriftRow) -> tuple[bool, int]:
         precision = row.units[0].precision
         return not row.failed, order.index(precision) if precision in order else len(order)
 
-    return sorted(drift_rows, key=rank)
+    return sorted(found, key=rank)
 
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
@@ -177,12 +175,9 @@ def _cause(cells: Cells) -> str:
     """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
-    stage_checks = {stage: cell.worst.check for stage, cell in cells.items() if cell and cell.worst}
-    stage_sqnrs = sorted(
-        (check.value, stage)
-        for stage, check in stage_checks.items()
-        if check.name == "sqnr_db" and check.value is not None
-    )
+    checks = {stage: cell.worst.check for stage, cell in cells.items() if cell and cell.worst}
+    values = {stage: check.value for stage, check in checks.items() if check.name == "sqnr_db"}
+    stage_sqnrs = sorted((value, stage) for stage, value in values.items() if value is not None)
     if len(stage_sqnrs) < 2 or stage_sqnrs[0][0] == math.inf or stage_sqnrs[1][0] - stage_sqnrs[0][0] < _APART_DB:
         return ""
     return f"nearly all at {stage_sqnrs[0][1]}"

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 
@@ -163,11 +163,8 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
         if opening.streamed_budget_bytes is not None:
             budget = opening.streamed_budget_bytes or cuda_engine.get_weight_streaming_automatic_budget()
             cuda_engine.weight_streaming_budget_v2 = min(budget, cuda_engine.streamable_weights_size)
-        session = EngineSession(trt, engine.request, cuda_engine, device, said, opening)
-        try:
+        with closing(EngineSession(trt, engine.request, cuda_engine, device, said, opening)) as session:
             yield session
-        finally:
-            session.close()
 
 
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:

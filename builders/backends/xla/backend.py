@@ -10,7 +10,7 @@ JAX's own `serialize_executable` would store machine code, and is a pickle: not 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -107,7 +107,7 @@ class Xla:
         check_compatible(self, engine)
         from builders.backends.xla.session import XlaSession
 
-        with XlaSession(engine, self.kept_sizes) as session:
+        with closing(XlaSession(engine, self.kept_sizes)) as session:
             yield session
 
     def load_runtime(self) -> None:

@@ -69,23 +69,17 @@ class CompiledLimits:
         """Those on a golden set. reference: the graph, opened, for as long as limits are asked for.  opens: graphs with
         rounding in them, where sessions take whole sequences."""
         from validation.limits.budget import OutputLimits, StagedLimits, allow_near_ties, budgets, strictest
-        from validation.perturbation.honest import honest_rounding
+        from validation.perturbation.graph import perturb_graph
+        from validation.perturbation.honest import measure_rounding
 
         scales = {state.output: state.scale for state in self.request.quantized_states}
 
         def measured() -> "Iterator[OutputLimits]":
             backend = discovery.configure(self.request.backend, dict(self.request.options))
             blocks = self.request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
-            for honest in honest_rounding(
-                self.graph,
-                golden,
-                reference,
-                opens or partial(as_written, steps=golden.sequences is not None),
-                self.workdir,
-                activation_blocks=blocks,
-                thorough=True,
-                whole=opens is not None,
-            ):
+            opener, whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
+            perturbed = perturb_graph(self.graph, opener, self.workdir, activation_blocks=blocks)
+            for honest in measure_rounding([self.graph], perturbed, golden, reference, thorough=True, whole=whole):
                 stage_budgets = budgets("engine", self.request.precision, golden.noise, honest)
                 stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts).override(self.limits)
                 yield OutputLimits(add_notes(stage_budgets, reference, _unknown(honest)), honest.drifts)
@@ -113,18 +107,17 @@ class WrittenLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
-        from validation.perturbation.honest import honest_rounding
+        from validation.perturbation.graph import perturb_graph
+        from validation.perturbation.honest import measure_rounding
 
         if self.precision in QUANTIZED:
             return quantized_limits(reference, self.precision, golden, self.limits, bool(self.metrics))
         half: Precision | None = None if self.precision == "fp32" else self.precision
 
         def measured() -> "Iterator[OutputLimits]":
-            opener = opens or partial(as_written, steps=golden.sequences is not None)
-            honestly = honest_rounding(
-                self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
-            )
-            for honest in honestly:
+            opener, whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
+            perturbed = perturb_graph(self.path, opener, self.workdir, half)
+            for honest in measure_rounding([self.path], perturbed, golden, reference, thorough=True, whole=whole):
                 stage_budgets = budgets("quantization", self.precision, golden.noise, honest).override(self.limits)
                 yield OutputLimits(add_notes(stage_budgets, reference, _unknown(honest)), honest.drifts)
 

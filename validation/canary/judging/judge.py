@@ -171,11 +171,8 @@ def judge(
             criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
     late_note = late_time(evidence, levels.passing) if limits.latency and not evidence.unlike else ""
-    for name, note in (
-        ("sides that compare", evidence.unlike),
-        ("logs to the end", evidence.stopped),
-        ("late answers", late_note),
-    ):
+    notes = {"sides that compare": evidence.unlike, "logs to the end": evidence.stopped, "late answers": late_note}
+    for name, note in notes.items():
         if note:
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
     verdict = overall([criterion.verdict for criterion in criteria])
@@ -201,10 +198,8 @@ def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
     for octave in np.unique(np.concatenate(octaves)):
         if min(((values >= edges[-1]) & (values < octave)).sum() for values in octaves) >= LEAST_OF_CLASS:
             edges.append(octave)
-    if (
-        min((values >= edges[-1]).sum() for values in octaves) < LEAST_OF_CLASS
-    ):  # the last class joins the one before it
-        edges.pop()
+    if min((values >= edges[-1]).sum() for values in octaves) < LEAST_OF_CLASS:
+        edges.pop()  # the last class joins the one before it
     classes = []
     for start, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
         class_masks = [(values >= start) & (values < end) for values in octaves]

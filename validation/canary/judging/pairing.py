@@ -145,9 +145,8 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     times = [np.asarray(table.time) for table in tables]
     first, last = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
     shared_rows = [np.flatnonzero((table >= first) & (table <= last)) for table in times]
-    unlike = _other_hours(times, shared_rows) or _other_load(
-        [table[index] for table, index in zip(times, shared_rows, strict=True)], first, last
-    )
+    shared_times = [table[index] for table, index in zip(times, shared_rows, strict=True)]
+    unlike = _other_hours(times, shared_rows) or _other_load(shared_times, first, last)
     row_indices = [np.arange(len(table)) for table in tables] if unlike else shared_rows
     sides = [
         table.side(index[np.argsort(row_times[index], kind="stable")])
@@ -179,11 +178,8 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
     ours, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
-    windows = [
-        (ours.sum(), baseline_counts.sum(), first, last),
-        *zip(ours, baseline_counts, edges[:-1], edges[1:], strict=True),
-    ]
-    for a, b, start, end in windows:
+    whole = (ours.sum(), baseline_counts.sum(), first, last)
+    for a, b, start, end in (whole, *zip(ours, baseline_counts, edges[:-1], edges[1:], strict=True)):
         total = int(a) + int(b)
         if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
             return (

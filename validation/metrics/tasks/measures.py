@@ -153,9 +153,8 @@ class Regression(Score[Array, Array]):
         self._squares += float(np.square(errors).sum())
         self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(targets).max()])
         total, shift = self._count + targets.size, float(targets.mean()) - self._mean
-        self._spread += (
-            float(np.square(targets - targets.mean()).sum()) + shift * shift * self._count * targets.size / total
-        )
+        case_spread = float(np.square(targets - targets.mean()).sum())
+        self._spread += case_spread + shift * shift * self._count * targets.size / total
         self._mean += shift * targets.size / total
         self._count = total
 
