@@ -239,8 +239,16 @@ def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     target, key = bench.device.target, model_key(model)
     request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
     trial = TryPeer(peer, request, model.path, bench.cases[key], bench.terms())
-    about = {"kind": "peer", "model": key, "precision": model.precision, "backend": peer, "built_for": target.name}
-    return KitTrial(**vars(bench.try_(f"{PEERS[peer]}, {key}", trial)), **about, options={})
+    trial_outcome = bench.try_(f"{PEERS[peer]}, {key}", trial)
+    return KitTrial(
+        **vars(trial_outcome),
+        kind="peer",
+        model=key,
+        precision=model.precision,
+        backend=peer,
+        built_for=target.name,
+        options={},
+    )
 
 
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
@@ -249,8 +257,15 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     place = (task.model.path, bench.cases[key])
     trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared_peers))
     trial_outcome = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
-    about = {"model": key, "precision": request.precision, "backend": request.backend, "built_for": request.target.name}
-    return KitTrial(**vars(trial_outcome), kind=kind, **about, options=dict(task.options))
+    return KitTrial(
+        **vars(trial_outcome),
+        kind=kind,
+        model=key,
+        precision=request.precision,
+        backend=request.backend,
+        built_for=request.target.name,
+        options=dict(task.options),
+    )
 
 
 def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial]:
@@ -290,10 +305,16 @@ def _prove_one(
         trial_outcome = TrialOutcome(outcome="skipped", reason=reason)
     else:
         trial_outcome = bench.try_(name, proof)
-    digest, build_key, unit = engine
-    about = {"model": bundle.model, "version": bundle.version, "manifest": bundle.manifest, "golden": golden}
     return OfflineTrial(
-        **vars(trial_outcome), **about, engine=digest, build_key=build_key, unit=unit, created_at=started_at
+        **vars(trial_outcome),
+        model=bundle.model,
+        version=bundle.version,
+        manifest=bundle.manifest,
+        golden=golden,
+        engine=engine[0],
+        build_key=engine[1],
+        unit=engine[2],
+        created_at=started_at,
     )
 
 

@@ -111,9 +111,12 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
         scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
 
-    plain_products = {name: partial(plain, getattr(torch, name)) for name in ("float32", "float16", "bfloat16")}
-    gpu_products = {"tf32": plain_products["float32"], "fp8": eighth} if device == "cuda" else {}
-    return {**plain_products, **gpu_products, "int8": whole}
+    products: dict[str, Callable[[], Callable[[], object]]] = {}
+    for name in ("float32", "float16", "bfloat16"):
+        products[name] = partial(plain, getattr(torch, name))
+    if device == "cuda":
+        products |= {"tf32": partial(plain, torch.float32), "fp8": eighth}
+    return products | {"int8": whole}
 
 
 def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:

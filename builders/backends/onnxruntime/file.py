@@ -312,7 +312,8 @@ def split_convolutions(model: ModelProto) -> int:
         operand_names = {name for node in model.graph.node for name in node.input}
         operand_names.update(value.name for value in model.graph.output)
         if not any(map(list_bodies, nodes)):  # a body within a node could read a constant too: then all stay
-            refill(model.graph.initializer, (t for t in model.graph.initializer if t.name in operand_names))
+            for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in operand_names]:
+                model.graph.initializer.remove(tensor)
     return split
 
 
