@@ -174,13 +174,10 @@ def compile_model(model: Path, workdir: Path, flags: list[str]) -> Path:
     Raises ModelError when importer or compiler refuse it, naming the node where they do; StepError when the compiler
     crashes.
     """
-    import iree.compiler
-
     names = _import(model, workdir / _MODULE)
     engine = workdir / "engine.vmfb"
-    compiler = Path(iree.compiler.__file__).parent / "_mlir_libs" / "iree-compile"
     # names without folders: it writes them into the engine
-    command = [str(compiler), _MODULE, "-o", engine.name, *flags]
+    command = [str(_compiler()), _MODULE, "-o", engine.name, *flags]
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=workdir, check=False)
     print(names.restore(process.stderr), file=sys.stderr)
     if process.returncode < 0:
@@ -225,6 +222,12 @@ def _import(model: Path, module: Path) -> Names:
     with module.open("wb") as stream:
         operation.write_bytecode(stream)
     return names
+
+
+def _compiler() -> Path:
+    import iree.compiler
+
+    return Path(iree.compiler.__file__).parent / "_mlir_libs" / "iree-compile"
 
 
 # Runs an IREE engine: on this CPU, and, never tried, on this machine's GPU.
