@@ -277,8 +277,8 @@ class RepeatedCalls:
         for name in (name for name, bits in now.items() if bits != first_bits[name]):
             pair = first_bits[name].array(), now[name].array()
             if exact:
-                words = (side.reshape(-1).view(f"V{side.dtype.itemsize}") for side in pair)
-                count = int(np.count_nonzero(np.not_equal(*words)))
+                at_first, again = (side.reshape(-1).view(f"V{side.dtype.itemsize}") for side in pair)
+                count = int(np.count_nonzero(at_first != again))
                 return f"{count} of {pair[0].size} elements of {name} have other bits than at first"
             for check in self.limits.judge(partial(limited_checks, "engine", (case.name, "edge"), name, pair)):
                 if not check.passed:
