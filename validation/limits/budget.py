@@ -160,12 +160,12 @@ def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mappi
     return replace(budgets, measured=tie_budgets, notes=notes)
 
 
-def strictest(precision: Precision, noise: Noise | None) -> Budgets:
-    """The limits of an engine where honest rounding adds nothing; `budgets` never gives stricter ones."""
-    base_budgets = budgets("engine", precision, noise)
-    if precision != "fp32":
-        honest_budget, _ = _above_honest("engine", base_budgets.default, precision, EXACT)
-        return Budgets(_with_quartile(honest_budget, math.inf))
+def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
+    """The limits where honest rounding adds nothing; `budgets` never gives stricter ones."""
+    base_budgets, rounding = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
+    if rounding != "fp32":
+        honest_budget = _above_honest(stage, base_budgets.default, rounding, EXACT)[0]
+        return Budgets(_with_quartile(honest_budget, math.inf) if stage == "engine" else honest_budget)
     slice_budgets = {key: _with_slices(budget, EXACT) for key, budget in base_budgets.measured.items()}
     return Budgets(_with_slices(base_budgets.default, EXACT), slice_budgets, base_budgets.notes)
 

@@ -87,7 +87,7 @@ class CompiledLimits:
         looser = measured()
         if self.limits:
             return StagedLimits(next(looser), looser)
-        first_limits = strictest(self.request.precision, golden.noise)
+        first_limits = strictest("engine", self.request.precision, golden.noise)
         return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), looser)
 
 

@@ -51,7 +51,7 @@ def test_what_keeps_the_strictest_limits_keeps_any_that_are_measured(precision, 
     known = Honest({("y", kind): drift for kind in kinds})
     noise = None if floor is None else Noise({"y": {kind: OutputFloor(floor, 1e-6) for kind in kinds}})
     measured = OutputLimits(budgets("engine", precision, noise, known), known.drifts)
-    first = OutputLimits(strictest(precision, noise))
+    first = OutputLimits(strictest("engine", precision, noise))
     golden = frozen(detector, ROWS)
     candidate = Fake(off(10.0**actual, seed, column))
     if broken(drift_checks("engine", Fake(detector), candidate, golden, measured)):

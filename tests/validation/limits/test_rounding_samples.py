@@ -107,7 +107,7 @@ def test_the_quartile_has_a_limit_where_honest_rounding_was_measured_and_by_a_pe
 @pytest.mark.parametrize("honest_db", [math.inf, 140.0, 60.0, 1.0, -math.inf])
 def test_no_measurement_is_stricter_than_the_strictest_limit(honest_db: float) -> None:
     held = budgets("engine", "int8", None, Honest(most_samples={"y": honest_db})).of("y", "golden").quartile_sqnr_db
-    assert held is not None and LEAST_DB <= held <= 104.0 == strictest("int8", None).default.quartile_sqnr_db
+    assert held is not None and LEAST_DB <= held <= 104.0 == strictest("engine", "int8", None).default.quartile_sqnr_db
 
 
 def drift_of(errors: np.ndarray) -> Drift:
