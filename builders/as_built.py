@@ -17,7 +17,7 @@ def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: 
     """What `backend.build` gives for a request, with states of int8 where it has these, and as requirements the
     libraries that the backend opens.
 
-    model: the ONNX file.  workdir: a folder for what the build writes.
+    workdir: a folder for what the build writes.
     Raises as that.
     """
     entries = backend.capabilities.library_entries
@@ -33,18 +33,13 @@ def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: 
 
 def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
     """Write the graph `model` as a compiler gets it to `path`, in the same folder."""
-    import onnx
-
     from builders.onnx_graphs import quantized_states
-    from builders.onnx_graphs.outline import save_graph
-    from builders.onnx_graphs.weights import has_external, load_graph
+    from builders.onnx_graphs.outline import write_graph
+    from builders.onnx_graphs.weights import load_graph
 
     graph = load_graph(model)
     quantized_states.with_int8_states(graph, request.quantized_states)
-    if has_external(graph):
-        save_graph(graph, path)
-    else:
-        onnx.save(graph, path)
+    write_graph(graph, path)
 
 
 def call_as_built(engine: Engine, inputs: Tensors) -> tuple[Engine, Tensors]:
@@ -62,9 +57,8 @@ def store_states(states: Sequence[QuantizedState], inputs: Tensors) -> Tensors:
         value = quantized_inputs.get(state.input)
         if value is not None and value.dtype == np.float32:
             with np.errstate(invalid="ignore"):  # no number has no place among 256
-                quantized_inputs[state.input] = np.clip(np.rint(value / np.float32(state.scale)), -128, 127).astype(
-                    np.int8
-                )
+                steps = np.rint(value / np.float32(state.scale))
+                quantized_inputs[state.input] = np.clip(steps, -128, 127).astype(np.int8)
     return quantized_inputs
 
 
@@ -79,8 +73,10 @@ class WithFloatStates(Session):
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
         """The model's outputs. Raises as the session."""
+        import numpy as np
+
         outputs = self._whole.run(store_states(self._states, inputs))
-        return outputs | {state.output: outputs[state.output] * _scale(state) for state in self._states}
+        return outputs | {state.output: outputs[state.output] * np.float32(state.scale) for state in self._states}
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:
         """As `Session.prepare_call`, with the states as int8 already."""
@@ -97,9 +93,3 @@ class WithFloatStates(Session):
 
 def _as_float(specs: Sequence[TensorSpec], names: set[str]) -> list[TensorSpec]:
     return [replace(spec, dtype="float32") if spec.name in names else spec for spec in specs]
-
-
-def _scale(state: QuantizedState) -> "np.float32":
-    import numpy as np
-
-    return np.float32(state.scale)

@@ -155,8 +155,7 @@ def set_axis(
     """Set the scale of an axis from ends[0] to ends[1], both above 0 where it is logarithmic.
 
     label: what is measured, with its unit.  ticks: (place, label); None for about five round numbers, as `text` writes
-    them.
-    axes: Matplotlib's.  name: which axis.  log: whether it is logarithmic.
+    them.  log: whether it is logarithmic.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -200,11 +199,8 @@ def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least
     if not finite_values:
         return (1.0, 10.0) if log else (0.0, 1.0)
     finite_values = [min(max(value, _SMALLEST if log else -_GREATEST), _GREATEST) for value in finite_values]
-    low, high = (
-        (math.log10(min(finite_values)), math.log10(max(finite_values)))
-        if log
-        else (min(finite_values), max(finite_values))
-    )
+    low, high = min(finite_values), max(finite_values)
+    low, high = (math.log10(low), math.log10(high)) if log else (low, high)
     width = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
     middle = (low + high) / 2
     low, high = middle - width * (0.5 + pad), middle + width * (0.5 + pad)

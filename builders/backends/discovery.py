@@ -132,16 +132,14 @@ def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
 def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
     """(name, version) of compiler and runtime as installed here, and of the backend's own revision; sorted by name.
 
-    target: what an engine is for. For a CPU target its kind is added
-    (`CPU_KIND`), and where code is compiled for this machine's level of x86-64 (`SharedOptions.cpu_level`), the level
-    is that of the target's kind.
+    target: what an engine is for. For a CPU target its kind is added (`CPU_KIND`), and where code is compiled for this
+    machine's level of x86-64 (`SharedOptions.cpu_level`), the level is that of the target's kind.
     """
     versions = dict(backend.versions())
     if target and target.is_cpu:
         versions[CPU_KIND] = kind_of(target)
-        if (kind := kind_named(target.name)) and dict(options_of(backend)).get(
-            backend.capabilities.options.cpu_level
-        ) == HOST:
+        level = dict(options_of(backend)).get(backend.capabilities.options.cpu_level)
+        if level == HOST and (kind := kind_named(target.name)):
             versions["cpu"] = kind.level
     return tuple(sorted({**versions, f"enginesmith-{backend.name}": str(backend.revision)}.items()))
 
@@ -239,7 +237,7 @@ def find_compatible_gpu(
 ) -> cuda.GpuDevice | None:
     """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with.
 
-    requires: of the engine. None for an engine of CPUs, and where no GPU will do.
+    None for an engine of CPUs, and where no GPU will do.
     """
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):

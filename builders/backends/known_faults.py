@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.onnx_graphs.bodies import list_bodies, walk_nodes
+from builders.onnx_graphs.bodies import list_bodies, opset_of, walk_nodes
 from builders.onnx_graphs.rewriting import Scope, Writer, Writing, attributes_of, rewrite
 from enginesmith.core.errors import ModelError
 from enginesmith.core.requirements import numbers
@@ -343,11 +343,7 @@ def find_faults(model: "onnx.ModelProto", compiler: str) -> Iterator[tuple[Known
             for body in list_bodies(node):
                 yield from walk(body, scope.inside(body, node))
 
-    return walk(model.graph, Scope(_opset_of(model)).inside(model.graph))
-
-
-def _opset_of(model: "onnx.ModelProto") -> int:
-    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    return walk(model.graph, Scope(opset_of(model)).inside(model.graph))
 
 
 @dataclass(frozen=True)
@@ -426,6 +422,6 @@ def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Pa
         return path, verdict.notes
     model = shape_inference.infer_shapes(load_graph(path))
     rows = (BY_NAME[name] for name in verdict.written)
-    rewrite(model.graph, _opset_of(model), {fault.operator: fault.write for fault in rows if fault.write})
+    rewrite(model.graph, opset_of(model), {fault.operator: fault.write for fault in rows if fault.write})
     write_graph(model, workdir / "mended.onnx")
     return workdir / "mended.onnx", verdict.notes

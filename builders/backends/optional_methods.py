@@ -4,7 +4,7 @@ import importlib.metadata
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError as PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.types import (
     Backend,
     BuildRequest,
@@ -127,7 +127,6 @@ class NodeTime:
 
     seconds: mean over the runs, without what the profiler adds to it where that is known.
     inputs, outputs: types and shapes in the run, of weights too; empty where the runtime tells only the time.
-    name, op_type: of the node.
     """
 
     name: str
@@ -174,11 +173,9 @@ class SchemesByTarget(Protocol):
 
 def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
     """What `SchemesByTarget.scheme_for` gives; of a backend that has no such method, `Backend.scheme`."""
-    return (
-        cast("SchemesByTarget", backend).scheme_for(target)
-        if backend.capabilities.schemes_by_target
-        else backend.scheme()
-    )
+    if backend.capabilities.schemes_by_target:
+        return cast("SchemesByTarget", backend).scheme_for(target)
+    return backend.scheme()
 
 
 def element_name(element_type: int) -> str:
@@ -260,15 +257,57 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
     """Dim -> its least and greatest size over all profiles, for each named dim of the inputs that a profile has."""
     dim_ranges: dict[str, tuple[int, int]] = {}
     for spec in request.inputs:
-        ends = [
-            (low, high) for profile in request.profiles for name, low, _, high in profile.inputs if name == spec.name
-        ]
+        ranges = [entry for profile in request.profiles for entry in profile.inputs if entry[0] == spec.name]
         for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, str) and ends:
-                smallest, greatest = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
+            if isinstance(dim, str) and ranges:
+                smallest, greatest = min(low[axis] for _, low, _, _ in ranges), max(high[axis] for *_, high in ranges)
                 before = dim_ranges.get(dim, (smallest, greatest))
                 dim_ranges[dim] = min(smallest, before[0]), max(greatest, before[1])
     return dim_ranges
+
+
+# What backends share: checks of options, and sessions of compilers whose engines are functions of arrays.
+
+
+def check_choice(backend: Backend, option: str, choices: Iterable[str]) -> None:
+    """Raise InputError where an option has another value than these."""
+    if (value := getattr(backend, option)) not in (choices := tuple(choices)):
+        raise InputError(f"backends.{backend.name}.{option}: {value!r} is not one of {', '.join(map(repr, choices))}")
+
+
+def check_not_negative(backend: Backend, option: str, zero: str = "means no limit") -> None:
+    """Raise InputError where a number is below 0. zero: what 0 does, for the error."""
+    if (value := getattr(backend, option)) < 0:
+        raise InputError(f"backends.{backend.name}.{option}: {value} is negative; 0 {zero}")
+
+
+class FunctionSession(Session):
+    """An engine as a function of arrays in the order of the request's inputs, which gives those of its outputs.
+
+    title: the compiler's name, for errors.
+    """
+
+    def __init__(
+        self, request: BuildRequest, title: str, function: "Callable[[list[np.ndarray]], list[np.ndarray]]"
+    ) -> None:
+        from enginesmith.arrays import InputCheck
+
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._request, self._title = request, title
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._function: Callable[[list[np.ndarray]], list[np.ndarray]] | None = function
+
+    def close(self) -> None:
+        """Let go of the function; `run` refuses from now on."""
+        self._function = None
+
+    def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
+        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when it fails."""
+        if self._function is None:
+            raise EnginesmithError(f"the session of this {self._title} engine is closed; open it again")
+        arrays, sizes = checked_inputs(self._check, inputs)
+        return checked_outputs(self._request, self._function(arrays), sizes, self._title)
 
 
 def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray], dict[str, int]]":
@@ -296,10 +335,10 @@ def checked_outputs(
     for spec in request.outputs:
         array = arrays[spec.name]
         expected_shape = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
-        fits = array.ndim == len(expected_shape) and all(
-            b in (None, a) for a, b in zip(array.shape, expected_shape, strict=True)
-        )
-        if not fits or array.dtype.name != spec.dtype:
+        known_shape = [
+            size if size is not None else seen for size, seen in zip(expected_shape, array.shape, strict=False)
+        ]
+        if (array.dtype.name, array.ndim, [*array.shape]) != (spec.dtype, len(expected_shape), known_shape):
             raise EnginesmithError(
                 f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
                 f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"

@@ -99,7 +99,7 @@ class ProcessLimits:
     """What one step's process may use: seconds, and MiB of memory. It is killed when it passes either.
 
     raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
-    timeout_s: seconds.  memory_mib: of the process and those that it starts.
+    memory_mib: of the process and those that it starts.
     """
 
     timeout_s: float = 1800.0
@@ -161,7 +161,7 @@ class Job(Generic[Result_co]):
     """A request to be run in a process of its own. store: as in `WorkerContext`.
 
     reduced: what is run instead at a second try, when memory ran out; None when nothing can be saved.
-    name: for messages.  limits: of its process.  needs: what the node must have.
+    limits: of its process.  needs: what the node must have.
     """
 
     name: str

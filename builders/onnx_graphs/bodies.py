@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from builders.onnx_graphs.wire import fields, inner_fields, inner_text
 from enginesmith.core.codec import parse_as
@@ -16,6 +16,8 @@ from enginesmith.core.requirements import Library
 if TYPE_CHECKING:
     import onnx
     from onnx import GraphProto, NodeProto
+
+Message = TypeVar("Message", "onnx.ModelProto", "onnx.NodeProto", "onnx.TensorProto")
 
 # The graphs inside the nodes of an ONNX graph: the bodies of If, Loop and Scan. Nothing is imported from onnx.
 
@@ -72,6 +74,18 @@ def drop_unread(graph: "GraphProto") -> None:
         set_items(graph.initializer, live_tensors)
 
 
+def opset_of(model: "onnx.ModelProto", default: int = 0) -> int:
+    """The opset of ONNX's own operators. default: of a model that has none."""
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=default)
+
+
+def copied(message: Message) -> Message:
+    """A copy of a node, tensor or model."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
 # Rewrites integer divisions by data, for compilers whose code leaves them to the processor.
 #
 # x86 ends the process at an integer division by zero, and at that of the lowest number by -1; ONNX defines neither.
@@ -92,8 +106,7 @@ def guard_divisions(model: "onnx.ModelProto") -> None:
     divisions = set(_list_by_data(model.graph, set()))
     if not divisions:
         return
-    light = onnx.ModelProto()
-    light.CopyFrom(model)
+    light = copied(model)
     for tensor in light.graph.initializer:
         if len(tensor.raw_data) > _MOST_KEPT:
             tensor.ClearField("raw_data")
@@ -124,7 +137,7 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
         for body, typed_body in zip(list_bodies(node), list_bodies(twin), strict=True):
             _rewrite(body, typed_body, types, results)
         kind = types.get(node.input[1], 0) if results.intersection(node.output) else 0
-        new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
+        new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [copied(node)])
     set_items(graph.node, new_nodes)
 
 
@@ -153,7 +166,7 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
         ]
     else:
         nodes.append(make_node("Equal", [divisor, f"{result}_zero"], special))
-    division = _copy(node)
+    division = copied(node)
     division.input[1] = safe
     nodes += [make_node("Where", [special, unit, divisor], safe), division]
     if node.op_type == "Div":
@@ -161,12 +174,6 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
         nodes.append(make_node("Where", [special, divisor, unit], f"{result}_factor"))
         nodes.append(make_node("Mul", [f"{result}_quotient", f"{result}_factor"], result))
     return nodes
-
-
-def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
-    node_copy = type(node)()
-    node_copy.CopyFrom(node)
-    return node_copy
 
 
 # An ONNX model under plain names, for compilers that make identifiers of the names in a graph.
@@ -193,6 +200,16 @@ class Names:
         return _PLAIN.sub(lambda match: self.original_names.get(match[0], match[0]), text)
 
 
+def check_model(model: Path) -> None:
+    """Raise ModelError when onnx's checker refuses the model in a file."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(model))
+    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
+        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
+
+
 def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     """The model in the file with plain names, external data taken in, without documentation; and its own names.
 
@@ -202,12 +219,8 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     """
     import onnx
 
-    try:
-        onnx.checker.check_model(str(model))
-        copy = onnx.load(model)
-    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
-        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
-    copy = _lift(copy)
+    check_model(model)
+    copy = _lift(onnx.load(model))
     renamer = _Renamer()
     renamer.graph(copy.graph)
     copy.graph.name = GRAPH
@@ -226,10 +239,7 @@ def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
     import onnx
     import onnx.version_converter
 
-    opset = max(
-        (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=LOWEST_OPSET
-    )
-    if opset >= LOWEST_OPSET or any(list_bodies(node) for node in model.graph.node):
+    if opset_of(model, LOWEST_OPSET) >= LOWEST_OPSET or any(map(list_bodies, model.graph.node)):
         return model
     try:
         lifted_model = onnx.version_converter.convert_version(model, LOWEST_OPSET)

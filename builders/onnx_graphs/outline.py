@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads, set_items
 from builders.onnx_graphs.weights import (
     LEAST_BYTES,
     LOOSE,
@@ -144,11 +144,8 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
         if attribute.end - attribute.begin < _LONG_BYTES or not attribute_name:
             return [data[attribute.begin : attribute.end]]
         place = f"{path.absolute()}\n{attribute.begin}\n{attribute.end}"
-        return [
-            AttributeProto(
-                name=f"{_OUTSIDE}{attribute_name}", type=AttributeProto.STRING, s=place.encode()
-            ).SerializeToString()
-        ]
+        name = f"{_OUTSIDE}{attribute_name}"
+        return [AttributeProto(name=name, type=AttributeProto.STRING, s=place.encode()).SerializeToString()]
 
     def in_node(node: Field) -> _Parts:
         domain_fields = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
@@ -250,8 +247,7 @@ def put_constants_first(graph: GraphProto) -> None:
             constant_nodes.append(node)
         else:
             other_nodes.append(node)
-    del graph.node[:]
-    graph.node.extend([*constant_nodes, *other_nodes])
+    set_items(graph.node, [*constant_nodes, *other_nodes])
 
 
 def write_graph(model: ModelProto, path: Path) -> None:

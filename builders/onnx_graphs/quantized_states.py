@@ -46,9 +46,8 @@ def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> Non
         _rename_reads(model.graph, node.output[0], state.input)
         del model.graph.node[index]
         _give_int8(model.graph, state)
-        operand_names = {name for node in walk_nodes(model.graph) for name in node.input} | {
-            value.name for value in model.graph.output
-        }
+        operand_names = {name for node in walk_nodes(model.graph) for name in node.input}
+        operand_names |= {value.name for value in model.graph.output}
         for node in [*model.graph.node]:
             if node.name.startswith(f"{_place(state)}/") and not operand_names.intersection(node.output):
                 model.graph.node.remove(node)

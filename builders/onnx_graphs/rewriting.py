@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies, set_items
 from enginesmith.core.types import Untyped
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ class Scope:
     """What is known of the values that a graph reads, by name: `TypeProto.Tensor`, and the constants' `TensorProto`.
 
     true_names: of values that are always true, or whole numbers other than 0.  makers: the node behind each value of
-    this graph alone.  inputs: names of its inputs that are no constants.  nodes: of this graph alone.
-    opset: of the model.  types: of tensors.  arrays: the constants.
+    this graph alone.  inputs: names of its inputs that are no constants.  types: of tensors.  arrays: the constants.
     """
 
     opset: int = 0
@@ -137,7 +136,7 @@ class Writer:
     def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
         """Add a node with these outputs; the name of the first.
 
-        operator: its type.  inputs: names.  attributes: of the node.
+        attributes: of the node.
         """
         from onnx import helper
 
@@ -151,8 +150,8 @@ Writing = Callable[[Writer, Scope], "list[onnx.NodeProto] | None"]
 def rewrite(
     graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer_scope: Scope | None = None
 ) -> None:
-    """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place. rules: by
-    operator.  opset: of the model.  outer: what is known around an inner graph; None for the model's own."""
+    """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place. outer: what is
+    known around an inner graph; None for the model's own."""
     scope = (outer_scope or Scope(opset)).inside(graph)
     new_nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -161,5 +160,4 @@ def rewrite(
         rule = rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         new = rule(Writer(node, opset), scope) if rule else None
         new_nodes.extend([node] if new is None else new)
-    del graph.node[:]
-    graph.node.extend(new_nodes)
+    set_items(graph.node, new_nodes)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads, set_items
 from enginesmith.arrays import Array
 from enginesmith.core.types import Rows
 
@@ -40,10 +40,8 @@ def cut_constant_part(model: ModelProto) -> ModelProto | None:
     ]
     if not output_names:
         return None
-    # A name alone is enough: the runtime infers type and shape.
-    return _replace_nodes(
-        model, _select_needed(converting, output_names), (), [ValueInfoProto(name=name) for name in output_names]
-    )
+    outputs = [ValueInfoProto(name=name) for name in output_names]  # the runtime infers type and shape
+    return _replace_nodes(model, select_needed(converting, output_names), (), outputs)
 
 
 def cut_varying_part(model: ModelProto, arrays: Mapping[str, Array]) -> ModelProto:
@@ -52,7 +50,7 @@ def cut_varying_part(model: ModelProto, arrays: Mapping[str, Array]) -> ModelPro
     converting = _list_converting(graph)
     results = {node.output[0] for node in converting}
     operand_names = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
-    needed_names = {node.output[0] for node in _select_needed(converting, operand_names - arrays.keys())}
+    needed_names = {node.output[0] for node in select_needed(converting, operand_names - arrays.keys())}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in arrays.items()]
     nodes = [node for node in graph.node if needed_names.issuperset(results.intersection(node.output))]
     return _replace_nodes(model, nodes, (*graph.input, *inputs), graph.output)
@@ -81,12 +79,15 @@ def _makes_floats(node: NodeProto, graph: GraphProto, result_names: set[str]) ->
     return any(tensor.name == node.input[1] and tensor.data_type == TensorProto.FLOAT for tensor in graph.initializer)
 
 
-def _select_needed(nodes: Sequence[NodeProto], tensor_names: Iterable[str]) -> list[NodeProto]:
-    """Those of the sorted `nodes` that the tensors `tensor_names` depend on, in their order."""
+def select_needed(
+    nodes: Sequence[NodeProto], tensor_names: Iterable[str], boundary: Collection[str] = ()
+) -> list[NodeProto]:
+    """Those of the sorted `nodes` that the tensors `tensor_names` depend on, in their order. boundary: names of tensors
+    that are given, so that nothing behind them is needed."""
     names, dependencies = set(tensor_names), []
     for node in reversed(nodes):
         if names.intersection(node.output):
-            names.update(list_reads(node))
+            names.update(name for name in list_reads(node) if name not in boundary)
             dependencies.append(node)
     return dependencies[::-1]
 
@@ -267,8 +268,7 @@ def _lift_constants(graph: "onnx.GraphProto") -> None:
             graph.initializer[-1].name = node.output[0]
         else:
             other_nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(other_nodes)
+    set_items(graph.node, other_nodes)
 
 
 def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
@@ -298,14 +298,7 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
 
 def _drop_unread(graph: "onnx.GraphProto") -> None:
     """Remove the nodes whose outputs nothing reads, in place."""
-    live_names = {value.name for value in graph.output}
-    live_nodes = []
-    for node in reversed(graph.node):
-        if live_names.intersection(node.output):
-            live_nodes.append(node)
-            live_names.update(list_reads(node))
-    del graph.node[:]
-    graph.node.extend(reversed(live_nodes))
+    set_items(graph.node, select_needed(graph.node, [value.name for value in graph.output]))
 
 
 # Whether two ONNX models differ in their weights alone: then an engine of one can be given those of the other.

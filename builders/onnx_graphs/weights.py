@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import copied, list_reads, opset_of, set_items
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError
 
@@ -163,10 +163,8 @@ def to_array(tensor: TensorProto) -> Array:
     if length != bytes_of(tensor):
         raise ModelError(wrong_length(tensor))
     if _bits_of(tensor.data_type) < 8:
-        proto = TensorProto()
-        proto.CopyFrom(tensor)
-        embed(proto)
-        return numpy_helper.to_array(proto)
+        embed(embedded := copied(tensor))
+        return numpy_helper.to_array(embedded)
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return np.asarray(np.memmap(file, kind, "r", offset, tuple(tensor.dims)))
 
@@ -201,8 +199,7 @@ def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
     large_tensors = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
     input_names = {value.name for value in model.graph.input}
     inputs = [value for value in light.graph.input if value.name not in large_tensors or value.name in input_names]
-    del light.graph.input[:]
-    light.graph.input.extend(inputs)
+    set_items(light.graph.input, inputs)
     light.graph.initializer.extend(large_tensors.values())
     return light
 
@@ -251,7 +248,7 @@ def with_dequantized_weights(model: Path, workdir: Path) -> Path:
 def dequantize_stored_weights(model: ModelProto) -> int:
     """Rewrite a model in place; the number of its weights that were."""
     graph = model.graph
-    if max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0) < _PER_AXIS:
+    if opset_of(model) < _PER_AXIS:
         return 0
     constants = {tensor.name: tensor for tensor in graph.initializer}
     dequantize_nodes = dict[str, list[NodeProto]]()
@@ -261,20 +258,12 @@ def dequantize_stored_weights(model: ModelProto) -> int:
         scale = numpy_helper.to_array(constants[_scale_of(scaling, cast)]) if scaling else np.ones((), np.float32)
         values = numpy_helper.from_array(_flat(scale), f"{last.output[0]}/scale")
         graph.initializer.append(values)
-        dequantize_nodes[last.output[0]] = [
-            *_nodes(
-                weight.name,
-                values.name,
-                last.output[0],
-                next((axis for axis, size in enumerate(scale.shape) if size != 1), 0),
-                _kind(cast),
-            )
-        ]
+        axis = next((axis for axis, size in enumerate(scale.shape) if size != 1), 0)
+        new_nodes = _nodes(weight.name, values.name, last.output[0], axis, _kind(cast))
+        dequantize_nodes[last.output[0]] = list(new_nodes)
         absorbed_names |= {cast.output[0]} if scaling else set()
     nodes = [node for node in graph.node if not absorbed_names.intersection(node.output)]
-    del graph.node[:]
-    for node in nodes:
-        graph.node.extend(dequantize_nodes.get(node.output[0], [node]))
+    set_items(graph.node, (new for node in nodes for new in dequantize_nodes.get(node.output[0], [node])))
     return len(dequantize_nodes)
 
 

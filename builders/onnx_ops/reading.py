@@ -49,8 +49,8 @@ class Node:
 class Body:
     """A graph: the model's, or that of a branch, which reads names from around it.
 
-    elements: name -> dtype, where the file states one.  opset: of ONNX's own operators.
-    nodes: in an order in which each reads what is there.  inputs, outputs: names.  constants: name -> array.
+    elements: name -> dtype, where the file states one.
+    nodes: in an order in which each reads what is there.  constants: name -> array.
     """
 
     nodes: tuple[Node, ...]

@@ -224,7 +224,7 @@ class Operator:
 
     kinds: what each input is converted to.  needed: how many inputs are required.  attributes: name -> default,
     `inspect.Parameter.empty` where ONNX has none.  special: those of `SPECIAL` that the function takes.
-    run: the function.  variadic: whether the last input may come any number of times.
+    variadic: whether the last input may come any number of times.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """ONNX graphs as PyTorch programs, for the compilers that want one.
 
-The ONNX model stays what every backend compiles; this room turns it into a `torch.nn.Module` and, with the dynamic
+The ONNX model stays what every backend compiles; this package turns it into a `torch.nn.Module` and, with the dynamic
 dimensions of a build request, into a `torch.export.ExportedProgram`. Importing it imports torch. Why it is our own:
 docs/decisions/0007.
 
-module.py the module   program.py the export   arrays.py torch under the names that the operators (onnx_ops) use
+program.py the module and its export   arrays.py torch under the names that the operators (onnx_ops) use
 """
 
 from pathlib import Path

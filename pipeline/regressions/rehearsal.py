@@ -319,7 +319,7 @@ class _Unit:
                         door.listen(1)
                         job = pool.submit(self._run, which, "latency", request)  # type: ignore[arg-type]
                         sides.append(_Side.accept(door, job, links))
-                pairs = run_interleaved_apart((sides[0].ask, sides[1].ask), options.seconds, seed=0)
+                pairs = run_interleaved_apart((sides[0].ask, sides[1].ask), options.seconds)
         except EnginesmithError as error:
             remarks.append(f"it could not be timed: {_reason(error)}")
             return None

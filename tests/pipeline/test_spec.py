@@ -140,7 +140,10 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"inputs": {"x": {"dtype": "float33", "shape": [1]}}}, "inputs.x.dtype: 'float33' is not known; did you mean"),
         ({"inputs": {"x": {"shape": [0, 8]}}}, "inputs.x.shape.0: 0: "),
         ({"validation": {"canary": {"latency": {"p100": 0.1}}}}, "p100: is no quantile; use p50, p90, p99, p99.9"),
-        ({"validation": {"canary": {"latency": {"p99": 0}}}}, "canary.latency.p99 is '0.0'; give a number above 0"),
+        (
+            {"validation": {"canary": {"latency": {"p99": 0}}}},
+            "canary.latency.p99 is 0.0; it must be a number, above 0",
+        ),
         ({"validation": {"canary": {"quality": {"scor": 0.1}}}}, "quality.scor: unknown key; did you mean 'score'?"),
         (
             {"validation": {"limits": {"int8": {"engine": {"argmax_agreement": 2}}}}},

@@ -17,7 +17,6 @@ class GraphStep:
     """One node. reads, makes: names of its input tensors without constants, and of its outputs.
 
     zero: the zero point of a node that quantizes; None for other nodes, and where it differs by channel.
-    name, op_type: of the node.
     """
 
     name: str

@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from onnx import ValueInfoProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import list_reads, set_items
 from builders.onnx_graphs.outline import in_shards, link_shards
+from builders.onnx_graphs.structure import select_needed
 from builders.onnx_graphs.weights import load_graph
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session, Tensors, TensorSpec
@@ -132,7 +133,6 @@ class OnnxGraph:
     """
 
     def __init__(self, path: Path, workdir: Path, opener: Opener, *, fuses: bool) -> None:
-
         from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
@@ -180,13 +180,13 @@ class OnnxGraph:
         output_names = [*(self.outputs if whole else ()), *tensors]
         # A name alone is enough: the runtime infers type and shape.
         values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(output_names)]
-        _set(model.graph, None if whole else _select_needed(model.graph, output_names, frozenset()), values)
+        _set(model.graph, None if whole else select_needed(model.graph.node, output_names), values)
         return self._open(model)
 
     def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
         """The shapes of these tensors in one run."""
         model = deepcopy(self._model)
-        nodes = _select_needed(model.graph, tensors, frozenset())
+        nodes = select_needed(model.graph.node, tensors)
         nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
         _set(model.graph, nodes, [ValueInfoProto(name=f"{name}{SHAPE}") for name in tensors])
         with self._open(model) as session:
@@ -196,7 +196,7 @@ class OnnxGraph:
     def open_segment(self, tensors: Sequence[str], specs: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
         """The graph cut at `specs`. A tensor that is both given and computed is an output named NAME@local."""
         model = deepcopy(self._model)
-        nodes = _select_needed(model.graph, tensors, frozenset(specs))
+        nodes = select_needed(model.graph.node, tensors, specs)
         for node in nodes:
             for index, name in enumerate(node.output):
                 node.output[index] = f"{name}{LOCAL}" if name in specs else name
@@ -227,34 +227,16 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
     return None if point and not zero_point else float(numpy_helper.to_array(zero_point).item()) if zero_point else 0.0
 
 
-def _select_needed(graph: "GraphProto", tensors: Sequence[str], boundary: frozenset[str]) -> list["NodeProto"]:
-    """The nodes that compute `tensors` from `boundary`, inputs and constants, in the graph's order."""
-    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    node_indices, waiting = set[int](), [name for name in tensors if name in maker]
-    while waiting:
-        index = maker[waiting.pop()]
-        if index not in node_indices:
-            node_indices.add(index)
-            waiting += [name for name in list_reads(graph.node[index]) if name in maker and name not in boundary]
-    return [graph.node[index] for index in sorted(node_indices)]
-
-
 def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:
     """Replace a graph's outputs and, if any are given, its nodes; constants and inputs that these do not read go."""
-    new_outputs = [deepcopy(value) for value in outputs]
-    del graph.output[:]
-    graph.output.extend(new_outputs)
+    set_items(graph.output, outputs)
     if nodes is None:
         return
-    new_nodes = [deepcopy(node) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(new_nodes)
-    operand_names = {name for node in new_nodes for name in list_reads(node)} | {value.name for value in new_outputs}
+    set_items(graph.node, nodes)
+    operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
     del graph.value_info[:]
     for field in (graph.initializer, graph.input):
-        used_entries = [deepcopy(entry) for entry in field if entry.name in operand_names]
-        del field[:]
-        field.extend(used_entries)
+        set_items(field, (entry for entry in field if entry.name in operand_names))
 
 
 def _input(spec: TensorSpec) -> "ValueInfoProto":

@@ -119,12 +119,11 @@ class Proposal:
 class Attribution:
     """Which nodes drifted: segments ranked by their own error, worst first. stage: 'quantization' or 'engine'.
 
-    failed: the failed checks in words.  cases: the golden cases that were measured, worst first.  points: how many
-    tensors could be cut.  cut: how many were.  segments: the number of all rows, of which the worst are kept.
+    cases: the golden cases that were measured, worst first.  points: how many tensors could be cut.  segments: the
+    number of all rows, of which the worst are kept.
     complete: whether the whole model was looked at before the time was over.
-    precision: of the graph or engine.  finding: what the ranking shows.  rows: the worst segments.
-    taps: what reading inner tensors changed.  notes: for people.  proposal: what to leave in float; None where none was
-    sought.
+    finding: what the ranking shows.  rows: the worst segments.
+    taps: what reading inner tensors changed.  proposal: what to leave in float; None where none was sought.
     """
 
     stage: str
@@ -196,9 +195,8 @@ def read_attribution(store: Store, digest: str) -> Attribution:
     try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
     except IntegrityError as error:
-        raise IntegrityError(
-            f"blob {digest} is no attribution: {error}; run `enginesmith debug attribute` again"
-        ) from error
+        remedy = "run `enginesmith debug attribute` again"
+        raise IntegrityError(f"blob {digest} is no attribution: {error}; {remedy}") from error
 
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.
@@ -209,9 +207,8 @@ SHOWN = 12
 
 def summarize(attribution: Attribution) -> str:
     """The finding in one line."""
-    return _summarize(attribution) + (
-        "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
-    )
+    end = "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
+    return f"{_summarize(attribution)}{end}"
 
 
 def _summarize(attribution: Attribution) -> str:
@@ -289,8 +286,8 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class AttributionView:
-    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown.  name:
-    of the graph or engine.  units: those that it is of.  headline, lines: the finding as text."""
+    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown.  units:
+    those that it is of.  headline, lines: the finding as text."""
 
     name: str
     units: tuple[str, ...]

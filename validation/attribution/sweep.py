@@ -80,11 +80,8 @@ class Apart:
         names = tuple(segment.target for segment in window)
         if names not in self.sessions:
             boundary_names = {name for segment in window for name in segment.boundary}
-            ranked_as = {
-                name: TensorSpec(name, spec.dtype, values[name].shape)
-                for name, spec in self.specs.items()
-                if name in boundary_names
-            }
+            given_names = [name for name in self.specs if name in boundary_names]
+            ranked_as = {n: TensorSpec(n, self.specs[n].dtype, values[n].shape) for n in given_names}
             self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, ranked_as))
         session = self.sessions[names]
         fed = {spec.name: values[spec.name] for spec in session.inputs}
@@ -174,7 +171,10 @@ class Sweep:
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Further cuts inside the worst segments; none where no such segment can be cut."""
         ranked_rows = rank_segments(rows)
-        inner = {row.tensor: self._inside(row, points, cuts) for row in ranked_rows}
+        inner: dict[str, list[str]] = {}
+        for row in ranked_rows:
+            made_inside = {name for step in self.candidate.steps if step.name in row.computed_by for name in step.makes}
+            inner[row.tensor] = [name for name in points if name in made_inside and name not in cuts]
         blamed_targets = [row.tensor for row in ranked_rows if row.blamed and inner[row.tensor]]
         worst_targets = [row.tensor for row in ranked_rows[:REFINED] if inner[row.tensor]]
         targets = blamed_targets[:REFINED] or ([] if any(row.blamed for row in rows) else worst_targets)
@@ -184,16 +184,10 @@ class Sweep:
         """Whether the runs that gave inner tensors had the outputs of the unchanged candidate, bit for bit."""
         return Taps(self.compared, {name: describe_drift(drift) for name, drift in self.changed.items()})
 
-    def _inside(self, row: SegmentRow, points: Sequence[str], cuts: set[str]) -> list[str]:
-        node_names = {*row.computed_by}
-        inner_tensors = {name for step in self.candidate.steps if step.name in node_names for name in step.makes}
-        return [name for name in points if name in inner_tensors and name not in cuts]
-
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
-        local_error, inherited_error = (
-            describe_drift(part.drift, part.note) for part in self.drifts[segment.target, segment.boundary]
-        )
+        parts = self.drifts[segment.target, segment.boundary]
+        local_error, inherited_error = (describe_drift(part.drift, part.note) for part in parts)
         if not self.changed and is_of_the_cut(local_error, inherited_error):
             local_error = inherited_error
         return SegmentRow(
@@ -317,13 +311,11 @@ def attribute(
     stop: Callable[[], bool] = lambda: False,
     answered: bool = False,
 ) -> Attribution:
-    """The candidate's segments ranked by their own error. stage: quantization or engine.  failures: the failed checks
-    in words.
+    """The candidate's segments ranked by their own error. stage: quantization or engine.
 
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
     stop: whether the time is over: the result is then of what was measured until then, and says so.
-    answered: whether the outputs in the golden set are the reference's own.
-    precision: of the candidate.  reference, candidate: the graphs.  size: how much is measured at once.
+    answered: whether the outputs in the golden set are the reference's own.  size: how much is measured at once.
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")
@@ -402,22 +394,14 @@ def _worst_cases(
                 actual_outputs: Tensors | None = run(actual, case.inputs)
             except EnginesmithError:
                 actual_outputs = None
-            errors = (
-                describe_drift(*measure_pair(expected_outputs[name], (actual_outputs or {}).get(name)))
-                for name in expected_outputs
-            )
+            pairs = [(value, (actual_outputs or {}).get(name)) for name, value in expected_outputs.items()]
+            errors = (describe_drift(*measure_pair(*pair)) for pair in pairs)
             rank = min((error.rank for error in errors), default=())
-            counts[index] = min(
-                (samples_of(case.inputs.values(), array) for array in expected_outputs.values()), default=1
-            )
-            case_ranking = sorted(
-                [*case_ranking, (rank, index, SweepCase(case, actual_outputs))], key=lambda ranked: ranked[:2]
-            )
-            sample_totals = accumulate(counts[place] for _, place, _ in case_ranking)
-            case_ranking = case_ranking[
-                : max(
-                    limit,
-                    next((end for end, count in enumerate(sample_totals, 1) if count >= samples), len(case_ranking)),
-                )
-            ]
+            sample_counts = (samples_of(case.inputs.values(), array) for array in expected_outputs.values())
+            counts[index] = min(sample_counts, default=1)
+            case_ranking.append((rank, index, SweepCase(case, actual_outputs)))
+            case_ranking.sort(key=lambda ranked: ranked[:2])
+            totals = enumerate(accumulate(counts[place] for _, place, _ in case_ranking), 1)
+            enough = next((end for end, total in totals if total >= samples), len(case_ranking))
+            del case_ranking[max(limit, enough) :]
     return [sweep_case for _, _, sweep_case in case_ranking]

@@ -95,8 +95,7 @@ def size_checks(
     allowance: Allowance,
 ) -> Iterator[Check]:
     """One check over sizes that the golden set lacks; none where it has all. groups: real inputs for their values.
-    pair: graph and engine.  shapes: inputs and dims of the model.  seed: of the sizes.  allowance: seconds that it may
-    take."""
+    shapes: inputs and dims of the model.  allowance: seconds that it may take."""
     specs, dims = shapes
     edge_points = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
     of = math.prod(_lengths(dims)) - len(edge_points) if dims else 0
@@ -159,9 +158,7 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
     """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
-    factors = {
-        outcome.case.values: FACTORS[outcome.case.values] for outcome in outcomes if outcome.case.values in FACTORS
-    }
+    factors = {values: FACTORS[values] for values in (outcome.case.values for outcome in outcomes) if values in FACTORS}
     wrong = [factors.get(outcome.case.values, 0.0) for outcome in outcomes if outcome.verdict == "failed"]
     if min(wrong) <= 1:
         return ""
@@ -209,9 +206,8 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
             summary.append(f"{len(tried_sizes)} of {length} of {dim.name}")
     skipped_count = sum(outcome.verdict == "not judged" for outcome in outcomes)
     if skipped_count == len(outcomes):
-        return unmeasured(
-            "engine", "", "inner sizes", f"the graph itself runs at none of the {skipped_count} that were tried"
-        )
+        note = f"the graph itself runs at none of the {skipped_count} that were tried"
+        return unmeasured("engine", "", "inner sizes", note)
     if skipped_count:
         summary.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(summary)
@@ -237,7 +233,7 @@ def call_checks(
 
     bits: whether equal inputs must have outputs of equal bits; called only where bits differ.  sizes: whether to try
     sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
-    pair: graph and engine.  seed: of what is drawn.  allowance: seconds that it may take.
+    allowance: seconds that it may take.
     """
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
@@ -264,8 +260,6 @@ def padding_checks(
 
     A case is padded to the next edge of every dim that has a rule, or, without edges, to the next size; where no
     profile holds that, it is left out. Failed where none can be padded: then nothing shows that the rules are right.
-
-    session: the engine.  request: what it was built from.  padding: the rules.  golden: the cases.
     """
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     tried_count, wrong = 0, list[str]()

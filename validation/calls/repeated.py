@@ -64,8 +64,7 @@ class Bits:
 class RepeatedInputs:
     """One set of inputs: the arrays that are passed to the session, copies of them, and the first outputs.
 
-    elements: the number of elements of all inputs.
-    name: for messages.  first_outputs: None before the first call.
+    elements: the number of elements of all inputs.  first_outputs: None before the first call.
     """
 
     name: str
@@ -81,8 +80,7 @@ class RepeatedInputs:
 def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
 ) -> list[RepeatedInputs]:
-    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from.  specs,
-    dims: of the model's inputs.  precision: of the engine."""
+    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     golden_sizes = sizes_of(groups[0], specs)
     size_choices = [golden_sizes, *islice((sizes for sizes in edges if sizes != golden_sizes), MOST_EDGES)]
@@ -152,7 +150,7 @@ class RepeatedCalls:
 
     limits: of the differences between outputs of equal inputs, where their bits may differ.  shared: whether several
     threads may run the session at once.
-    calls: how many were made.  answers, outputs, inputs, refilled, threads: the faults of each kind of check.
+    answers, outputs, inputs, refilled, threads: the faults of each kind of check.
     """
 
     session: Session
@@ -182,7 +180,9 @@ class RepeatedCalls:
         for first_call in self._firsts:
             self._look_again(first_call)
         if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
-            self._pair = _pair_of(pool)
+            # Two sets of inputs of one size and with an answer each, if there are such.
+            answered_pairs = ((a, b) for a, b in pairwise(pool) if a.first_outputs and b.first_outputs)
+            self._pair = next((pair for pair in answered_pairs if len({_form(x.copies) for x in pair}) == 1), ())
             self._refill()
             if self.shared:
                 self._share()
@@ -277,7 +277,9 @@ class RepeatedCalls:
         for name in (name for name, bits in now.items() if bits != first_bits[name]):
             pair = first_bits[name].array(), now[name].array()
             if exact:
-                return f"{_unequal(*pair)} of {pair[0].size} elements of {name} have other bits than at first"
+                at_first, again = (side.reshape(-1).view(f"V{side.dtype.itemsize}") for side in pair)
+                count = int(np.count_nonzero(at_first != again))
+                return f"{count} of {pair[0].size} elements of {name} have other bits than at first"
             for check in self.limits.judge(partial(limited_checks, "engine", (case.name, "edge"), name, pair)):
                 if not check.passed:
                     return f"against the first answer, {describe(check)}"
@@ -301,24 +303,11 @@ class RepeatedCalls:
         yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
         yield _check("calls inputs", self.inputs, summary, "compared after each call")
         if self._pair:
-            yield _check(
-                "calls refilled",
-                self.refilled,
-                "4 calls",
-                "arrays that are filled anew before each call, or are in Fortran's order",
-            )
+            passed_note = "arrays that are filled anew before each call, or are in Fortran's order"
+            yield _check("calls refilled", self.refilled, "4 calls", passed_note)
         if self._pair and self.shared:
-            yield _check(
-                "calls threads", self.threads, f"{2 * AT_ONCE} calls", "two threads that call at the same time"
-            )
-
-
-def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
-    """Two sets of inputs of one size and with an answer each; none where there are no such."""
-    for first, second in pairwise(pool):
-        if first.first_outputs and second.first_outputs and _form(first.copies) == _form(second.copies):
-            return first, second
-    return ()
+            passed_note = "two threads that call at the same time"
+            yield _check("calls threads", self.threads, f"{2 * AT_ONCE} calls", passed_note)
 
 
 def _check(name: str, fault: _Fault, summary: str, passed_note: str) -> Check:
@@ -342,8 +331,3 @@ def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs
 
 def _form(output_bits: Mapping[str, Bits]) -> str:
     return ", ".join(f"{name} {np.dtype(bits.dtype).name} {bits.shape}" for name, bits in output_bits.items()) or "none"
-
-
-def _unequal(before: Array, now: Array) -> int:
-    kinds = f"V{before.dtype.itemsize}"
-    return int(np.count_nonzero(before.reshape(-1).view(kinds) != now.reshape(-1).view(kinds)))

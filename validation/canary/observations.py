@@ -64,12 +64,11 @@ class EngineIdentity:
 class ObservationTable:
     """The observations of one file, in its order: lists with an entry for each, and facts of the file.
 
-    digest: of the file.  cut: whether an incomplete line at its end was left out.
+    cut: whether an incomplete line at its end was left out.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
     sqnr_db, score, size: NaN where there is none.  segment: the one in which a replay sent the request; else None.
-    path: of the file.  identity: the engine.  time, latency: arrival and duration in seconds.  ok: whether it was
-    answered.
+    time, latency: arrival and duration in seconds.  ok: whether it was answered.
     flipped: whether the argmax of a replay's answer differs.  output: digest of the outputs.  error: '' for none.
     """
 
@@ -103,9 +102,8 @@ class ObservationTable:
     def side(self, order: Array) -> Side:
         """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
         gone = order < 0
-        time, latency, score = (
-            np.where(gone, np.nan, np.asarray(column, float)[order]) for column in (self.time, self.latency, self.score)
-        )
+        columns = (self.time, self.latency, self.score)
+        time, latency, score = (np.where(gone, np.nan, np.asarray(column, float)[order]) for column in columns)
         size = np.where(gone, np.nan, np.asarray(self.size, float)[order]) if self.size else None
         return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score, size)
 
@@ -127,8 +125,12 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
     observations, lines = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
     for number, record in lines:
         try:
-            if record.get("kind") == END:
-                add_end(observations, record)
+            if record.get("kind") == END:  # with which a writer ended its observations
+                requests = record.get("requests")
+                if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:
+                    raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations is needed")
+                observations.accounted += requests
+                observations.died = text_in(record, "died", 200) or observations.died
             elif "kind" in record:
                 observations.identity = _identity(record, observations)
             else:
@@ -177,7 +179,7 @@ def add_to(table: ObservationTable, record: Record) -> None:
     ok, nan = truth_in(record, "ok"), float("nan")
     has_latency = ok or "latency" in record
     has_score, has_sqnr = (record.get(name) is not None for name in ("score", "sqnr_db"))
-    values = {
+    values: dict[str, object] = {
         "time": number_in(record, "time"),
         "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if has_latency else nan,
         "ok": ok,
@@ -191,23 +193,9 @@ def add_to(table: ObservationTable, record: Record) -> None:
         raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
     if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
         raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-    error, last = text_in(record, "error"), MOST_OBSERVATIONS - 1
+    last = MOST_OBSERVATIONS - 1
     if segment is not None and not (type(segment) is int and 0 <= segment <= last):
         raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {last} is needed")
-    for column, value in {
-        **values,
-        "output": output or None,
-        "request": name,
-        "error": error,
-        "segment": segment,
-    }.items():
+    values |= {"output": output or None, "request": name, "error": text_in(record, "error"), "segment": segment}
+    for column, value in values.items():
         getattr(table, column).append(value)
-
-
-def add_end(table: ObservationTable, record: Record) -> None:
-    """Add a line with which a writer ended its observations. Raises ValueError that names the field."""
-    requests = record.get("requests")
-    if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:
-        raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations of its writer is needed")
-    table.accounted += requests
-    table.died = text_in(record, "died", 200) or table.died

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE_COLOURS: Mapping[str, str] = {"baseline": COLOURS["unproven-fill"], "candidate": COLOURS["accent"]}
-VERDICT_COLOURS = {"PASS": "proven-fill", "FAIL": "failed-fill", "INSUFFICIENT": "unproven-fill"}
 # Where the axis of the criteria ends at most, in multiples of the margin, to either side.
 MOST_MARGINS = 3.0
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
@@ -71,7 +70,7 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
             gid = tag("span", f"{criterion.name}: {words}")
             axes.plot([max(lows[at], low), min(highs[at], high)], [y, y], color=COLOURS["ink"], linewidth=2.5, gid=gid)
             if criterion.estimate is not None:
-                colour = COLOURS[VERDICT_COLOURS[criterion.verdict]]
+                colour = COLOURS[f"{TONES[criterion.verdict]}-fill"]
                 axes.plot(criterion.estimate / scale, y, "o", color=colour, markersize=9, gid=tag("point"))
         set_axis(axes, "x", (low, high), "worse by, in multiples of the margin")
         set_axis(axes, "y", (-0.4, max(len(items), 1) - 0.4), ticks=())
@@ -158,7 +157,6 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
 
 def render(report: CanaryReport) -> str:
     """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
-    figures = report.view
     margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
     rows = [(criterion, *_numbers(criterion), describe_power(criterion)) for criterion in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
@@ -175,12 +173,12 @@ def render(report: CanaryReport) -> str:
         names=names,
         criteria=rows,
         criteria_picture=criteria_svg([(criterion, interval) for criterion, _, interval, _, _ in rows]),
-        seen=figures,
-        apart=[row for row in figures.worst if row.sqnr_db < EQUAL_DB],
+        seen=report.view,
+        apart=[row for row in report.view.worst if row.sqnr_db < EQUAL_DB],
         again=_describe_replay(report),
-        ecdf=ecdf_svg(figures.ecdf),
-        over_time=over_time_svg(figures.over_time),
-        differences=differences_svg(figures.quantiles, margins),
+        ecdf=ecdf_svg(report.view.ecdf),
+        over_time=over_time_svg(report.view.over_time),
+        differences=differences_svg(report.view.quantiles, margins),
     )
 
 
@@ -209,10 +207,6 @@ def _describe_replay(report: CanaryReport) -> str:
 def _numbers(criterion: Criterion) -> tuple[str, str, str]:
     """Estimate, interval and margin of a criterion as text, with real minus signs."""
     interval = "not measured" if criterion.note else describe_interval(criterion)
-    texts = (
-        describe_value(criterion.estimate, criterion.kind),
-        interval,
-        describe_value(criterion.margin, criterion.kind),
-    )
-    estimate, interval, margin = (text.replace("-", "−") for text in texts)  # noqa: RUF001 - a real minus sign
+    ends = (describe_value(value, criterion.kind) for value in (criterion.estimate, criterion.margin))
+    estimate, margin, interval = (text.replace("-", "−") for text in (*ends, interval))  # noqa: RUF001 - a minus sign
     return estimate, interval, margin

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -27,7 +27,6 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 # for neither.
 #
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
-# `validation.canary.replay` has the replay with several requests in flight.
 
 # Requests before the first that is observed.
 WARMUP = 20
@@ -93,18 +92,13 @@ class ReplayAnswer:
     error: str
     output: str | None
 
-    @property
-    def ok(self) -> bool:
-        """Whether the request was answered."""
-        return not self.error
-
 
 @dataclass(frozen=True)
 class ReplayedPair:
     """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
 
     segment: the number of the segment it was sent in (`concurrent`); None: interleaved.  size: elements of its inputs.
-    candidate, baseline: the answers.  difference: of the outputs; None where one side failed.
+    difference: of the outputs; None where one side failed.
     """
 
     request: int
@@ -120,15 +114,18 @@ class ReplayedPair:
         """The observations of candidate and baseline, as JSON objects."""
 
         def line(answer: ReplayAnswer) -> dict[str, object]:
-            shared_fields = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
-            other_fields = {
+            fields: dict[str, object] = {
+                "time": self.at,
+                "latency": answer.latency,
+                "ok": not answer.error,
+                "request": self.request,
                 "size": self.size or None,
                 "service": answer.service,
                 "output": answer.output,
                 "error": answer.error or None,
+                "segment": self.segment,
             }
-            all_fields: dict[str, object] = {**shared_fields, **other_fields, "segment": self.segment}
-            return {key: value for key, value in all_fields.items() if value is not None}
+            return {key: value for key, value in fields.items() if value is not None}
 
         ours = line(self.candidate)
         if self.difference:
@@ -145,7 +142,7 @@ def replay(
 ) -> Iterator[ReplayedPair]:
     """Send traffic to both engines and yield each request's results. The first requests warm both up, unobserved.
 
-    candidate, baseline: the engines.  pace: rate, warm-up and seed; None for the defaults.  clock: for tests.
+    pace: rate, warm-up and seed; None for the defaults.  clock: for tests.
     """
     pace, clock = pace or ReplayPace(), clock or ReplayClock()
     for request in traffic.requests[: pace.warmup]:
@@ -165,19 +162,19 @@ def replay(
             served_request = serve((candidate, baseline)[turn], request.inputs, clock)
             free[turn] = max(arrival_s, free[turn]) + served_request.service
             results[turn] = Timed(free[turn] - arrival_s, served_request)
-        yield replace(pair_of(index, arrival_s, results[0], results[1], first_side), size=elements(request.inputs))
-
-
-def elements(inputs: Tensors) -> int:
-    """How many numbers a request holds."""
-    return sum(int(np.size(array)) for array in inputs.values())
+        yield pair_of(index, arrival_s, request.inputs, results[0], results[1], first_side)
 
 
 def pair_of(
-    index: int, arrival_s: float, candidate: Timed, baseline: Timed, first_side: int, segment: int | None = None
+    index: int,
+    arrival_s: float,
+    inputs: Tensors,
+    candidate: Timed,
+    baseline: Timed,
+    first_side: int,
+    segment: int | None = None,
 ) -> ReplayedPair:
-    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1.  index: of
-    the request.  arrival_s: its arrival in seconds.  segment: as in `ReplayedPair`."""
+    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1."""
 
     def answer(timed_request: Timed) -> ReplayAnswer:
         service, outputs, error = timed_request.served
@@ -186,9 +183,9 @@ def pair_of(
 
     ours, baseline_outputs = candidate.served.outputs, baseline.served.outputs
     unlike = None if ours is None or baseline_outputs is None else difference(ours, baseline_outputs)
-    return ReplayedPair(
-        index, arrival_s, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first_side], segment
-    )
+    size = sum(int(np.size(array)) for array in inputs.values())
+    first = ("candidate", "baseline")[first_side]
+    return ReplayedPair(index, arrival_s, answer(candidate), answer(baseline), unlike, first, segment, size)
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
@@ -236,7 +233,7 @@ HELD_BYTES = 256 << 20
 class TrafficSegment:
     """Consecutive requests, which threads take one by one. arrivals: seconds after its start, ascending.
 
-    inputs: of each.  lead: requests at its start that fill the queue; their answers are not kept.
+    lead: requests at its start that fill the queue; their answers are not kept.
     most_bytes: of answers; no further request is taken once so many are held.
     """
 
@@ -303,7 +300,6 @@ def serve_requests(
     """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
 
     results: receives each request's result at its index.  started_s: when the segment started, by `clock`.
-    session: the engine.
     """
     while (index := segment.take()) is not None:
         arrival = started_s + segment.arrivals[index]
@@ -345,9 +341,8 @@ def replay_concurrently(
         while count < stop:
             first_side = 1 - first_side if segment_number % 2 else int(order.integers(2))
             lead = min(count, in_flight)
-            for pair in _pairs(
-                (candidate, baseline), first_side, requests[count - lead : stop], lead, count, segment_number
-            ):
+            part = requests[count - lead : stop]
+            for pair in _pairs((candidate, baseline), first_side, part, lead, count, segment_number):
                 count += 1
                 yield pair
             segment_number += 1
@@ -372,9 +367,7 @@ def _pairs(
     for offset, other_answer in enumerate(answers(1 - first_side)):
         if not answer_queue:
             continue  # they are sent again with the next segment
-        ours, other_answer = (
-            (other_answer, answer_queue.popleft()) if first_side else (answer_queue.popleft(), other_answer)
-        )
+        both = [answer_queue.popleft(), other_answer]
+        ours, theirs = reversed(both) if first_side else both
         arrival_s, request = part[lead + offset]
-        pair = pair_of(index + offset, arrival_s, ours, other_answer, first_side, number)
-        yield replace(pair, size=elements(request.inputs))
+        yield pair_of(index + offset, arrival_s, request.inputs, ours, theirs, first_side, number)

@@ -25,17 +25,14 @@ from validation.statistics.serial_dependence import NORMAL
 # Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
 # Files of it say that they were made up.
 
-# The arrival of the first request, in seconds.
-START = 0.0
-
 
 def made_up(
     path: Path, per_second: float, requests: int | None, batch: int, seed: int
 ) -> Iterator[tuple[float, dict[str, Array]]]:
-    """Requests: the arrival in seconds, and by the name of each array of an .npz file `batch` samples along axis 0.
+    """Requests: the arrival in seconds, 0 for the first, and by the name of each array of an .npz file `batch` samples
+    along axis 0.
 
-    requests: how many; None: each sample once.
-    path: the file.  per_second: mean rate.  seed: of the times.
+    requests: how many; None: each sample once.  per_second: mean rate.
     Raises DataError for arrays without names or with unequal counts.
     """
     arrays = {name: stored_array.read() for name, stored_array in stored_arrays(path).items()}
@@ -46,7 +43,7 @@ def made_up(
         raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
     groups = min(counts.values()) // batch
     rng = np.random.default_rng(seed)
-    arrival_s = START
+    arrival_s = 0.0
     for index in range(requests or groups):
         start = index % groups * batch
         yield arrival_s, {name: array[start : start + batch] for name, array in arrays.items()}
@@ -81,7 +78,7 @@ class MannWhitney:
 class QuantileSlowdown:
     """A quantile of latency in seconds on both sides, and the slowdown with an interval of 5 % on either side.
 
-    p: from 0 to 1.  candidate, baseline: the quantile.  low, high: ends of the interval.
+    p: from 0 to 1.  low, high: ends of the interval.
     """
 
     p: float
@@ -132,8 +129,7 @@ class UnlikeAnswers:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first.  mann_whitney,
-    quantiles, ecdf: of latency.  over_time: latency by time of arrival."""
+    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first."""
 
     mann_whitney: MannWhitney | None
     quantiles: tuple[QuantileSlowdown, ...]
@@ -144,8 +140,7 @@ class CanaryView:
 
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
-    """All that a report shows beside the criteria. seed: of the bootstrap.  candidate, baseline: the observations.
-    evidence: what was made of them."""
+    """All that a report shows beside the criteria. seed: of the bootstrap.  evidence: what was made of both tables."""
     sides = select_answered(evidence)
     counts = [
         Counter(text or "no reason given" for ok, text in zip(table.ok, table.error, strict=True) if not ok)
@@ -218,10 +213,9 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
     for index in order[:MOST_WORST]:
         name, is_flipped = candidate.request[index], candidate.flipped[index]
         if (baseline_row := baseline_rows.get(name)) is not None:
-            took = (candidate.latency[index], baseline.latency[baseline_row])
-            yield UnlikeAnswers(
-                str(name), float(distance[index]), is_flipped, *(value if is_finite(value) else None for value in took)
-            )
+            latencies = (candidate.latency[index], baseline.latency[baseline_row])
+            took = (latency if is_finite(latency) else None for latency in latencies)
+            yield UnlikeAnswers(str(name), float(distance[index]), is_flipped, *took)
 
 
 # The report of a canary: a JSON document of a versioned format that carries its own digest.
@@ -270,9 +264,8 @@ class LooksTaken:
 class TrafficReplayed:
     """The traffic that was replayed, and how; all None for observations of production.
 
-    digest: of the file.  recorded: its number of requests.  made: where requests are from that nobody sent.
-    sampling: share of the requests that were recorded.  scale: factor on the rate.  duration: seconds.  seed: of the
-    order.
+    made: where requests are from that nobody sent.
+    sampling: share of the requests that were recorded.  scale: factor on the rate.
     in_flight: requests at the same time.
     """
 
@@ -291,8 +284,7 @@ class Circumstances:
     """Facts of a report beside the statistics. thresholds_from: where the thresholds come from, as text.
 
     target: what the canary ran on, where that is known: 'sm_89', or the kind of CPU.
-    created_at: ISO 8601, UTC.  host: this machine.  versions: of packages.  traffic: what was replayed.  notes: for
-    people.
+    created_at: ISO 8601, UTC.  host: this machine.  traffic: what was replayed.
     """
 
     created_at: str
@@ -309,8 +301,7 @@ class CanaryReport:
     """The document. paired: whether both sides answered the same requests.  view: numbers that do not decide.
 
     created_at, host, versions, thresholds_from, traffic, notes, target: as in `Circumstances`.
-    digest: of the document without it; None until `sign` has set it.
-    format, kind: of this document.  candidate, baseline: the engines.  observations: what the files hold.
+    digest: of the document without it; None until `sign` has set it.  observations: what the files hold.
     verdict, reason, criteria: of the judgement, by `thresholds` at `looks`.
     """
 
@@ -359,9 +350,9 @@ def make_report(
     """The document of a judgement, with its digest. candidate, baseline: what `evidence` was made of.
 
     looks: before this one.  seed: of the bootstrap of what is shown.
-    thresholds: those that it was judged by.  circumstances: facts beside the statistics.
     """
-    levels = judgement.levels
+    levels, requests = judgement.levels, (*looks.before, evidence.requests)
+    observed = (SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
     return CanaryReport(
         **vars(circumstances),
         verdict=judgement.verdict,
@@ -369,13 +360,9 @@ def make_report(
         candidate=candidate.identity,
         baseline=baseline.identity,
         paired=evidence.paired,
-        observations=BothObserved(
-            *(SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
-        ),
+        observations=BothObserved(*observed),
         thresholds=thresholds,
-        looks=LooksTaken(
-            looks.planned, (*looks.before, evidence.requests), judgement.fractions, levels.passing, levels.failing
-        ),
+        looks=LooksTaken(looks.planned, requests, judgement.fractions, levels.passing, levels.failing),
         criteria=tuple(criterion.without_infinities() for criterion in judgement.criteria),
         view=view_of(candidate, baseline, evidence, seed),
     ).sign()

@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.reports.latency import BucketLatency
-from validation.latency.measurement.quantiles import BEYOND
+from validation.latency.measurement.quantiles import BEYOND, LEAST_PROCESSES, half_width
 from validation.plotting import (
     COLOURS,
     annotate,
@@ -80,14 +80,11 @@ def batch_times(
 
     batch: the dim of the batch, None where the engine has none.  others: size of every other dim.  least: the smallest
     batch that the engine takes; to it smaller ones are padded.
-    buckets: the measured times.
     Raises DataError, with the command that times it, for sizes outside of what was timed.
     """
     if batch is None:
         return _at(buckets, tuple(others), np.array([list(others.values())], np.int64).reshape(1, len(others)))
-    matching_buckets = [
-        bucket for bucket in buckets if all(bucket.sizes.get(dim) == size for dim, size in others.items())
-    ]
+    matching_buckets = [bucket for bucket in buckets if others.items() <= bucket.sizes.items()]
     counts = np.maximum(np.arange(1, max_batch + 1), least)
     batch_sizes = [bucket.sizes[batch] for bucket in matching_buckets]
     if batch_sizes and min(batch_sizes) <= counts[0] and counts[-1] <= max(batch_sizes):
@@ -96,7 +93,10 @@ def batch_times(
     rows = np.array([[count, *others.values()] for count in counts.tolist()], np.int64)
     timed_sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
     inside_mask = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
-    if not others or not inside_mask.all() or not _spans(timed_sizes):
+    # Sizes that lie on a line or plane do not say how each dim by itself changes the time.
+    logs = np.log(timed_sizes)
+    spans = len(logs) > logs.shape[1] and np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1]
+    if not others or not inside_mask.all() or not spans:
         sizes_text = ",".join(f"{dim}={size}" for dim, size in others.items())
         place = f" at {sizes_text.replace(',', ' ')}" if sizes_text else ""
         ends = " ".join(
@@ -112,24 +112,11 @@ def batch_times(
 def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -> BatchTimes:
     times = ServiceTimes.of_buckets(buckets, dims)
     _, error = times.predict(sizes)
-    spread = np.array([_process_half(bucket.process_medians_s) for bucket in buckets])
+    medians = [bucket.process_medians_s for bucket in buckets]
+    spread = np.array([half_width(np.log(part)) if len(part) >= LEAST_PROCESSES else ONE_PROCESS for part in medians])
     distances = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
     half = np.hypot(spread[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
     return BatchTimes(times.curves_at(sizes), half)
-
-
-def _process_half(medians_s: Sequence[float]) -> float:
-    """Half of the 95 % interval of the logarithm of one more process's median (as `latency.measurement.quantiles`)."""
-    if len(medians_s) < 3:
-        return ONE_PROCESS
-    spread = float(np.std(np.log(medians_s), ddof=1))
-    return t_quantile(_TAIL, len(medians_s) - 1.0) * spread * math.sqrt(1.0 + 1.0 / len(medians_s))
-
-
-def _spans(timed_sizes: Array) -> bool:
-    """Whether sizes ([points, dims]) say how each dim by itself changes the time: they lie on no line or plane."""
-    logs = np.log(timed_sizes)
-    return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
 
 
 # The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.
@@ -192,7 +179,7 @@ class Workload:
 @dataclass(frozen=True)
 class GreatestRate:
     """Requests a second of one machine. utilization: share of the time that it runs at that rate.  batch: mean samples
-    of a batch there.  rate: with its interval.  policy: the batcher's."""
+    of a batch there.  rate: with its interval."""
 
     rate: Estimate
     policy: BatchPolicy
@@ -214,8 +201,7 @@ def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, 
     """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
 
     times_s: seconds, [requests], rising from 0, its last above 0.
-    samples: in each request, [requests].  queues: index of each request's queue, [requests].  seed: of the first
-    request.
+    samples: in each request, [requests].  queues: index of each request's queue, [requests].
     """
     gaps = np.diff(times_s, append=times_s[-1] * len(times_s) / (len(times_s) - 1)) * (len(times_s) - 1) / times_s[-1]
     start = int(np.random.default_rng(seed).integers(len(times_s)))
@@ -257,7 +243,7 @@ def choose_policy(
 
     Of policies within a percent the first one, whose batches and waits are shorter.
 
-    work: the arrivals.  times: of a batch, by queue.
+    times: of a batch, by queue.
     """
     few = work.head(FEW_REQUESTS)
     rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
@@ -280,8 +266,8 @@ def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: flo
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
     """Requests a second of a machine that always has a full queue.
 
-    work: the requests.  times: of a batch, by queue.  policy: the batcher's.  sign: 1 moves the times to the upper ends
-    of their intervals, -1 to the lower, 0 not at all.
+    times: of a batch, by queue.  sign: 1 moves the times to the upper ends of their intervals, -1 to the lower, 0 not
+    at all.
     """
     arrivals = np.zeros(len(work))
     return len(work) / simulate_batching(arrivals, work.samples, work.queues, _curves(times, sign), policy).busy_s
@@ -387,7 +373,6 @@ def cost_svg(curves: Sequence[CostCurve], asked_s: float, currency: str) -> str:
         set_axis(axes, "y", span([cost for _, cost in points], log=True, least=0.3), unit, log=True)
         annotate(axes, "asked for", (asked_s, 1.0), (4, -12), top=True)
 
-    words = "; ".join(
-        f"{curve.name}: {number_text(min(c for _, c in curve.points))} at least" for curve in curves if curve.points
-    )
+    least_costs = {curve.name: min(cost for _, cost in curve.points) for curve in curves if curve.points}
+    words = "; ".join(f"{name}: {number_text(cost)} at least" for name, cost in least_costs.items())
     return draw_svg("costs", f"Cost of a million requests by the limit of p99. {words}", draw, standalone=True)

@@ -31,7 +31,7 @@ MOST_MACHINES = 1_000_000
 @dataclass(frozen=True)
 class MachineOffer:
     """A kind of machine. rate: requests a second that one may get, above 0.  per_hour: its price, above 0.  count: how
-    many there are; None: as many as are wanted, up to MOST_MACHINES.  name: of the kind."""
+    many there are; None: as many as are wanted, up to MOST_MACHINES."""
 
     name: str
     rate: float
@@ -69,9 +69,8 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     most_states: how many mixes of the first kinds are followed, those of the least possible cost; None: all.
     """
     order = sorted(offers, key=lambda offer: (offer.per_hour / offer.rate, -offer.rate))
-    max_counts = [
-        min(offer.count if offer.count is not None else MOST_MACHINES, int(need / offer.rate) + 1) for offer in order
-    ]
+    caps = [MOST_MACHINES if offer.count is None else offer.count for offer in order]
+    max_counts = [min(cap, int(need / offer.rate) + 1) for cap, offer in zip(caps, order, strict=True)]
     costs, rates = np.zeros(1), np.zeros(1)
     step_choices: list[tuple[Array, Array]] = []
     for place, offer in enumerate(order):
@@ -90,7 +89,10 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     machine_counts: dict[str, int] = {}
     for offer, (parents, numbers) in zip(reversed(order), reversed(step_choices), strict=True):
         machine_counts[offer.name], state_index = int(numbers[state_index]), int(parents[state_index])
-    return _mix({name: number for name, number in reversed(machine_counts.items()) if number}, order)
+    machines = {name: number for name, number in reversed(machine_counts.items()) if number}
+    counted_offers = [(machines.get(offer.name, 0), offer) for offer in order]
+    rate = sum(n * machine.rate for n, machine in counted_offers)
+    return FleetMix(machines, rate, sum(n * machine.per_hour for n, machine in counted_offers))
 
 
 def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float, bound: float) -> tuple[Array, Array]:
@@ -101,15 +103,6 @@ def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float
     counts = np.minimum(np.minimum(enough, paid), cap).astype(np.int64) + 1
     parents = np.repeat(np.arange(len(costs)), counts)
     return parents, np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _mix(machines: Mapping[str, int], offers: Sequence[MachineOffer]) -> FleetMix:
-    counted_offers = [(machines.get(offer.name, 0), offer) for offer in offers]
-    rate, per_hour = (
-        sum(n * machine.rate for n, machine in counted_offers),
-        sum(n * machine.per_hour for n, machine in counted_offers),
-    )
-    return FleetMix(machines, rate, per_hour)
 
 
 def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], needs: Array) -> Array:

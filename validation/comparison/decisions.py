@@ -43,14 +43,14 @@ def decision_checks(
         if rows is None or not by_class.get(output, True):
             continue
         if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
-            golden_checks += _check_classes(output, rows) if len(rows.named) > 1 else ()
+            golden_checks += [classes_check(output, rows.named, rows.changed)] if len(rows.named) > 1 else []
         elif decides(drift) or (by_class.get(output) and rows.classes > 1):
-            golden_checks += _check_decisions(output, rows, _rms_error(drift), _rows_of_sample(drift))
+            error = math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
+            golden_checks += _check_decisions(output, rows, error, _rows_of_sample(drift))
         elif rows.classes > 1:
             note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
-            golden_checks.append(
-                Check("quantization", CHANGED, output, "golden", 1 - rows.argmax_agreement, None, True, note)
-            )
+            changed = 1 - rows.argmax_agreement
+            golden_checks.append(Check("quantization", CHANGED, output, "golden", changed, None, True, note))
     return golden_checks
 
 
@@ -67,9 +67,8 @@ def decides(drift: Drift) -> bool:
     is_single = _rows_of_sample(drift) == 1
     if rows.classes < 2 or (rows.classes == 2 and not is_single):
         sides = rows.looked_at.items()
-        unclear, count = (
-            sum(by_class.values()) for by_class in (Counter(rows.looked_at) - Counter(rows.clear), rows.looked_at)
-        )
+        unclear_counts = Counter(rows.looked_at) - Counter(rows.clear)
+        unclear, count = unclear_counts.total(), sum(rows.looked_at.values())
         is_clear = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
         return is_clear and upper(unclear, count, LEVEL) <= MOST_BETWEEN
     return rows.names_classes and (is_single or 2 * len(rows.named) > rows.classes)
@@ -86,14 +85,10 @@ def _rows_of_sample(drift: Drift) -> float:
     return max(1.0, drift.rows.count / samples) if samples and drift.rows else 1.0
 
 
-def _rms_error(drift: Drift) -> float:
-    return math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
-
-
 def _check_decisions(output: str, rows: RowSums, error: float, together: float) -> Iterator[Check]:
     """error: the root mean square of an element's.  together: rows of a sample, which count as one observation, as a
     design effect of that size (`rounding.Decisions`)."""
-    yield from _check_classes(output, rows)
+    yield classes_check(output, rows.named, rows.changed)
     bound = lower(rows.flips / together, rows.count / together, LEVEL)
     note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
     yield Check("quantization", CHANGED, output, "golden", bound, MOST_CHANGED, bound <= MOST_CHANGED, note)
@@ -105,10 +100,16 @@ def _check_decisions(output: str, rows: RowSums, error: float, together: float) 
         yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen), None, True, note)
 
 
-def _check_classes(output: str, rows: RowSums) -> Iterator[Check]:
-    names, chance = lost_classes(rows.named, rows.changed)
-    note = f"classes that keep less than half of their decisions: {join_first([*map(str, names)])}; " if names else ""
-    note += f"of {len(rows.named)} classes, {chance} by chance"
-    yield Check(
-        "quantization", LOST_CLASSES, output, "golden", float(len(names)), float(chance), len(names) <= chance, note
-    )
+def classes_check(
+    output: str,
+    class_counts: Mapping[int, int],
+    change_counts: Mapping[int, int],
+    case: str = "golden",
+    subject: str = "their decisions",
+) -> Check:
+    """The check that no more classes lose half of their rows than by chance. subject: rows in words, for the note."""
+    names, chance = lost_classes(class_counts, change_counts)
+    note = f"classes that keep less than half of {subject}: {join_first([*map(str, names)])}; " if names else ""
+    note += f"of {len(class_counts)} classes, {chance} by chance"
+    is_within = len(names) <= chance
+    return Check("quantization", LOST_CLASSES, output, case, float(len(names)), float(chance), is_within, note)

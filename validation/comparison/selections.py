@@ -15,11 +15,11 @@ from onnx import GraphProto
 
 from builders.onnx_graphs.structure import find_selected
 from enginesmith.arrays import Array
-from enginesmith.core.reports.proof import DECISIONS, LOST_CLASSES, SELECTED, Check
-from enginesmith.core.text import join_first
+from enginesmith.core.reports.proof import DECISIONS, SELECTED, Check
 from enginesmith.core.types import Rows, Tensors
+from validation.comparison.decisions import classes_check
 from validation.golden.golden_set import Case
-from validation.limits.rounding import LEVEL, lost_classes
+from validation.limits.rounding import LEVEL
 from validation.metrics.drift import is_exact
 from validation.metrics.tasks.boxes import OVERLAPS, overlaps, to_corners
 from validation.metrics.tasks.terms import TaskMetric
@@ -74,7 +74,8 @@ class Selections:
         for name, kind in self.kinds.items():
             pairs = [(e[name], a[name]) for _, e, a in cases if name in e]
             if pairs and kind == "count":
-                changed_weight, total = (sum(float(of(*pair)) for pair in pairs) for of in (_differ, _sum_greater))
+                changed_weight = sum(float(np.abs(e.astype(np.float64) - a).sum()) for e, a in pairs)
+                total = sum(float(np.maximum(np.abs(e), np.abs(a)).sum()) for e, a in pairs)
                 self._check(name, changed_weight, total, total)
             elif pairs:  # outputs of as many rows everywhere are columns of one table
                 groups[kind, *(side.shape[: 1 + (kind == "each")] for pair in pairs for side in pair)].append(name)
@@ -109,9 +110,8 @@ class Selections:
         share = changed_weight / total if total else 0.0
         bound = lower(share * independent, independent, LEVEL)
         note = f"{share:.1%} of what is selected are others, by score; of all at least this share, with 99 % confidence"
-        self.checks.append(
-            Check("quantization", SELECTED, name, "all", bound, MOST_SELECTED, bound <= MOST_SELECTED, note)
-        )
+        is_within = bound <= MOST_SELECTED
+        self.checks.append(Check("quantization", SELECTED, name, "all", bound, MOST_SELECTED, is_within, note))
 
     def _check_classes(self, name: str, classes: Array, weights: Array, change_mask: Array) -> None:
         rows, lost_rows = dict[int, int](), dict[int, int]()
@@ -122,22 +122,12 @@ class Selections:
                 rows[int(index)] = count = max(1, round(class_weights.sum() ** 2 / np.square(class_weights).sum()))
                 lost_rows[int(index)] = round(count * class_weights[change_mask].sum() / class_weights.sum())
         if len(rows) > 1:
-            names, chance = lost_classes(rows, lost_rows)
-            note = (
-                f"classes that keep less than half of what is selected: {join_first([*map(str, names)])}; "
-                if names
-                else ""
-            )
-            note += f"of {len(rows)} classes, {chance} by chance"
-            is_within = len(names) <= chance
-            self.checks.append(
-                Check("quantization", LOST_CLASSES, name, "all", float(len(names)), float(chance), is_within, note)
-            )
+            self.checks.append(classes_check(name, rows, lost_rows, "all", "what is selected"))
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """What the columns of selected rows are. owners: the output of each.  exact: bool, classes.  scale: of each.
+    """What the columns of selected rows are. owners: the output of each.  exact: bool, classes.
     score: the column of scores; None without one.  least: the least score; None where each list is sorted by it.
     boxes: the columns at which centre and size begin.
     """
@@ -161,9 +151,8 @@ class _Columns:
         integer = np.repeat([is_exact(outputs[name]) for name in names], widths)
         whole_mask = (rows == np.round(rows)).all(axis=0) & (rows != rows[:1]).any(axis=0)
         exact = ~box & (integer | whole_mask)
-        falls = (
-            ~exact & (kind == "each") & np.all([(np.diff(part, axis=0) <= 0).all(axis=0) for part in tables], axis=0)
-        )
+        falling = np.all([(np.diff(part, axis=0) <= 0).all(axis=0) for part in tables], axis=0)
+        falls = ~exact & (kind == "each") & falling
         single = np.flatnonzero(falls if falls.any() else ~exact & (np.repeat(widths, widths) == 1))
         scale = np.sqrt(np.square(rows).mean(axis=0)) if len(rows) else np.ones(len(owners))
         score = int(single[0]) if len(single) else None
@@ -223,11 +212,3 @@ def _fit(e: Array, a: Array, kind: Rows) -> bool:
     same = e.ndim == a.ndim > axis and e.shape[:axis] == a.shape[:axis] and e.shape[axis + 1 :] == a.shape[axis + 1 :]
     same = e.shape == a.shape if kind == "count" else same
     return bool(same and is_exact(e) == is_exact(a) and np.isfinite(e).all() and np.isfinite(a).all())
-
-
-def _differ(e: Array, a: Array) -> float:
-    return float(np.abs(e.astype(np.float64) - a).sum())
-
-
-def _sum_greater(e: Array, a: Array) -> float:
-    return float(np.maximum(np.abs(e), np.abs(a)).sum())

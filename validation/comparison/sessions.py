@@ -72,10 +72,14 @@ class OutputComparison:
     def add(self, case: Case, pair: tuple[Array, Array], samples: int, decisions: bool = True) -> None:
         """Take the expected and the actual output of a case.
 
-        pair: expected and actual.  samples: entries along axis 0, or 1.  decisions: whether they are compared too.
+        samples: entries along axis 0, or 1.  decisions: whether they are compared too.
         Raises ValueError when their shapes or kinds differ.
         """
-        by_token = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
+        # An input has a number for each token: their ids, or a mask.
+        by_token = any(
+            array.shape == pair[0].shape and array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
+            for name, array in case.inputs.items()
+        )
         token_mask = _tokens(case.inputs, pair[0].shape if by_token else pair[0].shape[:-1])
         drift = measure(*pair, decisions=decisions, samples=samples, counted=token_mask, elements=by_token)
         if case.kind == "edge":
@@ -103,10 +107,7 @@ class StageComparison:
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
-        """Take a failed check without a value.
-
-        name, output, case, note: as in `Check`.
-        """
+        """Take a failed check without a value."""
         self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
@@ -194,11 +195,6 @@ class StageComparison:
             yield check_of(self.stage, name, worst_case, replace(values[worst_case], note=note))
 
 
-def _of_tokens(name: str, array: Array) -> bool:
-    """Whether an input has a number for each token: their ids, or a mask."""
-    return array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
-
-
 def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:
     """Which tokens are real, by an input whose name has 'mask': it is 0 at padding and 1 elsewhere. None: all of them.
     shape: of the array of tokens.
@@ -235,9 +231,8 @@ def edge_checks(
 ) -> tuple[Check, ...]:
     """The checks of one output of a case beside the golden set, judged as an edge case is.
 
-    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  limits: budget and
-    honest drift, of `OutputLimits.at`.
-    stage: as in `Check`.
+    case: its name and inputs.  usual: drift of the golden cases.  limits: budget and honest drift, of
+    `OutputLimits.at`.
     Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
@@ -275,10 +270,7 @@ def _is_empty(drift: Drift) -> bool:
 
 
 def check_of(stage: str, output: str, case: str, value: Value) -> Check:
-    """A value against its limit as a check.
-
-    stage, output, case: as in `Check`.
-    """
+    """A value against its limit as a check."""
     return Check(stage, value.name, output, case, value.value, value.limit, _passes(value), value.note)
 
 
@@ -320,7 +312,7 @@ def drift_checks(
     candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
     filled with the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
 
-    stage: as in `Check`.  limits: of the drift, for all outputs or by output.
+    limits: of the drift, for all outputs or by output.
     """
     staged_limits, output_dtypes = StagedLimits.of(limits), {spec.name: spec.dtype for spec in candidate.outputs}
     comparison = StageComparison(stage, spreads, output_dtypes, selections=Selections(selected or {}))
@@ -351,10 +343,15 @@ def expected_checks(
 ) -> tuple[Check, ...]:
     """The checks of a session against the golden set's own expected outputs.
 
-    stage: as in `Check`.  candidate: the session.  limits: of the drift.  spreads: is filled with how the errors
-    spread.
+    spreads: is filled with how the errors spread.
     """
     return drift_checks(stage, None, candidate, golden, limits, spreads)
+
+
+def narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """Inputs, with those that the session takes as float16 cast to it."""
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
@@ -362,19 +359,16 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
 
     Raises EnginesmithError for whatever the session raises, and for an answer other than plain arrays by name.
     """
-    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    half_inputs = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
     try:
-        answer: Any = session.run({**inputs, **half_inputs})
+        answer: Any = session.run(narrow(session, inputs))
     except EnginesmithError:
         raise
     except Exception as error:  # whatever a runtime raises
         raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
-    if not isinstance(answer, Mapping) or not all(
-        isinstance(value, np.ndarray | np.generic) for value in answer.values()
-    ):
-        kinds = {type(value).__name__ for value in answer.values()} if isinstance(answer, Mapping) else ""
-        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
+    values = list(answer.values()) if isinstance(answer, Mapping) else [None]
+    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
+        kinds = sorted({type(value).__name__ for value in values}) if isinstance(answer, Mapping) else ()
+        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(kinds)}" if kinds else "")
         raise EnginesmithError(f"the session answered {answer_text}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}
     for name, array in arrays.items():
@@ -390,7 +384,7 @@ def case_checks(
 ) -> tuple[Check, ...]:
     """The checks of one output of one case against a budget.
 
-    stage: as in `Check`.  expected, actual: of one shape.
+    expected, actual: of one shape.
     Raises ValueError when shapes or kinds differ.
     """
     measured_drift = MeasuredDrift(measure(expected, actual, decisions=True), budget)
@@ -400,10 +394,7 @@ def case_checks(
 def limited_checks(
     stage: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
-    """`case_checks` of a case, given by its name and kind, under the limits of its output.
-
-    stage: as in `Check`.  pair: expected and actual.
-    """
+    """`case_checks` of a case, given by its name and kind, under the limits of its output."""
     name, kind = case
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 

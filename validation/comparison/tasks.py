@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ def unmeasured_checks(
 
 @dataclass
 class _Variation:
-    """How one output varies over the golden cases. samples: how many there are.  number: that all elements of the last
-    case are; None where they differ."""
+    """How one output varies over the golden cases. number: that all elements of the last case are; None where they
+    differ."""
 
     dtype: np.dtype
     samples: int = 0
@@ -152,23 +152,17 @@ def free_running_checks(
     """`drift_checks` on whole sequences: those of the golden cases, under limits that were measured on sequences.
 
     along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst.
-    stage: as in `Check`.  reference, candidate: sessions that run whole sequences.
+    reference, candidate: sessions that run whole sequences.
     """
     along = along or Along()
     checks = drift_checks(stage, reference, candidate, sequences, limits, along)
     drift_texts = {course.output: course.text for course in along.at(stage)}
-
-    def note(check: Check) -> str:
-        return (
-            "; ".join(filter(None, [drift_texts.get(check.output), check.note])) if check.name in NOTED else check.note
-        )
-
-    return tuple(
-        replace(
-            check, case=FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}", note=note(check)
-        )
-        for check in checks
-    )
+    free_checks = []
+    for check in checks:
+        case = FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}"
+        texts = [drift_texts.get(check.output) if check.name in NOTED else "", check.note]
+        free_checks.append(replace(check, case=case, note="; ".join(filter(None, texts))))
+    return tuple(free_checks)
 
 
 def step_spreads(golden: GoldenSet, along: Along) -> Spreads:
@@ -191,7 +185,6 @@ def check_free_running(
 
     opener: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
     are compared with it.  along: as in `free_running_checks`.
-    stage: as in `Check`.  pair: reference and candidate.
     """
     if sequences is None:
         return ()
@@ -234,24 +227,18 @@ def find_broken(
     limits: with the metric that each is of.
     """
     drifts: dict[str, Drift] = defaultdict(Drift)
-    try:
+    with suppress(EnginesmithError, KeyError, ValueError):
         for case in cases:
             actual = run(candidate, case.inputs)
             for name in {output for output, *_ in limits}:
                 drifts[name] = drifts[name].merge(measure(case.expected[name], actual[name]))
             for name, metric, limit in limits:
-                value = _value_at_best(metric, golden_drift[name], drifts[name])
+                part = drifts[name].scale_to(golden_drift[name].exponent)
+                at_best = replace(golden_drift[name], error_sq=part.error_sq, max_abs=part.max_abs)
+                value: float = getattr(at_best, metric)
                 if not within(metric, value, limit):
                     return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
-    except (EnginesmithError, KeyError, ValueError):
-        return None
     return None
-
-
-def _value_at_best(metric: str, whole_drift: Drift, part_drift: Drift) -> float:
-    part_drift = part_drift.scale_to(whole_drift.exponent)
-    value: float = getattr(replace(whole_drift, error_sq=part_drift.error_sq, max_abs=part_drift.max_abs), metric)
-    return value
 
 
 # The task metrics of a spec over a golden set, as checks; and what their decisions leave of the limits on drift.
@@ -317,12 +304,12 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, label_sets, strict=True)]
     golden_sides = [_Measured(*pair) for pair in zip(metrics, label_sets, strict=True)]
     edges = [_Measured(metric) for metric in metrics if metric.decides]
-    for kind, sides in (("golden", golden_sides), ("edge", edges)):
-        for case in golden.of_kind("golden" if kind == "golden" else "edge") if sides else ():
-            _add(case, session, sides)
-    checks = [
-        check for side, base in zip(golden_sides, originals, strict=True) for check in _checks(side, "golden", base)
-    ]
+    for case in golden.of_kind("golden") if metrics else ():
+        _add(case, session, golden_sides)
+    for case in golden.of_kind("edge") if edges else ():
+        _add(case, session, edges)
+    pairs = zip(golden_sides, originals, strict=True)
+    checks = [check for side, base in pairs for check in _checks(side, "golden", base)]
     return checks + [check for side in edges if side.answers for check in _checks(side, "edges", None)]
 
 
@@ -360,9 +347,8 @@ def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Me
     for case in golden.of_kind("golden"):
         side.add(case, case.expected)
     if side.answers != len(labels):
-        output = metric.output
-        text = f"output {output!r} gives {side.answers} answers, but there are {len(labels)} labels; give one each"
-        raise DataError(text)
+        counts = f"gives {side.answers} answers, but there are {len(labels)} labels"
+        raise DataError(f"output {metric.output!r} {counts}; give one each")
     if side.failure:
         raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {side.failure}")
     return side
@@ -421,10 +407,9 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     What always counts stays: NaN, infinities, shapes (but for the number of boxes, where `detection` decides), dtypes,
     constant outputs, repeated calls, the contract.
     """
-    if not any(metric.decides for metric in metrics):
-        return list(checks)
-    all_checks = list(checks)
-    deciding = [metric for metric in metrics if metric.decides]
+    all_checks, deciding = list(checks), [metric for metric in metrics if metric.decides]
+    if not deciding:
+        return all_checks
     counts = {_sizes(check) for check in all_checks for metric in deciding if check.output == metric.output}
     boxes = {output for metric in deciding for output in metric.sets}
     return [
@@ -462,6 +447,5 @@ def _is_lifted(check: Check) -> bool:
 
 def _lift(check: Check) -> Check:
     limit = "" if check.limit is None else f"limit {check.limit:.4g} not applied: golden.metric decides"
-    return replace(
-        check, passed=True, limit=None, waived=check.limit, note="; ".join(filter(None, [check.note, limit]))
-    )
+    note = "; ".join(filter(None, [check.note, limit]))
+    return replace(check, passed=True, limit=None, waived=check.limit, note=note)

@@ -178,11 +178,8 @@ class _Side:
         row_statistics = measure_rows(original, logits, k)
         js = row_statistics.js_max if row_statistics.finite == row_statistics.count else math.nan
         if not js <= self.worst[0] and not math.isnan(self.worst[0]):
-            self.worst = (
-                js,
-                case.name,
-                f"row {row_statistics.worst[0]}" if row_statistics.worst else "a row is not finite",
-            )
+            note = f"row {row_statistics.worst[0]}" if row_statistics.worst else "a row is not finite"
+            self.worst = js, case.name, note
         if case.kind == "golden":
             self.rows = self.rows.merge(row_statistics)
 
@@ -235,14 +232,12 @@ MOST_CASES = 4
 def repeat_checks(
     bitwise: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front.
-    bitwise: what the contract asks.  session: the engine.  golden: the cases.  budgets: the limits of drift."""
+    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
-        run_digests = [
-            {name: digest(array) for name, array in run(session, case.inputs).items()} for _ in range(bitwise.runs)
-        ]
+        runs = (run(session, case.inputs) for _ in range(bitwise.runs))
+        run_digests = [{name: digest(array) for name, array in outputs.items()} for outputs in runs]
         for output, text in run_digests[0].items():
             case_digests.setdefault(output, []).append((case.name, len({row[output] for row in run_digests}), text))
     for output, items in case_digests.items():
@@ -341,10 +336,9 @@ class OutputSpread:
 
 @dataclass(frozen=True)
 class Reproducibility:
-    """How several builds of one engine agree. times: their number.  engines: the number of builds by digest.
+    """How several builds of one engine agree. engines: the number of builds by digest.
 
-    outputs: by name.  passed: whether the outputs stay within the limits of drift of each other.  failed: the failed
-    checks.
+    passed: whether the outputs stay within the limits of drift of each other.
     byte_equal: whether the engines' files were the same.
     """
 

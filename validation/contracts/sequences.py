@@ -143,12 +143,9 @@ def _matches(candidate: _Image, reference: _Image, least_overlap: float) -> Iter
     equal_mask = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
     overlap_matrix = np.where(equal_mask, 1.0, overlaps(candidate.corners, reference.corners))
     overlap_matrix[candidate.classes[:, None] != reference.classes[None]] = -1
-    for index in np.argsort(-candidate.scores, kind="stable"):
-        if (
-            not overlap_matrix.shape[1]
-            or (match := int(overlap_matrix[index].argmax())) < 0
-            or overlap_matrix[index, match] < least_overlap
-        ):
+    for index in np.argsort(-candidate.scores, kind="stable") if overlap_matrix.shape[1] else ():
+        match = int(overlap_matrix[index].argmax())
+        if overlap_matrix[index, match] < least_overlap:
             continue
         overlap_matrix[:, match] = -1
         yield int(index), match
@@ -163,9 +160,7 @@ def find_broken(
 ) -> list[tuple[str, float, float]]:
     """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
 
-    expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
-    outputs of the graph and of the engine, for `boxes`.
-    structure: the predicates.
+    sizes: of the named dims in this case.  beside: all outputs of the graph and of the engine, for `boxes`.
     """
     deviations: list[tuple[str, float, float]] = []
     if structure.finite:
@@ -221,10 +216,8 @@ def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], si
     """How many axes have another size than declared; all for another rank. A dim that no input has may be any size."""
     if len(actual) != len(shape):
         return float(max(len(actual), len(shape)))
-    expected_shape = (
-        sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True)
-    )
-    return float(sum(left != right for left, right in zip(expected_shape, actual, strict=True)))
+    pairs = zip(shape, actual, strict=True)
+    return float(sum(size != (sizes.get(dim, size) if isinstance(dim, str) else dim) for dim, size in pairs))
 
 
 def _share_differing(expected: Array, actual: Array, token: int) -> float:

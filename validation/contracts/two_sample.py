@@ -43,7 +43,7 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
 
     The inputs are those of the first case. An error of the candidate is a failed check; one of the reference raises.
 
-    seeds: what the contract asks.  golden: its first case is the input.
+    golden: its first case is the input.
     Raises InputError for a `vary` that is no input.
     """
     case = golden.cases[0]
@@ -86,9 +86,8 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
         count = min(remaining_count, AT_ONCE)
         signs = generator.permuted(np.broadcast_to(sides, (count, len(sides))), axis=1)
         test_statistics = np.einsum("ij,ij->i", signs @ kernel, signs)
-        larger += int(
-            (test_statistics >= statistic * (1 - 1e-5)).sum()
-        )  # equal arrangements are summed in another order
+        # Equal arrangements are summed in another order.
+        larger += int((test_statistics >= statistic * (1 - 1e-5)).sum())
         remaining_count -= count
     return (1 + larger) / (1 + permutations)
 
@@ -127,10 +126,8 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
     if not all(np.isfinite(array).all() for array in arrays):
         side = "the graph" if not all(np.isfinite(array).all() for array in arrays[: len(expected)]) else "the engine"
         return f"{side} gave a number that is not finite"
-    still = [
-        all(np.array_equal(array, side[0]) for array in side)
-        for side in (arrays[: len(expected)], arrays[-len(actual) :])
-    ]
+    sides = arrays[: len(expected)], arrays[len(expected) :]
+    still = [all(np.array_equal(array, side[0]) for array in side) for side in sides]
     if still[0]:
         return "the graph gives the same in every draw; name the input that is the seed in seeds.vary"
     return "the engine gives the same in every draw, and the graph does not" if still[1] else ""
@@ -163,8 +160,6 @@ def contract_checks(
     """Every check of a contract. shapes: the inputs with the names of their dims, and the dim of the batch, if any.
 
     An error of the candidate is a failed check; one of the reference raises EnginesmithError.
-
-    golden: the cases.  budgets: the limits of drift.
     """
     rows = contract.distributional.rows if contract.distributional else {}
     watches: list[_Structured | Likeness] = [

@@ -26,11 +26,9 @@ def enough_samples(
     After the last group comes the first; all groups together may hold fewer samples. Only the one group where `sizes`
     lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. Where an
     input of group `start` is empty, as a state of a first step can be, that of the next group in which none is.
-
-    specs: of the inputs.
     """
     turns = ((start + step) % len(groups) for step in range(len(groups)))
-    start = next((turn for turn in turns if _is_full(groups[turn])), start)
+    start = next((turn for turn in turns if all(array.size for array in groups[turn].values())), start)
     first_group, batch = groups[start], leading_dim(specs)
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
         return first_group
@@ -46,7 +44,3 @@ def enough_samples(
     if len(batch_groups) == 1:
         return first_group
     return {spec.name: np.concatenate([group[spec.name] for group in batch_groups]) for spec in specs}
-
-
-def _is_full(group: Tensors) -> bool:
-    return all(array.size for array in group.values())

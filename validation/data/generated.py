@@ -20,8 +20,7 @@ from validation.data.samples import sizes_of
 class GeneratedSamples:
     """Samples of the generator function `make`, which is called for each pass and must give the same ones each time.
 
-    name: as messages name it.  digest: of the function's code, without data that the code reads.
-    inputs, dims: of the model.
+    digest: of the function's code, without data that the code reads.
     """
 
     make: Callable[[], Iterable[object]]

@@ -3,7 +3,7 @@
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,17 +38,12 @@ class Steps:
         """The place of the first sample of each step."""
         return np.flatnonzero(self.begins)
 
-    def join(self, samples: Sequence[Tensors]) -> dict[str, Array]:
-        """One step of its samples. Raises DataError where they differ in an input without the dim."""
-        return join(samples, self.dim, self.inputs)
-
 
 @dataclass(frozen=True)
-class JoinedSteps:
-    """A source whose runs are steps of one or more samples of another; they are counted in steps."""
+class _Over:
+    """A source of samples over another one, which has its name and its digest."""
 
     samples: SampleSource
-    steps: Steps
 
     @property
     def name(self) -> str:
@@ -60,8 +55,15 @@ class JoinedSteps:
         """See `SampleSource`."""
         return self.samples.digest
 
+
+@dataclass(frozen=True)
+class JoinedSteps(_Over):
+    """A source whose runs are steps of one or more samples of another; they are counted in steps."""
+
+    steps: Steps
+
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
-        """See `SampleSource`. Raises DataError as `single_samples` and `Steps.join`."""
+        """See `SampleSource`. Raises DataError as `single_samples` and `join`."""
         ends = np.append(self.steps.firsts, len(self.steps.begins))
         last = len(ends) - 1 if stop is None else min(stop, len(ends) - 1)
         runs, group, index = single_samples(self.samples, int(ends[start]), int(ends[last])), list[Tensors](), start
@@ -69,7 +71,7 @@ class JoinedSteps:
             group.append(inputs)
             if end == ends[index + 1]:
                 index += 1
-                yield index, self.steps.join(group)
+                yield index, join(group, self.steps.dim, self.steps.inputs)
                 group.clear()
 
 
@@ -125,7 +127,6 @@ def read_steps(
     """Which samples are one step: those behind each other, of one sequence, for which an array has the same number.
 
     steps: the dim, and the array's name; None where each sample is a step.  order: as in `SequenceSamples`.
-    dims: of the model.
     Raises DataError without that array, or for one that has not one number for each sample, and for a step that is
     larger than the dim allows.
     """
@@ -164,18 +165,11 @@ WINDOW = 8
 _DIGEST_BYTES = 16
 
 
-class DigestCollector:
+@dataclass(frozen=True)
+class DigestCollector(_Over):
     """A source of samples that collects the digest of every run that passes, and of each of its rows."""
 
-    def __init__(self, source: SampleSource) -> None:
-        self._source, self.name = source, source.name
-        self._whole = isinstance(source, Samples) and source.complete
-        self._seen: set[bytes] = set()
-
-    @property
-    def digest(self) -> str:
-        """See `SampleSource`."""
-        return self._source.digest
+    _seen: set[bytes] = field(default_factory=set)
 
     @property
     def seen(self) -> bytes:
@@ -184,8 +178,9 @@ class DigestCollector:
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
         """See `SampleSource`."""
-        for end, inputs in self._source.runs(start, stop):
-            self._seen |= {_digest(inputs), *_digests([inputs], self._whole)}
+        is_whole = isinstance(self.samples, Samples) and self.samples.complete
+        for end, inputs in self.samples.runs(start, stop):
+            self._seen.update((_digest(inputs), *_digests([inputs], is_whole)))
             yield end, inputs
 
 
@@ -216,9 +211,8 @@ def overlap_check(golden: bytes, calibration: bytes) -> Check:
     calibration_digests, samples = set(_split(calibration)), _split(golden)
     count = sum(sample in calibration_digests for sample in samples)
     share = count / max(len(samples), 1)
-    text = (
-        f"{'all' if share == 1 else count or 'none'} of the {len(samples)} golden samples are calibration samples too"
-    )
+    how_many = "all" if share == 1 else count or "none"
+    text = f"{how_many} of the {len(samples)} golden samples are calibration samples too"
     why = ", and scales fit those best: the errors say little about other samples; give golden.data other ones"
     is_within = share <= LARGEST
     return Check("quantization", OVERLAP, "", "golden", share, LARGEST, is_within, text if is_within else text + why)
@@ -255,34 +249,22 @@ MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
-class SequenceSamples:
+class SequenceSamples(_Over):
     """Samples as steps with complete inputs. streams: over the model that gives the states; one pass at a time.
 
     order: for each sample which sequence it is of; None where all are of one.  steps: which samples are one step; None
     where each is. Runs are counted in steps.
     """
 
-    samples: SampleSource
     streams: Streams
     order: Array | None = None
     steps: Steps | None = None
 
     @property
-    def name(self) -> str:
-        """See `SampleSource`."""
-        return self.samples.name
-
-    @property
-    def digest(self) -> str:
-        """See `SampleSource`."""
-        return self.samples.digest
-
-    @property
     def digests(self) -> bytes:
         """The digests of all samples, each once, sorted and joined."""
-        return merge_digests(
-            [window_digests((inputs for _, inputs in steps) for steps in split(self.samples, self.order))]
-        )
+        sequences = ((inputs for _, inputs in steps) for steps in split(self.samples, self.order))
+        return merge_digests([window_digests(sequences)])
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
         """See `SampleSource`: steps from the first one on are run, those from `start` on are given."""

@@ -43,7 +43,7 @@ class Samples:
     """The samples of one file or folder, checked against a model's inputs; opened by `Samples.open`.
 
     count: the length of axis 0.  complete: whether each entry of axis 0 is a complete input.
-    path: of the file or folder.  inputs, dims: of the model.  arrays: by name, read when they are used.
+    arrays: by name, read when they are used.
     """
 
     path: Path
@@ -59,10 +59,15 @@ class Samples:
     ) -> "Samples":
         """The samples at a path; of the arrays only headers are read. extra: names of further arrays, such as labels.
 
-        inputs, dims: of the model.
         Raises DataError, naming file, array, value and remedy, where they do not fit the model.
         """
-        arrays = _name_arrays(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
+        input_names = [spec.name for spec in inputs]
+        names = [*input_names, *extra]
+        arrays = find_arrays(path, input_names)
+        if list(arrays) == [""] and len(names) == 1:
+            arrays = {names[0]: arrays[""]}
+        _raise_first(find_wrong_names(arrays, input_names, path, extra))
+        arrays = {name: arrays[name] for name in names}
         _raise_first(_wrong_layout([arrays[spec.name] for spec in inputs], inputs))
         _raise_first(_wrong_counts(arrays))
         samples = cls._of(path, inputs, dims, arrays)
@@ -91,7 +96,6 @@ class Samples:
         Of a folder of samples the first few are read, so that it takes no longer for a large one.
 
         extra: as in `open`, of whole numbers.  ignored: arrays that are right, and of which nothing else is known.
-        inputs, dims: of the model.
         """
         try:
             stored_arrays = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)
@@ -103,9 +107,8 @@ class Samples:
         stored_arrays = {name: array for name, array in stored_arrays.items() if name not in ignored}
         wrong_names = list(find_wrong_names(stored_arrays, [spec.name for spec in inputs], path, extra))
         yield from wrong_names
-        arrays = {
-            name: array for name, array in stored_arrays.items() if name in {*(spec.name for spec in inputs), *extra}
-        }
+        wanted_names = {*(spec.name for spec in inputs), *extra}
+        arrays = {name: array for name, array in stored_arrays.items() if name in wanted_names}
         present_specs = [spec for spec in inputs if spec.name in arrays]
         if not present_specs:
             return
@@ -190,13 +193,11 @@ class Samples:
                 place = f"{array} has {size} = {length} on axis {axis}"
                 if isinstance(size, int):
                     if length != size:
-                        shape = f"{array} has shape {array.shape}"
-                        yield f"{shape}: axis {axis} must be {size}; reshape or crop it"
+                        yield f"{array} has shape {array.shape}: axis {axis} must be {size}; reshape or crop it"
                     continue
                 dim = self._dim(size)
                 if length not in dim.sizes:
-                    remedy = f"crop or pad it, or widen dims.{size}"
-                    yield f"{place}, outside {dim.words}; {remedy}"
+                    yield f"{place}, outside {dim.words}; crop or pad it, or widen dims.{size}"
                 if dim_lengths.setdefault(size, length) != length:
                     yield f"{place} and {dim_lengths[size]} elsewhere; make equal"
         yield from self._wrong_sums(dim_lengths)
@@ -299,24 +300,12 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
             total = isinstance(dim, str) and PLUS in dim
             wanted_length = length if total else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
             if length != wanted_length:
-                raise DataError(
-                    f"tensor {spec.name!r} has shape {shape}: {dim} is {length} here and {wanted_length} elsewhere"
-                )
+                sizes_text = f"{dim} is {length} here and {wanted_length} elsewhere"
+                raise DataError(f"tensor {spec.name!r} has shape {shape}: {sizes_text}")
     for spec, axis, name in list_sums(specs):
         if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
             raise DataError(f"tensor {spec.name!r} has {length} along {name!r} (axis {axis}), which is {size}")
     return sizes
-
-
-def _name_arrays(
-    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra_names: Sequence[str], path: Path
-) -> dict[str, Stored]:
-    """The arrays of the inputs and of `extra_names` by name, which must be exactly those found."""
-    array_names = [*(spec.name for spec in inputs), *extra_names]
-    if list(arrays) == [""] and len(array_names) == 1:
-        return {array_names[0]: arrays[""]}
-    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra_names))
-    return {name: arrays[name] for name in array_names}
 
 
 def _raise_first(wrong: Iterator[str]) -> None:

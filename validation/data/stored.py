@@ -65,7 +65,7 @@ Stored = StoredArray | FileSeries
 
 
 def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None) -> dict[str, Stored]:
-    """The arrays at a path by name; the single array of an .npy file or of a folder is named ''. inputs: their names.
+    """The arrays at a path by name; the single array of an .npy file or of a folder is named ''.
     most_files: of how many of a folder's samples the headers are read; the others are taken to be like the first.
 
     Raises DataError without any, and for anything but plain arrays.
@@ -94,9 +94,8 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
     """What was looked for in a folder, and what to do with what is there instead."""
-    remedy = (
-        f"{path} must hold {join_first([f'{name}.npy' for name in inputs])}, or a folder of .npy files for each of "
-    )
+    files_text = join_first([f"{name}.npy" for name in inputs])
+    remedy = f"{path} must hold {files_text}, or a folder of .npy files for each of "
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
     file_names = sorted(file.name for file in path.iterdir())
     arrays = [name for name in file_names if name.endswith((".npz", ".safetensors"))]

@@ -62,7 +62,7 @@ def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = 
 
     The same arguments give the same cases.
 
-    dims: of the model.  seed: of what is drawn.  values: kinds of values.
+    values: kinds of values.
     """
     generator = np.random.default_rng(seed)
     inner_cases = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
@@ -106,9 +106,8 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
         usage = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
         raise InputError(f"case {text!r} is not one of this model; write it as '{usage}'")
     lows = {dim.name: min(dim.min, 1) for dim in dims}
-    if not (
-        nth.isdecimal() and all(size.isdecimal() and int(size) >= lows[name] for name, size in case_fields.items())
-    ):
+    fits = all(size.isdecimal() and int(size) >= lows[name] for name, size in case_fields.items())
+    if not (fits and nth.isdecimal()):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
     sizes = tuple((dim.name, int(case_fields[dim.name])) for dim in dims)
     is_outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
@@ -133,8 +132,7 @@ def reach(precision: Precision) -> tuple[float, float]:
 def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
-    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come.
-    specs: of the inputs.  seed: of what is drawn.  precision: of the engine."""
+    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
     golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)

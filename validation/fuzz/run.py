@@ -38,7 +38,6 @@ CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
 class FuzzedCase:
     """A case and its verdict. case: in the words that `parse_only` reads.  outside: no profile covers the sizes.
 
-    failed: the failed checks.
     sizes: dim -> size.  values: their kind.  draw: number of the drawing.  outcome, reason: the verdict, and why.
     """
 
@@ -64,8 +63,7 @@ class SmallestCase(FuzzedCase):
 class FuzzReport:
     """The report of fuzzing one engine: all cases in order. passed: no case failed, and one was judged.
 
-    counts: of cases by verdict.
-    seed: of the cases.  smallest: the smallest failing ones.
+    counts: of cases by verdict.  smallest: the smallest failing ones.
     """
 
     seed: int
@@ -90,9 +88,8 @@ class FuzzSides:
     """The graph (reference) and the engine (candidate), with their limits. exact: the model in float64, if available.
 
     limits: for real values.  documented: for other values, which no limits were measured on.  usual: by output, the
-    drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.  other_sizes:
-    limits at sizes that the golden set lacks, where they differ.
-    precision: of the engine.
+    drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.  other_sizes: limits
+    at sizes that the golden set lacks, where they differ.
     """
 
     reference: Session
@@ -187,12 +184,10 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
         return False
     unit = float(np.finfo(np.float32).eps) * 10 ** (ROUNDING_DB.get(sides.precision, ROUNDING_DB["bf16"]) / 20)
     rng = np.random.default_rng(0)
-    moved_inputs = {
-        name: np.asarray(array * (1 + unit * rng.choice([-1.0, 1.0], array.shape)), array.dtype)
-        if array.dtype.kind == "f" and name not in list_masks(inputs)
-        else array
-        for name, array in inputs.items()
-    }
+    moved_inputs, masks = dict(inputs), list_masks(inputs)
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and name not in masks:
+            moved_inputs[name] = np.asarray(array * (1 + unit * rng.choice([-1.0, 1.0], array.shape)), array.dtype)
     try:
         again = run(sides.reference, moved_inputs)
         judged_pair = _mask_unjudged(expected[check.output], again[check.output], sides)
@@ -269,8 +264,7 @@ def fuzz(
     sides: FuzzSides,
     seed: int,
 ) -> FuzzRun:
-    """Try every case, and make the first failures small. specs: inputs of the model.  golden: groups of real inputs.
-    cases: what to try.  dims: of the model.  sides: graph and engine.  seed: of the values."""
+    """Try every case, and make the first failures small. golden: groups of real inputs.  cases: what to try."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
@@ -289,7 +283,7 @@ def shrink(
 ) -> FuzzOutcome:
     """The outcome of the smallest case that was found to fail too; a case outside of all profiles stays as it is.
 
-    failing: the outcome to begin from.  specs, dims: of the model.  attempt: tries a case.
+    failing: the outcome to begin from.  attempt: tries a case.
     """
     if failing.case.outside:
         return failing

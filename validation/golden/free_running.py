@@ -30,8 +30,8 @@ STEP = "step"
 class Roller:
     """Runs a model through a sequence from its beginning.
 
-    inputs: of the model.  ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the
-    same in all of them.  dim: as in `GoldenSequences`.
+    ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the same in all of them.
+    dim: as in `GoldenSequences`.
     states: the inputs and outputs that are carried.
     """
 
@@ -44,7 +44,7 @@ class Roller:
     def roll(self, run: Callable[[Tensors], Tensors], inputs: Tensors) -> dict[str, Array]:
         """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are; where steps have
         several samples, an output that grows with them is cut into places. Of one that is a state, beside others that
-        are none, what the last step left, since it holds all steps or what became of them. run: the model.
+        are none, what the last step left, since it holds all steps or what became of them.
 
         Raises DataError for inputs without a step, and what the model raises.
         """

@@ -42,15 +42,15 @@ _KINDS = "biuf"
 _NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _FORMAT = 1
 # Before the names of the tensors of sequences.
-_SEQUENCES = "sequences/"
+SEQUENCES = "sequences/"
 
 CaseKind = Literal["golden", "edge"]
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One run of the model: inputs, and the outputs expected for them, by name.  name: for messages.  kind: 'golden'
-    for real data, 'edge' at an end of a dim."""
+    """One run of the model: inputs, and the outputs expected for them, by name.  kind: 'golden' for real data, 'edge'
+    at an end of a dim."""
 
     name: str
     kind: CaseKind
@@ -59,7 +59,9 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _CaseName:
+class CaseName:
+    """The name and the kind of a case, as files of a golden set have them."""
+
     name: str
     kind: CaseKind
 
@@ -70,7 +72,7 @@ class _SequencesHeader:
 
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
-    cases: tuple[_CaseName, ...]
+    cases: tuple[CaseName, ...]
     noise: Noise | None = None
     places: tuple[tuple[int, ...], ...] = ()
     dim: str = ""
@@ -81,7 +83,7 @@ class _GoldenHeader:
     """The metadata of a golden set's file."""
 
     format: int
-    cases: tuple[_CaseName, ...]
+    cases: tuple[CaseName, ...]
     noise: Noise | None = None
     sequences: _SequencesHeader | None = None
 
@@ -145,7 +147,7 @@ class GoldenSet:
             raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
         sequences = None
         if sequence_header := golden_header.sequences:
-            inner = GoldenSet(_StoredCases(path, sequence_header.cases, names, _SEQUENCES), noise=sequence_header.noise)
+            inner = GoldenSet(_StoredCases(path, sequence_header.cases, names, SEQUENCES), noise=sequence_header.noise)
             sequences = GoldenSequences(
                 sequence_header.states, sequence_header.ends, inner, sequence_header.places, sequence_header.dim
             )
@@ -171,12 +173,8 @@ class GoldenSequences:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The steps of each sequence."""
-        return tuple(_count_steps(case.inputs) for case in self.golden.cases)
-
-
-def _count_steps(inputs: Tensors) -> int:
-    begins = inputs.get(BEGINS)
-    return len(next(iter(inputs.values()))) if begins is None else int(begins.sum())
+        inputs = (case.inputs for case in self.golden.cases)
+        return tuple(int(x[BEGINS].sum()) if BEGINS in x else len(next(iter(x.values()))) for x in inputs)
 
 
 def freeze(
@@ -188,9 +186,7 @@ def freeze(
 ) -> GoldenSet:
     """The golden set of a model, which is run once for each case.
 
-    samples: opened samples, or groups of inputs.  specs: of the model's inputs.  run: the model.  labels: of the
-    samples.
-    dims: of the inputs.
+    samples: opened samples, or groups of inputs.  labels: of the samples.
     Raises DataError without samples, or for tensors that are no numpy numbers, and ModelError where the model does not
     run, with the sizes of an edge.
     """
@@ -214,7 +210,7 @@ def case_kinds(golden: GoldenSet) -> list[CaseKind]:
     return [case.kind for case in _headings(golden)]
 
 
-def _headings(golden: GoldenSet) -> "Sequence[Case] | Sequence[_CaseName]":
+def _headings(golden: GoldenSet) -> "Sequence[Case] | Sequence[CaseName]":
     return golden.cases.named if isinstance(golden.cases, _StoredCases) else golden.cases
 
 
@@ -247,11 +243,10 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
 
 @dataclass(frozen=True)
 class _StoredCases(Sequence[Case]):
-    """The cases of a file, each read on access. named: of each case.  names: of all tensors.  root: before the names of
-    these."""
+    """The cases of a file, each read on access. named: of each case.  root: before the names of these."""
 
     path: Path
-    named: tuple[_CaseName, ...]
+    named: tuple[CaseName, ...]
     names: tuple[str, ...]
     root: str = ""
 
@@ -294,35 +289,37 @@ def _encode(golden: GoldenSet) -> bytes:
     from safetensors.numpy import save
 
     tensors: dict[str, Array] = {} if golden.labels is None else {"labels": np.asarray(golden.labels, order="C")}
-    tensors |= _tensors(golden)
+    tensors |= name_tensors(golden)
     sequences = None
     if inner := golden.sequences:
-        tensors |= {_SEQUENCES + name: array for name, array in _tensors(inner.golden).items()}
-        fields = _names(inner.golden), inner.golden.noise, inner.places, inner.dim
+        fields = name_cases(inner.golden), inner.golden.noise, inner.places, inner.dim
         sequences = _SequencesHeader(inner.states, inner.ends, *fields)
-    header = encode(_GoldenHeader(_FORMAT, _names(golden), golden.noise, sequences))
+    header = encode(_GoldenHeader(_FORMAT, name_cases(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 
 
-def _names(golden: GoldenSet) -> tuple[_CaseName, ...]:
-    return tuple(_CaseName(case.name, case.kind) for case in _headings(golden))
+def name_cases(golden: GoldenSet) -> tuple[CaseName, ...]:
+    """The name and the kind of each case, in order."""
+    return tuple(CaseName(case.name, case.kind) for case in _headings(golden))
 
 
-def _tensors(golden: GoldenSet) -> dict[str, Array]:
+def name_tensors(golden: GoldenSet) -> dict[str, Array]:
+    """The tensors of all cases and sequences, in C order, by their names in a file."""
     tensors: dict[str, Array] = {}
     for index, case in enumerate(golden.cases):
         for side, arrays in (("in", case.inputs), ("out", case.expected)):
-            tensors |= {
-                golden_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()
-            }
+            prefix = golden_prefix(index, side)
+            tensors |= {prefix + name: np.asarray(value, order="C") for name, value in arrays.items()}
+    if golden.sequences:
+        tensors |= {SEQUENCES + name: array for name, array in name_tensors(golden.sequences.golden).items()}
     return tensors
 
 
 @dataclass(frozen=True)
 class GoldenChange:
-    """The change from one golden set to another. before, after: their digests.  cases: the number of cases after.
+    """The change from one golden set to another. cases: the number of cases after.
 
-    added, removed: names of cases.  inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
+    inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
     largest: by output, the greatest absolute difference (of integers, the share of elements that differ) and its case;
     infinite where the output has another shape or kind, or one is not finite.  labels, noise, sequences: whether those
     differ.

@@ -26,13 +26,14 @@ from enginesmith.core.errors import (
     digest_of_file,
     is_digest,
 )
+from enginesmith.core.golden import golden_prefix
 from enginesmith.core.reports.proof import PackedArray, describe
 from enginesmith.core.state import State
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
-from validation.comparison.sessions import expected_checks, run
-from validation.golden.golden_set import Case, CaseKind, GoldenSequences, GoldenSet
+from validation.comparison.sessions import expected_checks, narrow, run
+from validation.golden.golden_set import SEQUENCES, Case, CaseName, GoldenSequences, GoldenSet, name_cases, name_tensors
 from validation.gpu.devices import BundledEngine, BundledEnsemble, RecordingSession, record_answers
 from validation.gpu.peers import Peer, TorchSession, make_peer
 from validation.gpu.results import (
@@ -59,15 +60,6 @@ from validation.limits.budget import default_budget
 FORMAT = 1
 _BROKEN = (DataError, IntegrityError, OSError, ValueError, EOFError, RecursionError)
 
-# Before the names of the arrays of sequences.
-_SEQUENCES = "sequences/"
-
-
-@dataclass(frozen=True)
-class _Heading:
-    name: str
-    kind: CaseKind
-
 
 @dataclass(frozen=True)
 class _SequencesDocument:
@@ -75,14 +67,14 @@ class _SequencesDocument:
 
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
-    cases: tuple[_Heading, ...]
+    cases: tuple[CaseName, ...]
     dim: str
 
 
 @dataclass(frozen=True)
 class _Header:
     digest: str
-    cases: tuple[_Heading, ...]
+    cases: tuple[CaseName, ...]
     arrays: str
     sequences: _SequencesDocument | None = None
     format: int = FORMAT
@@ -90,26 +82,14 @@ class _Header:
 
 def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
     """Write both files into a folder. digest: of the golden set in the registry."""
-    arrays, sequences = dict(_arrays(golden.cases)), None
+    sequences = None
     if inner := golden.sequences:
-        cases = inner.golden.cases
-        arrays |= {_SEQUENCES + name: array for name, array in _arrays(cases)}
-        sequences = _SequencesDocument(inner.states, inner.ends, _headings(cases), inner.dim)
+        sequences = _SequencesDocument(inner.states, inner.ends, name_cases(inner.golden), inner.dim)
     path = folder / "cases.npz"
     with path.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]  # by numpy's types any keyword may be allow_pickle
-    header = _Header(digest, _headings(golden.cases), digest_of_file(path), sequences)
+        np.savez(stream, **name_tensors(golden))  # type: ignore[arg-type]  # by numpy's types any keyword may be allow_pickle
+    header = _Header(digest, name_cases(golden), digest_of_file(path), sequences)
     (folder / "cases.json").write_bytes(canonical_json(encode(header)))
-
-
-def _headings(cases: Sequence[Case]) -> tuple[_Heading, ...]:
-    return tuple(_Heading(case.name, case.kind) for case in cases)
-
-
-def _arrays(cases: Sequence[Case]) -> Iterator[tuple[str, Array]]:
-    for index, case in enumerate(cases):
-        for side, tensors in (("in", case.inputs), ("out", case.expected)):
-            yield from ((f"{index:05d}/{side}/{name}", np.array(array, order="C")) for name, array in tensors.items())
 
 
 def load_cases(folder: Path) -> tuple[GoldenSet, str]:
@@ -124,16 +104,16 @@ def load_cases(folder: Path) -> tuple[GoldenSet, str]:
         arrays = {name: stored_array.whole() for name, stored_array in stored_arrays(path).items()}
         cases, sequences = _cases(header.cases, arrays), None
         if sequence_header := header.sequences:
-            steps = GoldenSet(_cases(sequence_header.cases, arrays, _SEQUENCES))
+            steps = GoldenSet(_cases(sequence_header.cases, arrays, SEQUENCES))
             sequences = GoldenSequences(sequence_header.states, sequence_header.ends, steps, dim=sequence_header.dim)
     except _BROKEN as error:
         raise IntegrityError(f"{folder} holds no golden cases ({str(error)[:200]}); carry it anew") from error
     return GoldenSet(cases, sequences=sequences), header.digest
 
 
-def _cases(headings: Sequence[_Heading], arrays: Mapping[str, Array], root: str = "") -> tuple[Case, ...]:
+def _cases(headings: Sequence[CaseName], arrays: Mapping[str, Array], root: str = "") -> tuple[Case, ...]:
     def side(index: int, which: str) -> dict[str, Array]:
-        prefix = f"{root}{index:05d}/{which}/"
+        prefix = root + golden_prefix(index, which)
         return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
     return tuple(
@@ -176,7 +156,7 @@ class TrialTerms:
 class TryEngine:
     """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
 
-    request: what is built.  options: of the backend.  model: the ONNX file.  terms: what is measured, and how long.
+    options: of the backend.  terms: what is measured, and how long.
     """
 
     request: BuildRequest
@@ -207,7 +187,7 @@ class TryEngine:
 class TryPeer:
     """Measure a way of PyTorch to run the graph as an engine is measured.
 
-    peer: the way.  request, model, cases, terms: as in `TryEngine`.
+    request, model, cases, terms: as in `TryEngine`.
     """
 
     peer: Peer
@@ -254,7 +234,7 @@ class ProveBundledEnsemble:
 
     What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry.
 
-    cases: a folder.  terms: as in `TryEngine`.
+    terms: as in `TryEngine`.
     """
 
     ensemble: BundledEnsemble
@@ -350,16 +330,10 @@ def _time(opener: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutco
         # Inputs of each distinct size of the cases, smallest first.
         sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
         for case in golden.cases:
-            session_inputs = _narrow(session, case.inputs)
+            session_inputs = narrow(session, case.inputs)
             sizes.setdefault(tuple(array.shape for array in session_inputs.values()), session_inputs)
         rows = _attempt("run failed", lambda: tuple(_row(session, sizes[key], terms) for key in sorted(sizes)))
     return replace(trial, load_again_s=again_s, latency=rows)
-
-
-def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Inputs with those that the session takes as float16 cast to it, as `comparison.sessions.run` does."""
-    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 
 
 def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
@@ -397,25 +371,15 @@ def _compare(
     """
     try:
         session = _open_peer(peer, model, request, terms)
-        inputs = _narrow(session, next(golden.of_kind("golden")).inputs)
+        inputs = narrow(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
         # One session for all openings, so that it compiles once.
-        pairs = run_interleaved(
-            (opener, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
-        )
-        time_comparison = compare_times(pairs)
+        openers = opener, lambda: nullcontext(session)
+        pairs = run_interleaved(openers, inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS)
+        times = compare_times(pairs)
     except Exception as error:
         return PeerComparison(peer, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return PeerComparison(
-        peer,
-        None,
-        _batch(inputs),
-        time_comparison.verdict,
-        time_comparison.ratios,
-        time_comparison.medians_s,
-        time_comparison.runs,
-        time_comparison.openings,
-    )
+    return PeerComparison(peer, batch=_batch(inputs), **vars(times))
 
 
 @contextmanager

@@ -142,8 +142,7 @@ class BundledNode:
 
 @dataclass(frozen=True)
 class BundledEnsemble:
-    """An engine of an ensemble. inputs, outputs: of the whole.  unit: its name.  digest: of the engine.  nodes: graphs
-    and functions, in order."""
+    """An engine of an ensemble. nodes: graphs and functions, in order."""
 
     unit: str
     digest: str
@@ -183,7 +182,7 @@ class OfflineBundle:
     """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
 
     ensembles: of a version that is one.  graphs: the folders of its graphs, by name.
-    model, version: of the registry.  engines: those that were carried.  folder: where they lie.
+    engines: those that were carried.
     """
 
     model: str
@@ -290,9 +289,8 @@ class ReplaySession(Session):
         """The answer that was recorded for these inputs. Raises IntegrityError where none was, or for a damaged one."""
         answer = self._answers.get(question(inputs, self._scope))
         if answer is None:
-            raise IntegrityError(
-                "no answer to it was recorded; carry the version anew, and run the kit with that folder"
-            )
+            remedy = "carry the version anew, and run the kit with that folder"
+            raise IntegrityError(f"no answer to it was recorded; {remedy}")
         return {name: unpack(value) for name, value in answer.items()}
 
 

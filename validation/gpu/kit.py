@@ -51,6 +51,7 @@ from validation.gpu.results import (
     Skipped,
     TrialOutcome,
 )
+from validation.latency.roofline.breakdown import count_crossing_bytes
 from validation.latency.roofline.costs import graph_costs
 from validation.limits.noise_floor import DoubleSession
 
@@ -63,12 +64,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KitOptions:
-    """What to run. models: names of the kit's models.  backends: names; empty for all.  seconds: of each latency.
+    """What to run. backends: names; empty for all.  seconds: of each latency.
 
     peers: ways of PyTorch to run a model; engines are compared with the first and the last.  carry: folders of
     published engines.  timeout_s: of each try.
-    device: 'cuda' or 'cpu'.  precisions: those to build.  size: of the kit's models.  peaks: whether peak rates are
-    measured.
+    device: 'cuda' or 'cpu'.  size: of the kit's models.  peaks: whether peak rates are measured.
     """
 
     device: str
@@ -85,7 +85,7 @@ class KitOptions:
 
 @dataclass
 class _Bench:
-    """The state of a run of the kit. folder: for its files.  say: receives a line on each try.
+    """The state of a run of the kit. say: receives a line on each try.
 
     keep: receives the results so far, after each try.  cases: the folder of each model's golden cases.
     """
@@ -113,10 +113,8 @@ class _Bench:
             run_outcome: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
         except EnginesmithError as error:
             run_outcome = _describe_end(error)
-        outcome, reason = (
-            (run_outcome.outcome, run_outcome.reason) if isinstance(run_outcome, TrialOutcome) else ("done", None)
-        )
-        self.say(f"{name}: {outcome}" + (f", {reason}" if reason else ""))
+        ending = run_outcome if isinstance(run_outcome, TrialOutcome) else TrialOutcome(outcome="done")
+        self.say(f"{name}: {ending.outcome}" + (f", {ending.reason}" if ending.reason else ""))
         return run_outcome
 
     def try_(self, name: str, request: Request[TrialOutcome]) -> TrialOutcome:
@@ -227,14 +225,7 @@ def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
     for batch in sorted({model.batch.min, model.batch.opt, model.batch.max}):
         costs = graph_costs(model.path, model.inputs, {"batch": batch})
         operations = 2 * sum(cost.macs for cost in costs.costs)
-        produced_names = {name for node in costs.nodes for name in node.makes}
-        input_bytes = {
-            name: size for node in costs.nodes for name, size in node.reads.items() if name not in produced_names
-        }
-        output_bytes = {
-            name: size for node in costs.nodes for name, size in node.makes.items() if name in costs.outputs
-        }
-        moved_bytes = sum(input_bytes.values()) + sum(output_bytes.values())
+        moved_bytes = count_crossing_bytes(costs.nodes, costs)
         least_s = roofs.least_s(operations, moved_bytes, _KINDS[model.precision]) if roofs else None
         rows.append(BatchCosts(batch, operations, moved_bytes, least_s))
     return ModelCosts(model_key(model), tuple(rows))
@@ -247,9 +238,8 @@ def _peers_for(bench: _Bench) -> list[Peer]:
 def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     target, key = bench.device.target, model_key(model)
     request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
-    trial_outcome = bench.try_(
-        f"{PEERS[peer]}, {key}", TryPeer(peer, request, model.path, bench.cases[key], bench.terms())
-    )
+    trial = TryPeer(peer, request, model.path, bench.cases[key], bench.terms())
+    trial_outcome = bench.try_(f"{PEERS[peer]}, {key}", trial)
     return KitTrial(
         **vars(trial_outcome),
         kind="peer",
@@ -267,15 +257,14 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     place = (task.model.path, bench.cases[key])
     trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared_peers))
     trial_outcome = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
-    precision, backend, options = request.precision, request.backend, dict(task.options)
     return KitTrial(
         **vars(trial_outcome),
         kind=kind,
         model=key,
-        precision=precision,
-        backend=backend,
+        precision=request.precision,
+        backend=request.backend,
         built_for=request.target.name,
-        options=options,
+        options=dict(task.options),
     )
 
 

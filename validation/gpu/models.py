@@ -42,8 +42,7 @@ _SEED = 20
 
 @dataclass(frozen=True)
 class KitModel:
-    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs.  name: of the
-    model.  path: of its file."""
+    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs."""
 
     name: str
     path: Path
@@ -67,7 +66,7 @@ class KitModel:
 def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
     """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere.
 
-    name: of the model.  precision: that it computes in.  size: 'real', or a small one for tests.
+    precision: that it computes in.  size: 'real', or a small one for tests.
     """
     network = _Drawn(_DTYPES[precision])
     shape, batch = MODELS[name](network, size)
@@ -218,7 +217,6 @@ class BuildTask:
     """An engine to build and run. request: its target may be another one than this machine's.
 
     options: of the backend, those that are not the defaults.
-    name: for messages.  model: what is built.
     """
 
     name: str

@@ -65,8 +65,7 @@ class TorchSession(Session):
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
     """The graph as a callable of PyTorch, which compiles at its first call for each shape.
 
-    peer: the way that PyTorch runs it.  model: the ONNX file.  request: shapes and precision.  device: as torch names
-    it.
+    peer: the way that PyTorch runs it.  request: shapes and precision.  device: as torch names it.
     Raises EnginesmithError with torch's message where PyTorch cannot run it.
     """
     import torch
@@ -81,9 +80,8 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
             # Compiled for each size, as where speed matters; with dynamic sizes max-autotune leaves CUDA graphs out.
             return torch.compile(module, mode=_MODES[peer], dynamic=False)
     except (RuntimeError, AssertionError) as error:
-        raise EnginesmithError(
-            f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        reason = " ".join(str(error).split())[:300]
+        raise EnginesmithError(f"{PEERS[peer]} does not take {model.name}: {reason}") from error
     return module
 
 

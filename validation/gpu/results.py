@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -97,12 +98,9 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
     side = _SIDE[device]
 
-    def plain(dtype: "torch.dtype") -> Callable[[], Callable[[], object]]:
-        def make_product() -> Callable[[], object]:
-            left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-            return lambda: torch.mm(left, right)
-
-        return make_product
+    def plain(dtype: "torch.dtype") -> Callable[[], object]:
+        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        return lambda: torch.mm(left, right)
 
     def whole() -> Callable[[], object]:
         left, right = (torch.randint(-127, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))
@@ -113,13 +111,12 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
         scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
 
-    plain_products = {
-        "float32": plain(torch.float32),
-        "float16": plain(torch.float16),
-        "bfloat16": plain(torch.bfloat16),
-    }
-    gpu_products = {"tf32": plain(torch.float32), "fp8": eighth} if device == "cuda" else {}
-    return {**plain_products, **gpu_products, "int8": whole}
+    products: dict[str, Callable[[], Callable[[], object]]] = {}
+    for name in ("float32", "float16", "bfloat16"):
+        products[name] = partial(plain, getattr(torch, name))
+    if device == "cuda":
+        products |= {"tf32": partial(plain, torch.float32), "fp8": eighth}
+    return products | {"int8": whole}
 
 
 def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:
@@ -147,9 +144,8 @@ def _best(run: Callable[[], object], device: str) -> float:
 # device, host, software        what was measured, and by which versions
 # peaks                         the roofs, measured by torch
 # models                        the kit's own: operations and compulsory bytes of a run at each batch
-# tries                         each with kind ('engine', 'other generation', 'peer'), outcome,
-# reason,
-#                               checks, latency, races
+# tries                         each with kind ('engine', 'other generation', 'peer'), outcome, reason, checks, latency,
+#                               races
 # skipped                       what was not tried, and why
 # carried                       published engines with their answers, for `enginesmith validate --import`
 #
@@ -165,8 +161,8 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class DeviceLatency:
-    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles.  runs: their
-    number.  median_s, low_s, high_s: those three."""
+    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles.  median_s,
+    low_s, high_s: those three."""
 
     runs: int
     median_s: float
@@ -179,7 +175,7 @@ class BatchLatency:
     """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up came to an end.
 
     busy: why the machine counts as busy meanwhile.  device: None where the session does not give its device's time.
-    batch: samples of a run.  runs: their number.  median_s: seconds.  quantiles: with intervals.
+    batch: samples of a run.  quantiles: with intervals.
     """
 
     batch: int
@@ -212,11 +208,10 @@ class PeerComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """The outcome of one try. outcome: an `Outcome`.  load_s, load_again_s: of the first opening and the next.
+    """The outcome of one try. load_s, load_again_s: of the first opening and the next.
 
     took_s: of its process in all.  races: comparisons with PyTorch.  answers: of a carried engine.
-    name: of the try.  reason: why it is not finished.  build_s: seconds.  size_bytes: of the engine.
-    notes: of the compiler.  checks: against the golden cases.  latency: at each size.  versions: of packages.
+    reason: why it is not finished.  checks: against the golden cases.  latency: at each size.
     """
 
     outcome: str = "not finished"
@@ -237,8 +232,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class KitTrial(TrialOutcome):
-    """A try of an engine of a kit's model, or of PyTorch. model: 'mlp fp16'.  options: of the backend.  precision: of
-    the engine.  built_for: name of the target."""
+    """A try of an engine of a kit's model, or of PyTorch. model: 'mlp fp16'.  options: of the backend."""
 
     kind: str
     model: str
@@ -251,7 +245,7 @@ class KitTrial(TrialOutcome):
 @dataclass(frozen=True, kw_only=True)
 class OfflineTrial(TrialOutcome):
     """A try of a published engine. manifest, golden, engine: digests.  model, version, unit: what was tried.
-    build_key: of the engine.  created_at: of the trial, ISO 8601, UTC."""
+    created_at: of the trial, ISO 8601, UTC."""
 
     model: str
     version: str
@@ -265,8 +259,7 @@ class OfflineTrial(TrialOutcome):
 
 @dataclass(frozen=True)
 class Skipped:
-    """A try that was not made. refused: by the backend; else the backend is not installed, or not for this target.
-    model, backend, precision, built_for: of the engine.  reason: in words."""
+    """A try that was not made. refused: by the backend; else the backend is not installed, or not for this target."""
 
     name: str
     model: str
@@ -280,7 +273,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs.  operations: of a run.
+    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs.
     moved_bytes: to and from memory."""
 
     batch: int
@@ -301,7 +294,7 @@ class ModelCosts:
 class Results:
     """All results, as the module describes. seconds: of each latency.  size: of the kit's models.  created_at: ISO
     8601, UTC.  device, host, software: what was measured on.  peaks: None where they were not measured.  tries,
-    skipped: of the kit's models.  carried: of published engines.  kind, format: of this document."""
+    skipped: of the kit's models.  carried: of published engines."""
 
     created_at: str
     device: KitDevice

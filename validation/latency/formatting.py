@@ -83,9 +83,7 @@ def find_changes(values: Sequence[float]) -> list[LevelChange]:
     detector = KernelCPD(kernel="linear", min_size=LEAST_LEVEL)
     ends = detector.fit(signal.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
     edges = [0, *ends]
-    return [
-        _change(logs, noise, edges[index - 1], edges[index], edges[index + 1]) for index in range(1, len(edges) - 1)
-    ]
+    return [_change(logs, noise, *places) for places in zip(edges, edges[1:], edges[2:], strict=False)]
 
 
 def noise_of(logs: Array) -> float:
@@ -109,9 +107,8 @@ def clip(logs: Array, noise: float) -> Array:
 def _change(logs: Array, noise: float, start: int, index: int, end: int) -> LevelChange:
     before, after = float(np.median(logs[start:index])), float(np.median(logs[index:end]))
     error = noise * math.sqrt(1 / (index - start) + 1 / (end - index))
-    return LevelChange(
-        int(index), math.exp(after - before), (after - before) / error, math.exp(before), math.exp(after)
-    )
+    growth = after - before
+    return LevelChange(int(index), math.exp(growth), growth / error, math.exp(before), math.exp(after))
 
 
 # A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis.
@@ -184,10 +181,8 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
         yield f"too few runs for {', '.join(scarce_names)}"
     delayed_buckets = [bucket for bucket in report.buckets if bucket.mean_s >= HELD_UP * bucket.median_s]
     if delayed_buckets:
-        means = (
-            f"{format_plain(bucket.mean_s / bucket.median_s)} times the median at {bucket.name}"
-            for bucket in delayed_buckets
-        )
+        growths = {bucket.name: bucket.mean_s / bucket.median_s for bucket in delayed_buckets}
+        means = (f"{format_plain(growth)} times the median at {name}" for name, growth in growths.items())
         yield f"some runs were delayed: the mean is {', '.join(means)}"
     if report.busy:
         yield f"the machine was busy: {join_reasons(report.busy)}; the times describe a busy machine"
@@ -198,11 +193,8 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     yield f"on {report.machine}, {report.created_at}"
     import_note = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
     first_runs = ", ".join(f"{seconds_text(bucket.first_s)} at {bucket.name}" for bucket in report.buckets)
-    runtime_note = (
-        "runtime: the runtime's own call, its median; p50 and on: "
-        if any(row.runtime for row in report.buckets)
-        else ""
-    )
+    has_runtime = any(row.runtime for row in report.buckets)
+    runtime_note = "runtime: the runtime's own call, its median; p50 and on: " if has_runtime else ""
     several = f"predict one more process; measured over {report.processes} processes"
     intervals = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
     yield f"{runtime_note}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
@@ -322,11 +314,8 @@ _SEEN = 0.99
 def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     """SVG of the distribution of latency at each bucket, on a logarithmic axis."""
     first_buckets = buckets[:MOST_CURVES]
-    ends = [
-        end
-        for bucket in first_buckets
-        for end in (bucket.curve[0], bucket.curve[round(_SEEN * (len(bucket.curve) - 1))])
-    ]
+    curves = [bucket.curve for bucket in first_buckets]
+    ends = [end for curve in curves for end in (curve[0], curve[round(_SEEN * (len(curve) - 1))])]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -416,8 +405,7 @@ class LatencyView:
     """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
 
     measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
-    name: of the engine.  machine: in words.  busy: whether it counted as busy.  remarks, lines: sentences.
-    columns, node_columns: of the tables.
+    busy: whether it counted as busy.
     """
 
     name: str

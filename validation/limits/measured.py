@@ -26,8 +26,8 @@ _WORST = "as the worst golden sample"
 
 @dataclass(frozen=True)
 class Value:
-    """One metric. limit: None where it is only reported.  value: None where there is nothing to measure.  name: of the
-    metric.  note: what a person should know of it, or ''."""
+    """One metric. limit: None where it is only reported.  value: None where there is nothing to measure.  note: what a
+    person should know of it, or ''."""
 
     name: str
     limit: float | None

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 # Cases of each kind that are measured: one in float64 takes as long as several inferences.
 MOST_CASES = 2
 # Operators with a random result, so that two runs differ by more than rounding.
-_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
 def random_operator(model: "ModelProto") -> str | None:
     """The type of the first operator of a model with a random result; None without any."""
-    return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in _RANDOM), None)
+    return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in RANDOM), None)
 
 
 class DoubleSession:
@@ -57,9 +57,8 @@ class DoubleSession:
             light_model = without_weights(outline)
             weight_names = {initializer.name for initializer in light_model.graph.initializer}
             # Beside the model, since protobuf would hold and copy them in float64.
-            self._weights = {
-                i.name: _as_double(to_array(i)) for i in outline.graph.initializer if i.name not in weight_names
-            }
+            outside_tensors = [tensor for tensor in outline.graph.initializer if tensor.name not in weight_names]
+            self._weights = {tensor.name: _as_double(to_array(tensor)) for tensor in outside_tensors}
             _widen(light_model)
             self._evaluator = ReferenceEvaluator(light_model, new_ops=_operators())
         except Exception as error:  # RuntimeError for an operator of this opset, NotImplementedError for another domain

@@ -80,10 +80,8 @@ class Decisions:
             distinct = min(elements, self.case or self.elements)
             ties = math.ceil(distinct / self.together)
             seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-            allowance = (
-                min(distinct, self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties))
-                / distinct
-            )
+            moved = self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties)
+            allowance = min(distinct, moved) / distinct
         return math.floor(1e4 * (MOST - allowance)) / 1e4
 
     @property

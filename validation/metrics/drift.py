@@ -21,8 +21,7 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 # - kl            sum P log(P / Q), the Kullback-Leibler divergence (Kullback and Leibler, "On Information and
 #                 Sufficiency", 1951), in nats
 # - js            (KL(P, M) + KL(Q, M)) / 2 with M = (P + Q) / 2, the Jensen-Shannon divergence (Lin, "Divergence
-# Measures
-#                 Based on the Shannon Entropy", 1991), in nats, at most log 2
+#                 Measures Based on the Shannon Entropy", 1991), in nats, at most log 2
 #
 # A constant added to a row changes none of them.
 #
@@ -160,9 +159,8 @@ def measure_rows(
         else:
             if counted is not None:
                 e, a = (part[counted[block].reshape(-1)] for part in (e, a))
-            total = total.merge(
-                _measure_decisions(e, a, total.k, max(0, MOST_LOOKED_AT - sum(total.looked_at.values())))
-            )
+            max_rows = max(0, MOST_LOOKED_AT - sum(total.looked_at.values()))
+            total = total.merge(_measure_decisions(e, a, total.k, max_rows))
         start += len(e)
     return total
 
@@ -170,7 +168,13 @@ def measure_rows(
 def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int) -> RowSums:
     e, a = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
-    kl, js = _divergences(e[finite], a[finite])
+    log_p, log_q = log_softmax(e[finite]), log_softmax(a[finite])
+    p, q = np.exp(log_p), np.exp(log_q)
+    # Where it is smaller than tiny, so are its factors; rounding may leave both divergences a little outside.
+    log_m = np.log(np.maximum((p + q) / 2, np.finfo(np.float64).tiny))
+    kl = np.maximum(np.einsum("ij,ij->i", p, log_p - log_q), 0)
+    js = (np.einsum("ij,ij->i", p, log_p - log_m) + np.einsum("ij,ij->i", q, log_q - log_m)) / 2
+    js = np.clip(js, 0, math.log(2))
     worst_index = None
     if len(js):
         row = start + int(np.flatnonzero(finite)[np.argmax(js)])
@@ -194,9 +198,9 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
         lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
     labels = decisions[:max_rows]
     return RowSums(
-        len(e), int(agreeing.sum()), math.nan, k=k, named=_count(decisions), changed=_count(decisions[~agreement]),
-        ahead=tuple(ahead.tolist()), leads={name: tuple(lead[labels == name].tolist()) for name in _count(labels)},
-        classes=classes,
+        len(e), int(agreeing.sum()), math.nan, k=k, named=count_classes(decisions),
+        changed=count_classes(decisions[~agreement]), ahead=tuple(ahead.tolist()), classes=classes,
+        leads={name: tuple(lead[labels == name].tolist()) for name in np.unique(labels).tolist()},
     )  # fmt: skip
 
 
@@ -212,13 +216,14 @@ def _lead(rows: Array, middle: float) -> Array:
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
     """The decisions of integers, each of which is the class that it names; None of more than `MOST_CLASSES`."""
     e, agreement = expected.reshape(-1), (expected == actual).reshape(-1)
-    id_counts = _count(e)
+    id_counts = count_classes(e)
     if len(id_counts) > MOST_CLASSES:
         return None
-    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=_count(e[~agreement]))
+    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=count_classes(e[~agreement]))
 
 
-def _count(classes: Array) -> dict[int, int]:
+def count_classes(classes: Array) -> dict[int, int]:
+    """How often each class comes."""
     distinct, counts = np.unique(classes, return_counts=True)
     return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
 
@@ -240,18 +245,11 @@ def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
     return float((members & ~np.isnan(np.take_along_axis(a, top, axis=1))).sum() / k)
 
 
-def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
-    log_p, log_q = _log_softmax(e), _log_softmax(a)
-    p, q = np.exp(log_p), np.exp(log_q)
-    kl = np.einsum("ij,ij->i", p, log_p - log_q)
-    log_m = np.log(np.maximum((p + q) / 2, np.finfo(np.float64).tiny))  # where it is smaller, so are its factors
-    js = (np.einsum("ij,ij->i", p, log_p - log_m) + np.einsum("ij,ij->i", q, log_q - log_m)) / 2
-    return np.maximum(kl, 0), np.clip(js, 0, math.log(2))  # rounding may leave them a little outside
-
-
-def _log_softmax(values: Array) -> Array:
-    logits = values - values.max(axis=1, keepdims=True)
-    return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+def log_softmax(logits: Array) -> Array:
+    """Logarithms of the probabilities [rows, classes]; NaN in a row with NaN or an infinity above zero."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted_logits = logits - logits.max(axis=1, keepdims=True)
+        return np.asarray(shifted_logits - np.log(np.exp(shifted_logits).sum(axis=1, keepdims=True)))
 
 
 # How far an output moved: metrics over pairs of arrays, in one pass; parts merge into the drift of the whole.
@@ -268,8 +266,7 @@ def _log_softmax(values: Array) -> Array:
 #             samples: an offset, however large, is no signal
 # - slice_sqnr_db     sqnr_db of the worst slice: of one index of one axis (`slices`)
 # - quartile_sqnr_db  centered_sqnr_db that three of four samples have or more: the mean squared error of a sample
-# against
-#             the variation of all. A few samples with much greater errors do not hide what most have (`SampleErrors`)
+#             against the variation of all. A few with much greater errors do not hide what most have (`SampleErrors`)
 #
 # The last three need to know the number of samples. On request, since they cost more: decisions along the last axis.
 #

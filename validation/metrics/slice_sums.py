@@ -211,7 +211,9 @@ class ChunkSums:
         if self._features is None:
             (expected_sq, error_sq), cross = _dots(pair, pair).tolist(), float(_dots(rows, error))
         else:
-            energies = _row_energies(error, self._width)
+            off = error.reshape(-1, self._width)
+            by_blas = NARROW <= self._width <= PIECE
+            energies = np.asarray(np.vecdot(off, off) if by_blas else np.einsum("ij,ij->i", off, off))
             expected_sq, error_sq, cross = float(_dots(rows, rows)), float(energies.sum()), float(_dots(rows, error))
         actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
         if not actual_sq > CANCELLED * expected_sq:
@@ -292,12 +294,6 @@ def _dots(left: Array, right: Array) -> Array:
     return np.asarray(dot_products)
 
 
-def _row_energies(error: Array, width: int) -> Array:
-    """The sum of squares of each row of `width` elements."""
-    rows = error.reshape(-1, width)
-    return np.asarray(np.vecdot(rows, rows) if NARROW <= width <= PIECE else np.einsum("ij,ij->i", rows, rows))
-
-
 # The passes over two arrays that a drift is summed up from: chunks in float64 that stay in the cache, on threads.
 #
 # Each part is a mapping of fields of `drift.Drift`. Parts come and are added up in order, so that the result does not
@@ -339,7 +335,7 @@ def _peak(values: Array) -> float:
 def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> Iterator[Part]:
     """The sums over spans of the flattened arrays.
 
-    expected, actual: of one shape.  exponent: sums are in units of 2^exponent.  threads: number of them.
+    expected, actual: of one shape.  exponent: sums are in units of 2^exponent.
     """
     shape, offset = expected.shape, 0
     if not (expected.flags.c_contiguous and actual.flags.c_contiguous):  # a flat view would copy them whole
@@ -381,9 +377,7 @@ def sampled_parts(
         shift = np.ldexp(sample_64, -exponent) if exponent else sample_64
         features = FeatureSums(shift.reshape(-1), len(e))
         tally = ChunkSums(exponent, features, shift.size)
-        step = max(
-            1, 2 * CHUNK // max(shift.size, 1)
-        )  # more calls a chunk than without features, which larger ones pay
+        step = max(1, 2 * CHUNK // max(shift.size, 1))  # more calls a chunk than without features; larger ones pay
         for first in range(start, min(start + rows, len(e)), step):
             index = (slice(first, min(first + step, start + rows)), *block)
             tally.take(e[index], a[index])
@@ -391,9 +385,8 @@ def sampled_parts(
         return block, part, features, np.concatenate(tally.energies)
 
     feature_sums: FeatureSums | None = None
-    for (_, start), (block, part, features, errors) in zip(
-        tasks, _in_threads(measure, tasks, threads, e.size), strict=True
-    ):
+    results = _in_threads(measure, tasks, threads, e.size)
+    for (_, start), (block, part, features, errors) in zip(tasks, results, strict=True):
         energies[start : start + rows] += errors
         if feature_sums is None:
             feature_sums = features

@@ -290,7 +290,6 @@ class WorstSlice:
     """A slice and its SQNR. limit_db: the SQNR that it must have; None without a limit.
 
     of_variation: whether the limit follows from its variation and is broken: more than half of that is lost.
-    axis, index: which slice.  sqnr_db: of it.
     """
 
     axis: int

@@ -59,15 +59,14 @@ class OutputTally:
         self.worst: list[Worst] = []
 
     def add(self, case: str, expected: Array, actual: Array, samples: int = 1, golden: bool = True) -> None:
-        """Add two arrays of one shape. samples: the length of axis 0 where its entries are samples; else 1.  case: its
-        name.  expected, actual: the arrays.  golden: whether its errors count in the distribution."""
+        """Add two arrays of one shape. samples: the length of axis 0 where its entries are samples; else 1.  golden:
+        whether its errors count in the distribution."""
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
         rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
         expected_rows, actual_rows = expected.reshape(rows, -1), actual.reshape(rows, -1)
-        quality = np.concatenate(
-            [self._take(expected_rows[part], actual_rows[part], golden) for part in _parts(*expected_rows.shape)]
-        )
+        parts = _parts(*expected_rows.shape)
+        quality = np.concatenate([self._take(expected_rows[part], actual_rows[part], golden) for part in parts])
         if golden:
             self.samples += rows
             self.sqnr += [] if self.exact else quality.tolist()
@@ -81,14 +80,11 @@ class OutputTally:
     def spread(self, stage: str, output: str) -> Spread:
         """The spread of what was added."""
         sqnr_values = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
-        quantile_values = (
-            sqnr_values
-            if len(sqnr_values) <= QUANTILES
-            else np.quantile(sqnr_values, np.linspace(0, 1, QUANTILES), method="lower")
-        )
+        if len(sqnr_values) > QUANTILES:
+            sqnr_values = np.quantile(sqnr_values, np.linspace(0, 1, QUANTILES), method="lower")
         errors = () if self.exact else self._quantiles()
         counts = self.elements, self.samples, self.equal, self.nonfinite
-        return Spread(stage, output, *counts, errors, tuple(quantile_values.tolist()), tuple(self.worst))
+        return Spread(stage, output, *counts, errors, tuple(sqnr_values.tolist()), tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
         """Count rows; returns the SQNR of each in decibels (rows,), or minus its unequal elements for integers."""
@@ -226,7 +222,7 @@ class Along:
         """Add what a sequence gave, (expected, actual) along axis 0 of steps; a single entry is what a state was left
         as, or a sequence of one step, which have no course.
 
-        output, case: names.  golden, samples: as of `Spreads.add`.  pair: the arrays.
+        golden, samples: as of `Spreads.add`.
         """
         expected, actual = pair
         if not golden or samples < 2:

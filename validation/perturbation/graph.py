@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.bodies import copied, list_bodies, opset_of, set_items, walk_nodes
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session, Tensors
+from validation.limits.noise_floor import RANDOM
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -47,23 +48,15 @@ SUMS = CORRECT | frozenset(("Conv", "CumSum", "Einsum", "Gemm", "MatMul", "Reduc
 STEPS = frozenset(("Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Round"))
 # Operators whose float constants determine sizes.
 SIZES = frozenset(("Range", "Resize"))
-RANDOM = frozenset(
-    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
-)
 # Constants of at most so many elements may be shapes, which inference needs for the ranks of other tensors.
 _SMALL = 256
 
 
 def inline_functions(model: "ModelProto") -> "ModelProto":
     """A copy of the model in which functions are inlined."""
-    from onnx import ModelProto
     from onnx.inliner import inline_local_functions
 
-    if model.functions:
-        return inline_local_functions(model)
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    return inline_local_functions(model) if model.functions else copied(model)
 
 
 def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
@@ -159,8 +152,7 @@ class Nodes:
                 self._constants[node.output[0]] = node.attribute[0].t
         outer_nodes, self._nodes = self._nodes, []
         yield
-        del graph.node[:]
-        graph.node.extend(self._nodes)
+        set_items(graph.node, self._nodes)
         self._nodes = outer_nodes
 
     def append(self, node: "NodeProto") -> None:
@@ -209,11 +201,11 @@ def with_rounding(
     from onnx import TensorProto, helper
 
     copy = inline_functions(model)
-    if next((opset.version for opset in copy.opset_import if opset.domain in ("", "ai.onnx")), 0) < _OPSET:
+    if opset_of(copy) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}")
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
-    rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in _nodes_of(copy.graph)) else MANY_UNITS
-    rounding.counts = any(rounding.steps(node) for node in _nodes_of(copy.graph))
+    rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in walk_nodes(copy.graph)) else MANY_UNITS
+    rounding.counts = any(rounding.steps(node) for node in walk_nodes(copy.graph))
     for name, kind in ((SKIP, TensorProto.BOOL), (FLIPS, TensorProto.FLOAT)):
         copy.graph.input.append(helper.make_tensor_value_info(name, kind, []))
     rounding.rewrite(copy.graph)
@@ -224,7 +216,7 @@ def with_rounding(
 
 def traits(model: "ModelProto") -> tuple[bool, bool]:
     """Whether a model of `with_rounding` has 16-bit roundings, which read SKIP, and whether it has grids (FLIPS)."""
-    inputs = {name for node in _nodes_of(model.graph) for name in node.input}
+    inputs = {name for node in walk_nodes(model.graph) for name in node.input}
     return SKIP in inputs, FLIPS in inputs
 
 
@@ -267,7 +259,11 @@ class _Rounding(Nodes):
             self.rewrite(body)
         narrow_cast = makers.get(node.input[0]) if node.op_type == "Cast" else None
         if narrow_cast is not None and _casts_to(node, _FLOAT) and _casts_to(narrow_cast, *_HALVES.values()):
-            self._skippable(node, narrow_cast.input[0])
+            name = node.output[0]
+            node.output[0] = rounded_name = f"{name}/rounding"
+            self.append(node)
+            self.add("Where", SKIP, narrow_cast.input[0], rounded_name)
+            self.rename(name)
         elif node.op_type == _QUANTIZE[1]:
             output, scale, zero = node.output
             node.output[0] = f"{output}/unmoved"
@@ -321,13 +317,6 @@ class _Rounding(Nodes):
 
     def _narrow(self, name: str) -> str:
         return self.add("Cast", self.add("Cast", name, to=self._half), to=_FLOAT)
-
-    def _skippable(self, widen: "NodeProto", exact_name: str) -> None:
-        name = widen.output[0]
-        widen.output[0] = rounded_name = f"{name}/rounding"
-        self.append(widen)
-        self.add("Where", SKIP, exact_name, rounded_name)
-        self.rename(name)
 
     def _move(self, name: str, step: str) -> str:
         """The tensor moved at random by up to a share of a step, so that about FLIPS elements are quantized otherwise.
@@ -397,13 +386,6 @@ def _casts_to(node: "NodeProto", *kinds: int) -> bool:
     return node.op_type == "Cast" and any(attr.name == "to" and attr.i in kinds for attr in node.attribute)
 
 
-def _nodes_of(graph: "GraphProto") -> Iterator["NodeProto"]:
-    for node in graph.node:
-        yield node
-        for body in list_bodies(node):
-            yield from _nodes_of(body)
-
-
 # Sessions of graphs that round as other kernels would, as `SKIP` and `FLIPS` say at each call.
 
 
@@ -440,11 +422,8 @@ def perturb_chain(
     """A chain of such graphs as one. opener: the chain with these sessions in the place of graphs, by name."""
     controls = dict[str, Array]()
     with opener({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
-        perturbations = graphs.values()
-        session = _Controls(chain, controls)
-        yield Perturbed(
-            session, any(graph.halves for graph in perturbations), any(graph.grids for graph in perturbations)
-        )
+        halves, grids = (any(getattr(graph, kind) for graph in graphs.values()) for kind in ("halves", "grids"))
+        yield Perturbed(_Controls(chain, controls), halves, grids)
 
 
 class _Controlled(Session):

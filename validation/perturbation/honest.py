@@ -22,15 +22,15 @@ import numpy as np
 from builders.execution.process import held_mib
 from builders.onnx_graphs.bodies import graph_bytes
 from enginesmith.arrays import Array
-from enginesmith.core.types import Precision, Session
-from validation.comparison.sessions import Opener, run
+from enginesmith.core.types import Session
+from validation.comparison.sessions import run
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
 from validation.limits.measured import of_golden
 from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.slices import fit_length
 from validation.metrics.tally import samples_of
-from validation.perturbation.graph import FLIPS, SKIP, Perturbed, perturb_graph
+from validation.perturbation.graph import FLIPS, SKIP, Perturbed
 
 # A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
 # depends on few elements, and its runs take no time.
@@ -105,28 +105,6 @@ class _Group:
     small: bool
 
 
-def honest_rounding(
-    graph: Path,
-    golden: GoldenSet,
-    reference: Session,
-    opens: Opener,
-    workdir: Path,
-    *,
-    half: Precision | None = None,
-    activation_blocks: bool = False,
-    thorough: bool = False,
-    whole: bool = False,
-) -> Iterator[Honest]:
-    """The drift of honest kernels of a graph, on some cases of the golden set, as `measure_rounding` yields it.
-
-    reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
-    half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
-    activation_blocks: as in `with_rounding`.  thorough, whole: as in `measure_rounding`.
-    """
-    perturbed_graph = perturb_graph(graph, opens, workdir, half, activation_blocks)
-    return measure_rounding([graph], perturbed_graph, golden, reference, thorough=thorough, whole=whole)
-
-
 def measure_rounding(
     graphs: Sequence[Path],
     perturbed: AbstractContextManager[Perturbed],
@@ -160,10 +138,8 @@ def measure_rounding(
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
             if thorough and few and (perturbed_graph.halves or perturbed_graph.grids):
                 groups = _groups(golden, is_small, reference, THOROUGH_SAMPLES, whole)
-                ways = [
-                    [way for way in _ways(perturbed_graph.halves, perturbed_graph.grids, group) if not way.draw]
-                    for group in groups
-                ]
+                ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
+                ways = [[way for way in group_ways if not way.draw] for group_ways in ways]
                 draws = range(THOROUGH_DRAWS)
                 passes = [[[replace(way, draw=draw) for way in group_ways] for group_ways in ways] for draw in draws]
                 for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
@@ -215,18 +191,16 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     drift_lists: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
     # The size of the data that is not measured over that of the data that is.
-    unmeasured_ratio = next(
-        (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0
-    )
+    ratios = (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden")
+    unmeasured_ratio = next(ratios, 0.0)
     for group, runs in zip(groups, group_runs, strict=True):
         for (output, way), sums in runs.items():
             if group.kind == "golden":
                 golden.setdefault(output, {})[way] = sums
             if sums.drift.mismatches is None:
                 drift = with_chance(sums.drift, sums.filled, sums.magnitudes)
-                drift_lists.setdefault((output, group.kind), []).append(
-                    replace(drift, error_sq=drift.error_sq * way.share)
-                )
+                drift = replace(drift, error_sq=drift.error_sq * way.share)
+                drift_lists.setdefault((output, group.kind), []).append(drift)
     drifts: dict[tuple[str, str], Drift] = {}
     for (output, kind), known_drifts in drift_lists.items():
         of_golden_cases = drift_lists.get((output, "golden"), known_drifts)
@@ -237,9 +211,8 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     decisions = {}
     for output, by_way in golden.items():
         if output not in floats:  # integers, by the way to round that changes most of them
-            sums = max(
-                (sums for way, sums in by_way.items() if way.natural), key=lambda sums: sums.drift.mismatches or 0
-            )
+            natural_sums = [sums for way, sums in by_way.items() if way.natural]
+            sums = max(natural_sums, key=lambda sums: sums.drift.mismatches or 0)
             unmeasured_count = round(unmeasured_ratio * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
             decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured_count, sums.case)
@@ -255,7 +228,7 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
 
 
 def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
-    """The ways to round that are run. halves, grids: of `traits`.
+    """The ways to round that are run.
 
     In a small model FEW flips are more than an honest kernel has, so it is also run without flips. A large one has
     more elements than that near a tie; there MANY flips are drawn twice, because few samples show their effect.

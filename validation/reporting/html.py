@@ -35,10 +35,6 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
-#
-# A copy for reading: nothing is proven or published from it.
-
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
 
 _SYMBOLS = {"proven": "✓", ON_RANDOM: "~", "unproven": "?", "failed": "✕", "refused": "-"}
@@ -57,8 +53,7 @@ class EngineRow:
     """An engine and the checks of its report.
 
     index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
-    ran: whether the engine itself was run, and not its graph alone.
-    entry: in the manifest.  failed_checks: their number.
+    ran: whether the engine itself was run, and not its graph alone.  entry: in the manifest.
     """
 
     index: int
@@ -88,8 +83,8 @@ class TargetGroup:
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  name: of the
-    graph or engine.  value: of the metric.  passed: whether it keeps the limit."""
+    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  passed: whether
+    it keeps the limit."""
 
     name: str
     kind: str
@@ -103,8 +98,7 @@ class TaskSection:
     """A task metric of each graph and of each engine that was run. title: with the output where several have it.
 
     limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
-    axis: its least and greatest value.
-    name: of the value.  points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
+    points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
     """
 
     title: str
@@ -118,8 +112,8 @@ class TaskSection:
 
 @dataclass(frozen=True)
 class VersionPage:
-    """The names that the template uses. counts: engines by status.  blind: how many of the unproven
-    golden data does not measure in full.  groups: by target, without refused engines.
+    """The names that the template uses. counts: engines by status.  blind: how many of the unproven golden data does
+    not measure in full.  groups: by target, without refused engines.
 
     precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
     by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
@@ -164,11 +158,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
-    plain_precisions = [
-        entry.precision
-        for entry in version.engines
-        if original and entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused"
-    ]
+    built = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
+    plain_precisions = [entry.precision for entry in built if original and entry.graph == original]
     return VersionPage(
         manifest=version,
         reference=version.reference,
@@ -205,10 +196,9 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
         usable_text = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
         return Headline("failed", f"{pluralize(failures, 'engine')} failed; {usable_text or 'there is none to pull'}")
     if unproven:
-        pending_count = unproven - blind
-        said = [f"{blind} not measured in full"] * bool(blind) + [
-            f"{pending_count} not yet run on their hardware"
-        ] * bool(pending_count)
+        said = [f"{blind} not measured in full"] if blind else []
+        if unproven > blind:
+            said.append(f"{unproven - blind} not yet run on their hardware")
         return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
     if counts[ON_RANDOM]:
         return Headline(ON_RANDOM, f"{proven} of {usable} proven, {counts[ON_RANDOM]} on random inputs")
@@ -324,10 +314,8 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
         "Toolchain": version.toolchain,
         "Host": version.host,
     }
-    fact_groups = {
-        title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()
-    }
-    return {title: group for title, group in fact_groups.items() if group}
+    facts = {title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()}
+    return {title: group for title, group in facts.items() if group}
 
 
 # The HTML page of a model version: one self-contained file, without scripts or network.
@@ -359,7 +347,7 @@ def templates() -> "Environment":
         "element": lambda value, digits=7: nonfinite_text(value) or digits_text(value, digits),
         "bytes": format_bytes,
         "metric": metric_text,
-        "shape": shape_text,
+        "shape": lambda shape: " × ".join(map(str, shape)) or "scalar",  # noqa: RUF001 - a multiplication sign
         "when": time_text,
         "seconds": lambda value: "" if value is None else seconds_text(value),
         "percent": lambda value: "" if value is None else percent_text(value),
@@ -385,11 +373,6 @@ def metric_text(value: float | None, name: str) -> str:
     if name.startswith("max_"):
         return f"{value:.2g}"
     return f"{value:.4f}".rstrip("0").rstrip(".") if value not in (0, 1) else f"{value:.0f}"
-
-
-def shape_text(shape: Sequence[int | str]) -> str:
-    """Sizes and names of dims, or 'scalar'."""
-    return " × ".join(map(str, shape)) or "scalar"  # noqa: RUF001 - a multiplication sign
 
 
 def time_text(timestamp: str) -> str:

@@ -55,17 +55,15 @@ def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
         set_axis(axes, "y", (0.0, 1.14), ticks=())
         # A line with its value at each end of the format's range, as far as the axis has it.
         ends = (edges[0], edges[-1])
-        wide = ends[1] - ends[0]
+        wide, ink = ends[1] - ends[0], COLOURS["ink"]
         for value in dict.fromkeys((start, end)):
             place = min(max(value, ends[0]), ends[1])
-            axes.plot(
-                [place] * 2, [0.0, 1.04], "--", color=COLOURS["ink"], linewidth=1.25, clip_on=False, gid=tag("range")
-            )
+            axes.plot([place] * 2, [0.0, 1.04], "--", color=ink, linewidth=1.25, clip_on=False, gid=tag("range"))
             if value == start and start != end and (end - start) / wide < 0.2:  # no room for two labels
                 continue
             part = (place - ends[0]) / wide
             side = "left" if part < 0.2 else "right" if part > 0.8 else "center"
-            axes.text(place, 1.08, number_text(value), ha=side, color=COLOURS["ink"], gid=tag("halo"))
+            axes.text(place, 1.08, number_text(value), ha=side, color=ink, gid=tag("halo"))
 
     return draw_svg("histogram", words, draw, (340, 150))
 
@@ -120,8 +118,8 @@ def decibels_text(sqnr_db: float | None) -> str:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`.  name, kind: of
-    the tensor.  sqnr, clipped, seen, range, scale, readers: fields of `QuantizedTensor` as text."""
+    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`.  sqnr, clipped,
+    seen, range, scale, readers: fields of `QuantizedTensor` as text."""
 
     name: str
     kind: str
@@ -140,7 +138,6 @@ class QuantizationSection:
     facts: (value, what it is).  rows, rest: rows of tensors, at once and on request.  omitted: how many have none.
     pictures: tensors with the SVG of their histogram.  sampled: whether some SQNR was measured on some rows only.
     frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  float_nodes: names by reason.
-    name: of the graph.
     """
 
     name: str
@@ -167,12 +164,11 @@ def quantizations(
 def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
-    histograms = [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram]
+    drawn = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
     choice_note, choice = "", record.choice
     if choice:
-        floor_note = (
-            "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
-        )
+        floor_text = "" if choice.floor_db is None else f"{number_text(choice.floor_db)} dB were asked for"
+        floor_note = floor_text and f", where at least {floor_text}"
         quality = decibels_text(choice.chosen.sqnr_db)
         choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{floor_note}."
     float_nodes: dict[str, list[str]] = {}
@@ -184,9 +180,7 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         rows=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple(
-            (row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms[:DRAWN] if histogram
-        ),
+        pictures=tuple((row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in drawn),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=frontier_svg(record.choice) if record.choice else "",
         chosen=choice_note,

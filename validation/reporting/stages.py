@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from enginesmith.core.reports.proof import DECISIONS, Check, FreeRunning, Report, Spread, Worst
 from enginesmith.core.text import pluralize
@@ -30,6 +30,7 @@ STAGES = {
 _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
+Measured = TypeVar("Measured", Spread, FreeRunning)
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (*(name for name, _ in Budget().items() if not at_most(name)), "agreement")
 
@@ -122,16 +123,14 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
         for output, cells in _cells(report):
             key = (report.precision, output, repr([cell and cell.checks for cell in cells.values()]))
             rows.setdefault(key, (cells, []))[1].append(report)
-    drift_rows = [
-        DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()
-    ]
+    found = [DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()]
     order: tuple[str, ...] = PRECISIONS
 
     def rank(row: DriftRow) -> tuple[bool, int]:
         precision = row.units[0].precision
         return not row.failed, order.index(precision) if precision in order else len(order)
 
-    return sorted(drift_rows, key=rank)
+    return sorted(found, key=rank)
 
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
@@ -176,12 +175,9 @@ def _cause(cells: Cells) -> str:
     """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
-    stage_checks = {stage: cell.worst.check for stage, cell in cells.items() if cell and cell.worst}
-    stage_sqnrs = sorted(
-        (check.value, stage)
-        for stage, check in stage_checks.items()
-        if check.name == "sqnr_db" and check.value is not None
-    )
+    checks = {stage: cell.worst.check for stage, cell in cells.items() if cell and cell.worst}
+    values = {stage: check.value for stage, check in checks.items() if check.name == "sqnr_db"}
+    stage_sqnrs = sorted((value, stage) for stage, value in values.items() if value is not None)
     if len(stage_sqnrs) < 2 or stage_sqnrs[0][0] == math.inf or stage_sqnrs[1][0] - stage_sqnrs[0][0] < _APART_DB:
         return ""
     return f"nearly all at {stage_sqnrs[0][1]}"
@@ -263,8 +259,7 @@ class ErrorDistribution:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample with an error. name: of its graph or engine.  off: its SQNR as text, or why there is none.  output: its
-    name.  worst: the sample."""
+    """A sample with an error. off: its SQNR as text, or why there is none."""
 
     name: str
     output: str
@@ -297,8 +292,7 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
 
 @dataclass(frozen=True)
 class CourseRow:
-    """The drift of an output along sequences. name: of its graph or engine.  parts: (first step, free running dB,
-    dB of single steps) of each part."""
+    """The drift of an output along sequences. parts: (first step, free running dB, dB of single steps) of each part."""
 
     name: str
     course: FreeRunning
@@ -307,28 +301,24 @@ class CourseRow:
 
 def courses(reports: Sequence[Report]) -> list[CourseRow]:
     """The drift along sequences of models with state, by stage; what several engines share is shown once."""
-    groups: dict[str, tuple[FreeRunning, list[Report]]] = {}
-    for report in reports:
-        for course in report.free_running:
-            groups.setdefault(repr(course), (course, []))[1].append(report)
-    course_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
-    return [
-        CourseRow(
-            "export" if course.stage == "export" else _name(course, units),
-            course,
-            tuple(zip(course.starts, course.free_db, course.single_db, strict=True)),
-        )
-        for course, units in course_groups
-    ]
+    rows = []
+    for course, units in _share((report, course) for report in reports for course in report.free_running):
+        parts = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
+        rows.append(CourseRow("export" if course.stage == "export" else _name(course, units), course, parts))
+    return rows
+
+
+def _share(pairs: Iterable[tuple[Report, Measured]]) -> list[tuple[Measured, list[Report]]]:
+    """Each distinct value with the reports that have it, in the order of the stages."""
+    groups: dict[str, tuple[Measured, list[Report]]] = {}
+    for report, value in pairs:
+        groups.setdefault(repr(value), (value, []))[1].append(report)
+    return sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     """Each distinct spread of the reports, in the order of the stages."""
-    groups: dict[str, tuple[Spread, list[Report]]] = {}
-    for report in reports:
-        for spread in report.spreads:
-            groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    spread_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
+    spread_groups = _share((report, spread) for report in reports for spread in report.spreads)
     name_counts = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
@@ -337,14 +327,13 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     }
     order = list(dict.fromkeys(graphs.values()))
     colours = {unit: series(order.index(graph))["color"] for unit, graph in graphs.items()}
-    return [
-        _SharedSpread(spread, "export", COLOURS["muted"])
-        if spread.stage == "export"
-        else _SharedSpread(
-            spread, _name(spread, units, name_counts[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
-        )
-        for spread, units in spread_groups
-    ]
+    shared_spreads = []
+    for spread, units in spread_groups:
+        is_repeated = name_counts[spread.output, _name(spread, units)] > 1
+        name, colour = _name(spread, units, is_repeated), colours[units[0].unit]
+        pick = ("export", COLOURS["muted"]) if spread.stage == "export" else (name, colour)
+        shared_spreads.append(_SharedSpread(spread, *pick))
+    return shared_spreads
 
 
 def _name(spread: Spread | FreeRunning, units: Sequence[Report], with_backends: bool = False) -> str:

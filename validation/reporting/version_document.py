@@ -27,8 +27,7 @@ class VersionDocument(Manifest):
     version ('').
 
     quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
-    were not asked for.
-    kind: of this document.  failures: builds without an engine.  attributions: which nodes drifted, by graph or engine.
+    were not asked for.  failures: builds without an engine.  attributions: which nodes drifted, by graph or engine.
     """
 
     version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]

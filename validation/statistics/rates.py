@@ -50,9 +50,9 @@ class Side:
 class CanaryEvidence:
     """Both sides' requests. paired: whether entry i of both sides is the same request.
 
-    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another
-    one; None where that was not observed.  noise: the share of answers that would differ if the distance of all answers
-    were distributed as that of most is.
+    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another one;
+    None where that was not observed.  noise: the share of answers that would differ if the distance of all answers were
+    distributed as that of most is.
     died: how the candidate's process ended, where that was observed; else ''.  growing: whether the logs are still
     written to.
     stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
@@ -60,7 +60,6 @@ class CanaryEvidence:
     design_block: how many successive requests are independent of all others by design, as regards the machine: those of
     two segments of a replay in segments, in the two orders of the engines (`validation.canary.replay`; randomised
     blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
-    candidate, baseline: the observations.
     """
 
     candidate: Side
@@ -294,10 +293,8 @@ def _effect(sides: tuple[Array, Array], p: float, floor: int, seed: int, replica
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
     # 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as many.
     freedom = max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
-    ratio, error = (
-        math.log(quantiles[0] / quantiles[1]),
-        float((replicate_quantiles[0] - replicate_quantiles[1]).std(ddof=1)),
-    )
+    ratio = math.log(quantiles[0] / quantiles[1])
+    error = float((replicate_quantiles[0] - replicate_quantiles[1]).std(ddof=1))
     share_error = math.sqrt(memory.variance)
     return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), memory.block, share_error)
 
@@ -318,7 +315,7 @@ def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_
     """The least and the greatest logarithm of the ratio of quantiles, when the rank of either side moves.
 
     lower_share, upper_share: by which share of the requests it moves for the least and for the greatest.
-    sides: as of `quantile_effects`.  p: of the quantile.
+    sides: as of `quantile_effects`.
     """
     ours, baseline_values = (np.sort(values) for values in sides)
     low = min(

@@ -129,9 +129,8 @@ def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
     count = len(deviations)
     power = 1 << (count + lags).bit_length()
     # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
-    size = next(
-        part * power // 16 for part in (8, 9, 10, 12, 15, 16) if part * power // 16 >= min(count + lags + 1, power)
-    )
+    sizes = (part * power // 16 for part in (8, 9, 10, 12, 15, 16))
+    size = next(points for points in sizes if points >= min(count + lags + 1, power))
     spectrum = np.fft.rfft(deviations, size)
     return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
 
@@ -141,9 +140,8 @@ def draw_block_counts(blocks: int, replicates: int, seed: int) -> np.ndarray:
     """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only."""
     picks = np.random.default_rng((seed, 0)).integers(blocks, size=(replicates, blocks))
     picks += np.arange(replicates)[:, None] * blocks
-    block_counts = (
-        np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
-    )
+    block_counts = np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks)
+    block_counts = block_counts.astype(np.float32)
     block_counts.setflags(write=False)
     return block_counts
 

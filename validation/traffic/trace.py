@@ -66,10 +66,9 @@ def simulate_batching(
 
     at: arrival in seconds, [requests], rising.  samples: in each request, [requests], from 1 up.  buckets: index of
     each request's bucket, [requests].
-    curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from
-    0 to 1; a batch of more samples than there are curves takes the last. Curves of a bucket have one length. A run
-    time is drawn for each batch.
-    policy: the batcher's.  seed: of the run times.
+    curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from 0
+    to 1; a batch of more samples than there are curves takes the last. Curves of a bucket have one length. A run time
+    is drawn for each batch.
     """
     if len(curves) == 1:
         return (_simulate_alone if policy.most == 1 else _simulate_one_queue)(at, samples, curves[0], policy, seed)
@@ -210,7 +209,7 @@ _LENGTHS = (0.35, 0.7, 1.4, 2.8)
 
 @dataclass(frozen=True, eq=False)
 class ServiceTimes:
-    """What was measured of an engine. dims: names.  sizes: int64 [points, dims], at least one point.
+    """What was measured of an engine. sizes: int64 [points, dims], at least one point.
 
     curves: run times in seconds as quantiles at equal steps from 0 to 1, float64 [points, steps].
     log_sd: standard deviation of the logarithm of each point's median, float64 [points].

@@ -18,7 +18,7 @@ import subprocess
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from builders.backends.discovery import check_compatible
 from builders.backends.optional_methods import versions_of
 from builders.execution.local import require_plain
 from enginesmith.core.capabilities import Capabilities, SharedOptions
-from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware import cpu_kinds, cuda
 from enginesmith.core.hardware.cpu_kinds import HOST, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
@@ -46,6 +46,7 @@ from enginesmith.core.types import (
 )
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
+_AVX2 = "the code is built for x86-64 with AVX2 at least"
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
 _FAULTS = "enginesmith_lookups"  # key of its metadata: the faults that its last output tells of, in words
@@ -81,10 +82,8 @@ class AotInductor:
     compiler: str = "g++"
 
     def __post_init__(self) -> None:
-        if self.cpu not in (cpu_levels := (HOST, *_INSTRUCTIONS)):
-            raise self._bad("cpu", f"{self.cpu!r} is not one of {', '.join(map(repr, cpu_levels))}")
-        if self.threads < 0:
-            raise self._bad("threads", f"{self.threads} is negative; 0 leaves it to the process that runs the engine")
+        optional_methods.check_choice(self, "cpu", (HOST, *_INSTRUCTIONS))
+        optional_methods.check_not_negative(self, "threads", "leaves it to the process that runs the engine")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - the protocol's
         """CPUs and GPUs."""
@@ -92,13 +91,10 @@ class AotInductor:
 
     def versions(self) -> dict[str, str]:
         """Versions of torch and the C++ compiler, and the level of x86-64 that the code is for."""
+        if not (package_versions := versions_of("torch")):
+            return {}
         compiler = compiler_version(self.compiler)
-        package_versions = versions_of("torch")
-        return package_versions and {
-            **package_versions,
-            "cpu": self._level(),
-            **({"c++": compiler} if compiler else {}),
-        }
+        return {**package_versions, "cpu": self._level(), **({"c++": compiler} if compiler else {})}
 
     def scheme(self) -> QuantizationScheme:
         """That of onnxruntime, so that both compile one graph."""
@@ -123,15 +119,13 @@ class AotInductor:
             if spec.dtype in _NO_DTYPE:
                 return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
         if versions["cpu"] not in _INSTRUCTIONS:
-            return (
-                f"the code is built for x86-64 with AVX2 at least, and this machine is "
-                f"{versions['cpu']}; use onnxruntime"
-            )
+            return f"{_AVX2}, and this machine is {versions['cpu']}; use onnxruntime"
         if "c++" not in versions:
-            return (
-                f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
-            )
-        return _cpu_refusal(request) or optional_methods.refusal(request, "AOTInductor")
+            remedy = "apt-get install g++, or set backends.aotinductor.compiler"
+            return f"there is no C++ compiler {self.compiler!r}; {remedy}"
+        if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
+            return f"{_AVX2}, and {request.target.name} has not; use onnxruntime"
+        return cpu_kinds.refusal(request, "AOTInductor") or optional_methods.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The torch that built it, and the CPU's instructions; nothing of the C++ compiler."""
@@ -186,11 +180,8 @@ class AotInductor:
 
         check_compatible(self, engine)
         check_members(engine.path)
-        session = PackageSession(engine, _MODEL, _FAULTS)
-        try:
+        with closing(PackageSession(engine, _MODEL, _FAULTS)) as session:
             yield session
-        finally:
-            session.close()
 
     def load_runtime(self) -> None:
         """Import torch."""
@@ -215,9 +206,6 @@ class AotInductor:
 
     def _level(self) -> str:
         return host_level() if self.cpu == HOST else self.cpu
-
-    def _bad(self, option: str, words: str) -> InputError:
-        return InputError(f"backends.{self.name}.{option}: {words}")
 
 
 def compiler_version(command: str) -> str | None:
@@ -248,19 +236,13 @@ def check_members(path: Path) -> None:
             raise EnginesmithError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
 
 
-def _cpu_refusal(request: BuildRequest) -> str | None:
-    if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
-        return f"the code is built for x86-64 with AVX2 at least, and {request.target.name} has not; use onnxruntime"
-    return cpu_kinds.refusal(request, "AOTInductor")
-
-
 @contextmanager
 def _instructions(level: str) -> Iterator[None]:
     """Have Inductor generate code for a level of x86-64; by default it uses VNNI and AMX where the host has them."""
     from torch._inductor import cpu_vec_isa
 
     if level not in _INSTRUCTIONS:
-        raise EnginesmithError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
+        raise EnginesmithError(f"{_AVX2}, and this machine is {level}")
     inductor: Untyped = cpu_vec_isa
     vec_isa = getattr(inductor, _INSTRUCTIONS[level])()
     usual = inductor.valid_vec_isa_list

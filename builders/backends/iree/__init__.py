@@ -1,4 +1,4 @@
-"""IREE: `backend` is what the rest of the house sees; `compile` builds, `session` runs."""
+"""IREE: `backend` is what the other packages see; `compile` builds and runs."""
 
 from builders.backends.iree.backend import Iree
 

@@ -16,7 +16,6 @@ from builders.backends.discovery import check_compatible
 from builders.backends.optional_methods import versions_of
 from builders.execution.local import require_plain
 from enginesmith.core.capabilities import Capabilities, SharedOptions
-from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cpu_kinds, cuda
 from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
@@ -33,7 +32,6 @@ _AS_WRITTEN = (
     "--iree-opt-strip-assertions=false",
     "--iree-input-demote-f64-to-f32=false",
 )
-_CHOICES = {"cpu": (*LEVELS, HOST), "optimization": ("O0", "O1", "O2", "O3")}
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,8 @@ class Iree:
     multithreaded: bool = True
 
     def __post_init__(self) -> None:
-        for option, choices in _CHOICES.items():
-            if (value := getattr(self, option)) not in choices:
-                raise InputError(f"backends.iree.{option}: {value!r} is not one of {', '.join(map(repr, choices))}")
+        optional_methods.check_choice(self, "cpu", (*LEVELS, HOST))
+        optional_methods.check_choice(self, "optimization", ("O0", "O1", "O2", "O3"))
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - both kinds
         """CPUs and GPUs."""

@@ -4,19 +4,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.backends import optional_methods
 from builders.backends.known_faults import find_faults
-from builders.onnx_graphs.bodies import Names, list_bodies, plain, walk_nodes
+from builders.backends.optional_methods import FunctionSession
+from builders.onnx_graphs.bodies import Names, list_bodies, opset_of, plain, walk_nodes
 from builders.onnx_graphs.rewriting import Scope, Writer, Writing, attributes_of, rewrite
-from enginesmith.arrays import Array, InputCheck
+from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError, ModelError, StepError
-from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
+from enginesmith.core.types import Engine, Session, TensorSpec, Untyped
 
 if TYPE_CHECKING:
     import onnx
@@ -28,24 +29,19 @@ _BEYOND = 2**31 - 1
 
 
 def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
-    """Rewrite a graph whose shapes are inferred, inner graphs included, in place."""
-    for node in walk_nodes(graph):
-        if node.op_type == "Loop":
-            _state_carried(node)
-    rewrite(graph, opset, _RULES)
+    """Rewrite a graph whose shapes are inferred, inner graphs included, in place.
 
-
-def _state_carried(loop: "onnx.NodeProto") -> None:
-    """Give the values that a Loop's body hands to its next turn the shapes that it takes them in.
-
-    Shape inference finds none for them, as a turn may change them, and IREE, which can do that in no loop, takes a
-    tensor without a shape for a scalar.
+    The values that a Loop's body hands to its next turn get the shapes that it takes them in. Shape inference finds
+    none for them, as a turn may change them, and IREE, which can do that in no loop, takes a tensor without a shape for
+    a scalar.
     """
-    for body in list_bodies(loop):
+    for body in (body for node in walk_nodes(graph) if node.op_type == "Loop" for body in list_bodies(node)):
         # The body takes the turn's number and the condition first, and gives the condition.
         for body_input, body_output in zip(body.input[2:], body.output[1:], strict=False):
-            if not body_output.type.tensor_type.HasField("shape") and body_input.type.tensor_type.HasField("shape"):
-                body_output.type.tensor_type.shape.CopyFrom(body_input.type.tensor_type.shape)
+            taken, given = body_input.type.tensor_type, body_output.type.tensor_type
+            if taken.HasField("shape") and not given.HasField("shape"):
+                given.shape.CopyFrom(taken.shape)
+    rewrite(graph, opset, _RULES)
 
 
 def _slice(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
@@ -213,11 +209,10 @@ def _import(model: Path, module: Path) -> Names:
     proto, names = plain(model)
     try:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
         for _, node, words in find_faults(proto, "iree"):
             wrong = names.restore(f"{node.name} {words}")
             raise ModelError(f"IREE computes something else than the model: {wrong}, or use onnxruntime")
-        rewrite_for_iree(proto.graph, opset)
+        rewrite_for_iree(proto.graph, opset_of(proto))
         info = onnx_importer.ModelInfo(onnx.shape_inference.infer_shapes(proto, data_prop=True))
         operation = info.create_module(context=ir.Context()).operation
         onnx_importer.NodeImporter.define_function(info.main_graph, operation).import_all()
@@ -255,49 +250,23 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
         main = context.modules[module.name]["main"]
     except (ValueError, RuntimeError, KeyError) as error:
         raise EnginesmithError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
-    session = IreeSession(engine.request, main)
-    try:
+    with closing(FunctionSession(engine.request, "IREE", partial(_run, main, engine.request.outputs))) as session:
         yield session
-    finally:
-        session.close()
 
 
-class IreeSession(Session):
-    """A function of an engine on a device."""
-
-    def __init__(self, request: BuildRequest, main: Untyped) -> None:
-        self.inputs: Sequence[TensorSpec] = request.inputs
-        self.outputs: Sequence[TensorSpec] = request.outputs
-        self._request = request
-        self._check = InputCheck(request.inputs, request.profiles)
-        self._main: Untyped = main
-
-    def close(self) -> None:
-        """Let go of the function; `run` refuses from now on."""
-        self._main = None
-
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when IREE fails."""
-        if self._main is None:
-            raise EnginesmithError("the session of this IREE engine is closed; open it again")
-        device_inputs, sizes = optional_methods.checked_inputs(self._check, inputs)
-        try:
-            raw_outputs = self._main(*device_inputs)
-        except (ValueError, RuntimeError, IndexError) as error:
-            raise EnginesmithError(f"IREE failed while running: {words(error)}") from error
-        # copied: IREE's results are in memory of its own
-        results = [
-            np.array(value.to_host()) for value in (raw_outputs if isinstance(raw_outputs, tuple) else (raw_outputs,))
-        ]
-        results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]
-        return optional_methods.checked_outputs(self._request, results, sizes, "IREE")
-
-
-def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
-    """The array's bits in the request's dtype: IREE's integers have a width and no sign, and come as signed ones."""
-    target_dtype = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
-    has_width = array.dtype.kind in "iu" and target_dtype.itemsize == array.dtype.itemsize
-    return array.view(target_dtype) if has_width else array
+def _run(main: Untyped, outputs: Sequence[TensorSpec], arrays: list[np.ndarray]) -> list[np.ndarray]:
+    try:
+        raw_outputs = main(*arrays)
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise EnginesmithError(f"IREE failed while running: {words(error)}") from error
+    values = raw_outputs if isinstance(raw_outputs, tuple) else (raw_outputs,)
+    results = [np.array(value.to_host()) for value in values]  # copied: they are in memory of IREE's own
+    for index, (spec, array) in enumerate(zip(outputs, results, strict=True)):
+        # IREE's integers have a width and no sign, and come as signed ones.
+        dtype = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
+        if array.dtype.kind in "iu" and dtype.itemsize == array.dtype.itemsize:
+            results[index] = array.view(dtype)
+    return results
 
 
 def words(error: Exception) -> str:

@@ -25,9 +25,9 @@ from typing import ClassVar
 
 from builders.backends.discovery import check_compatible
 from builders.backends.onnxruntime.session import OrtSession, open_model, session_options
-from builders.backends.optional_methods import RunProfile, unbounded, versions_of
+from builders.backends.optional_methods import RunProfile, check_choice, check_not_negative, unbounded, versions_of
 from enginesmith.core.capabilities import Capabilities
-from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.errors import ModelError
 from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
 from enginesmith.core.requirements import LIBRARY_ENTRY, Requirement, WideSums, for_target, later_versions
 from enginesmith.core.types import (
@@ -48,7 +48,6 @@ _LEVELS = {
     "extended": ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"),
     "all": ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"),
 }
-_REDUCED_RANGE = ("where-needed", "always", "never")
 _IO = {"float16", "float32", "float64", "bool"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
@@ -82,16 +81,9 @@ class OnnxRuntime:
     reduced_range: str = "where-needed"
 
     def __post_init__(self) -> None:
-        if self.graph_optimization not in _LEVELS:
-            choice_list = ", ".join(map(repr, _LEVELS))
-            raise InputError(
-                f"backends.onnxruntime.graph_optimization: {self.graph_optimization!r} is not one of {choice_list}"
-            )
-        if self.reduced_range not in _REDUCED_RANGE:
-            choice_list = ", ".join(map(repr, _REDUCED_RANGE))
-            raise InputError(f"backends.onnxruntime.reduced_range: {self.reduced_range!r} is not one of {choice_list}")
-        if self.intra_op_threads < 0:
-            raise InputError(f"backends.onnxruntime.intra_op_threads: {self.intra_op_threads} is negative; 0 means all")
+        check_choice(self, "graph_optimization", _LEVELS)
+        check_choice(self, "reduced_range", ("where-needed", "always", "never"))
+        check_not_negative(self, "intra_op_threads", "means all")
 
     def serves(self, target: Target) -> bool:
         """CPU only."""
@@ -100,11 +92,9 @@ class OnnxRuntime:
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's version, and the kind of CPU where the engine depends on it."""
         package_versions = versions_of("onnxruntime")
-        return (
-            {**package_versions, "cpu": this_kind().name}
-            if package_versions and self.graph_optimization == "all"
-            else package_versions
-        )
+        if package_versions and self.graph_optimization == "all":
+            return {**package_versions, "cpu": this_kind().name}
+        return package_versions
 
     def scheme(self) -> QuantizationScheme:
         """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases; for this kind of CPU."""

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_weight_files, walk_graphs, walk_nodes
+from builders.onnx_graphs.bodies import copied, list_bodies, list_weight_files, set_items, walk_graphs, walk_nodes
 from builders.onnx_graphs.outline import in_shards, load_outline, save_graph, write_graph
+from builders.onnx_graphs.rewriting import attributes_of
 from builders.onnx_graphs.weights import embed, is_external, load_graph, size_of, to_array
 from enginesmith.arrays import Array
 from enginesmith.core.text import pluralize
@@ -73,9 +74,8 @@ def restore_names(model: onnx.ModelProto) -> None:
         names[name] = source
         if source in maker:
             names[source] = f"{source}/narrow"
-    value_infos = [value for value in graph.value_info if value.name not in {*names, *names.values()}]
-    del graph.value_info[:]
-    graph.value_info.extend(value_infos)
+    changed_names = {*names, *names.values()}
+    set_items(graph.value_info, (value for value in graph.value_info if value.name not in changed_names))
     for body in walk_graphs(graph):
         for node in body.node:
             for field in (node.input, node.output):
@@ -142,9 +142,7 @@ def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
 def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, tuple[NodeProto, ...]]) -> int:
     """Replace the engine's constants that chains of the source give, in place; gives how many."""
     constants, tensors = _constants(source), {tensor.name: tensor for tensor in engine.graph.initializer}
-    engine_names = {name for node in engine.graph.node for name in node.output} | {
-        value.name for value in engine.graph.input
-    }
+    engine_names = {value.name for value in engine.graph.input}.union(*(node.output for node in engine.graph.node))
     nodes, restored_names = dict[str, NodeProto](), list[str]()
     for name, chain in chains.items():
         chain_results = {result for node in chain for result in node.output}
@@ -154,16 +152,13 @@ def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, 
             nodes[node.output[0]] = node
             for input_name in node.input:
                 if input_name in constants and input_name not in tensors:
-                    engine.graph.initializer.append(_renamed(constants[input_name], input_name))
+                    engine.graph.initializer.append(constants[input_name])
                     tensors[input_name] = engine.graph.initializer[-1]
+                    tensors[input_name].name = input_name
         restored_names.append(name)
     if restored_names:
-        initializers = [tensor for tensor in engine.graph.initializer if tensor.name not in nodes]
-        del engine.graph.initializer[:]
-        engine.graph.initializer.extend(initializers)
-        other_nodes = list(engine.graph.node)
-        del engine.graph.node[:]
-        engine.graph.node.extend([*nodes.values(), *other_nodes])
+        set_items(engine.graph.initializer, (t for t in engine.graph.initializer if t.name not in nodes))
+        set_items(engine.graph.node, [*nodes.values(), *engine.graph.node])
     return len(restored_names)
 
 
@@ -173,10 +168,7 @@ def _chain(
     """The node behind those that make its inputs, where all of them widen constants; else None."""
     if depth == 0 or node.domain not in ("", "ai.onnx") or node.op_type not in ("Cast", "Mul", "Sub"):
         return None
-    if (
-        node.op_type == "Cast"
-        and next((int(attribute.i) for attribute in node.attribute if attribute.name == "to"), 0) != _FLOAT
-    ):
+    if node.op_type == "Cast" and attributes_of(node).get("to") != _FLOAT:
         return None
     chain = dict[str, NodeProto]()
     for name in node.input:
@@ -192,20 +184,9 @@ def _chain(
 def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto]) -> bool:
     """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
     operands = {name: constants[name] for node in chain for name in node.input if name in constants}
-    narrow_dims = [
-        operand.dims
-        for node in chain
-        if node.op_type == "Cast"
-        and (operand := operands.get(node.input[0])) is not None
-        and operand.data_type != _FLOAT
-    ]
-    if not narrow_dims:
-        return False
-    result = 4 * max(math.prod(dims) for dims in narrow_dims)
-    size = sum(
-        math.prod(operand.dims) * helper.tensor_dtype_to_np_dtype(operand.data_type).itemsize
-        for operand in operands.values()
-    )
+    cast_operands = [operands[node.input[0]] for node in chain if node.op_type == "Cast" and node.input[0] in operands]
+    result = 4 * max((math.prod(t.dims) for t in cast_operands if t.data_type != _FLOAT), default=0)
+    size = sum(math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in operands.values())
     return bool(result >= _SMALLEST_BYTES and size <= 0.75 * result)
 
 
@@ -231,13 +212,6 @@ def _constants(model: ModelProto) -> dict[str, TensorProto]:
         if node.op_type == "Constant" and [attribute.name for attribute in node.attribute] == ["value"]
     }
     return {tensor.name: tensor for tensor in model.graph.initializer} | node_constants
-
-
-def _renamed(tensor: TensorProto, name: str) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    return copy
 
 
 # Rewrites of graphs that ONNX Runtime has optimized, with the same results: two for speed, one against a crash.
@@ -334,18 +308,12 @@ def split_convolutions(model: ModelProto) -> int:
         nodes += _parts(model, node, width, constants) if width else [node]
         split += bool(width)
     if split:
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+        set_items(model.graph.node, nodes)
         operand_names = {name for node in model.graph.node for name in node.input}
         operand_names.update(value.name for value in model.graph.output)
-        # A body within a node could read a constant too: then all stay.
-        bodies = any(
-            attribute.type == onnx.AttributeProto.GRAPH for node in model.graph.node for attribute in node.attribute
-        )
-        for tensor in (
-            [] if bodies else [tensor for tensor in model.graph.initializer if tensor.name not in operand_names]
-        ):
-            model.graph.initializer.remove(tensor)
+        if not any(map(list_bodies, nodes)):  # a body within a node could read a constant too: then all stay
+            for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in operand_names]:
+                model.graph.initializer.remove(tensor)
     return split
 
 
@@ -368,8 +336,7 @@ def _parts(model: ModelProto, node: NodeProto, width: int, constants: Mapping[st
     channels = constants[node.input[_WEIGHT]].dims[0]
     parts = []
     for start in range(0, channels, width):
-        part = NodeProto()
-        part.CopyFrom(node)
+        part = copied(node)
         part.name, part.output[0] = (f"{name}/{start}" for name in (node.name, node.output[0]))
         for index in _PER_CHANNEL:
             if index < len(node.input) and node.input[index]:
@@ -403,8 +370,7 @@ def _swap(graph: GraphProto, reads: Counter[str]) -> int:
     pairs = [(maker.get(cast.input[0]), cast) for cast in casts]
     swap_pairs = [(transpose, cast) for transpose, cast in pairs if transpose and _moves_first_axis(transpose)]
     for transpose, cast in swap_pairs:
-        new_node = NodeProto()
-        new_node.CopyFrom(transpose)
+        new_node = copied(transpose)
         before, result = f"{cast.output[0]}/cast_first", cast.output[0]
         cast.input[0], cast.output[0] = transpose.input[0], before
         new_node.input[0], new_node.output[0] = before, result

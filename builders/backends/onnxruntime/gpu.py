@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from builders.backends.discovery import check_compatible
 from builders.backends.onnxruntime.session import OrtSession, failures, words_of
-from builders.backends.optional_methods import versions_of
+from builders.backends.optional_methods import check_choice, check_not_negative, versions_of
+from builders.onnx_graphs.bodies import check_model
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError
 from enginesmith.core.hardware import cuda
@@ -58,16 +59,14 @@ _OF_SHAPES = frozenset(
     | {"Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
 )
 _SHOWN = 3
+_OTHERS = "use tensorrt or tensorrt-rtx"
 
 
 def write_whole(model: Path, path: Path) -> None:
     """Write the model with its external data into one file. Raises ModelError when it is invalid or over 2 GB."""
     import onnx
 
-    try:
-        onnx.checker.check_model(str(model))
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
+    check_model(model)
     proto = onnx.load(model)
     if proto.ByteSize() > _MOST_BYTES:
         raise ModelError(f"{model.name} has {proto.ByteSize()} bytes; an engine in one file holds 2 GB; use tensorrt")
@@ -134,9 +133,8 @@ def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: b
     providers = session.get_providers()
     if providers[0] != provider:
         raise EnginesmithError(
-            f"{model.name}: {provider} did not load, and onnxruntime would run on {providers[0]}; "
-            f"check the driver, CUDA, "
-            "cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
+            f"{model.name}: {provider} did not load, and onnxruntime would run on {providers[0]}; check the driver, "
+            "CUDA, cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
         )
     cpu_parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
     nodes = [node for part in cpu_parts for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
@@ -273,10 +271,8 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         "int8": "the CUDA provider dequantizes Q/DQ and computes in float, slower than fp16; use fp16, or "
         "onnxruntime-tensorrt or tensorrt-rtx for int8",
         "int8-dynamic": "the CUDA provider has no kernel for scales made at run time; use fp16",
-        "fp8": "the CUDA provider dequantizes FP8 and computes in float; use tensorrt or tensorrt-rtx",
-        **dict.fromkeys(
-            IN_BLOCKS, "the CUDA provider was not tried with weights in blocks; use tensorrt or tensorrt-rtx"
-        ),
+        "fp8": f"the CUDA provider dequantizes FP8 and computes in float; {_OTHERS}",
+        **dict.fromkeys(IN_BLOCKS, f"the CUDA provider was not tried with weights in blocks; {_OTHERS}"),
     }
 
     tf32: bool = False
@@ -284,12 +280,8 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
     memory_mib: int = 0
 
     def __post_init__(self) -> None:
-        if self.convolution_search not in (choices := ("exhaustive", "heuristic", "default")):
-            raise InputError(
-                f"backends.{self.name}.convolution_search: {self.convolution_search!r} is not one of {choices}"
-            )
-        if self.memory_mib < 0:
-            raise InputError(f"backends.{self.name}.memory_mib: {self.memory_mib} is negative; 0 means no limit")
+        check_choice(self, "convolution_search", ("exhaustive", "heuristic", "default"))
+        check_not_negative(self, "memory_mib")
 
     def versions(self) -> dict[str, str]:
         """Version of either wheel: a build writes a graph and needs no GPU provider."""
@@ -340,10 +332,8 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     provider: ClassVar[str] = TENSORRT
     precisions: ClassVar[dict[Precision, str]] = {
         "int8-dynamic": "TensorRT takes no activation scales made at run time; use int8 with calibration",
-        "fp8": "the TensorRT provider was not tried with FP8; use tensorrt or tensorrt-rtx",
-        **dict.fromkeys(
-            IN_BLOCKS, "the TensorRT provider was not tried with weights in blocks; use tensorrt or tensorrt-rtx"
-        ),
+        "fp8": f"the TensorRT provider was not tried with FP8; {_OTHERS}",
+        **dict.fromkeys(IN_BLOCKS, f"the TensorRT provider was not tried with weights in blocks; {_OTHERS}"),
     }
 
     optimization_level: int = 3
@@ -352,8 +342,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     def __post_init__(self) -> None:
         if not 0 <= self.optimization_level <= 5:
             raise InputError(f"backends.{self.name}.optimization_level: {self.optimization_level} is not in 0..5")
-        if self.workspace_mib < 0:
-            raise InputError(f"backends.{self.name}.workspace_mib: {self.workspace_mib} is negative; 0 means no limit")
+        check_not_negative(self, "workspace_mib")
 
     def versions(self) -> dict[str, str]:
         """Versions of the wheel with the provider and, where they are wheels, of TensorRT's libraries."""

@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_reads, walk_graphs, walk_nodes
+from builders.onnx_graphs.bodies import list_bodies, list_reads, set_items, walk_graphs, walk_nodes
 from builders.onnx_graphs.outline import in_shards, load_outline, save_graph, write_graph
 from builders.onnx_graphs.weights import embed, from_array, is_external, load_graph, to_array
 from enginesmith.arrays import Array
@@ -224,17 +224,11 @@ class _Rewrite:
                 node.input[zero] = self._shift(node.input[zero] or self._add_zero(node, scope), scope, nodes)
                 node.input[factor] = self._shift(node.input[factor], scope, nodes)
             nodes.append(node)
-        del scope.graph.node[:]
-        scope.graph.node.extend(nodes)
+        set_items(scope.graph.node, nodes)
         operand_names = {name for node in scope.graph.node for name in list_reads(node)}
         operand_names |= {value.name for value in scope.graph.output}
-        initializers = [
-            tensor
-            for tensor in scope.graph.initializer
-            if tensor.name in operand_names or tensor.name not in scope.shifted
-        ]
-        del scope.graph.initializer[:]
-        scope.graph.initializer.extend(initializers)
+        unread_names = scope.shifted.keys() - operand_names
+        set_items(scope.graph.initializer, (t for t in scope.graph.initializer if t.name not in unread_names))
 
     def _add_zero(self, node: NodeProto, scope: _Scope) -> str:
         """A zero point for a node without one; that of a DequantizeLinear has the shape of its scales."""

@@ -21,7 +21,7 @@ from enginesmith.descriptions import find_library
 
 if TYPE_CHECKING:
     import numpy as np
-    from onnx import GraphProto, NodeProto
+    from onnx import GraphProto
 
 # Opens ONNX models with ONNX Runtime on the CPU, and makes its errors what, which node and remedy.
 #
@@ -163,11 +163,7 @@ def failures() -> tuple[type[Exception], ...]:
     """The classes of ONNX Runtime's errors, which have no base class in common."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    return tuple(
-        cls
-        for cls in (getattr(state, name) for name in dir(state))
-        if isinstance(cls, type) and issubclass(cls, Exception)
-    )
+    return tuple(cls for cls in vars(state).values() if isinstance(cls, type) and issubclass(cls, Exception))
 
 
 def words_of(error: Exception) -> str:
@@ -254,8 +250,8 @@ _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. begun, taken: in microseconds.  inputs, outputs: as the event has them.  name, category:
-    as the runtime writes them.  operator: type of the node, '' where it is about none."""
+    """An event of the trace. name, category: as the runtime writes them.  operator: type of the node, '' where it is
+    about none."""
 
     name: str
     category: str
@@ -287,7 +283,7 @@ class TraceEvent:
 def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level: str, threads: int) -> RunProfile:
     """Times of the nodes of a model on disk. level, threads: of its session, as `session_options` takes them.
 
-    path: of the model.  inputs: of each run.  runs: their number.  workdir: where the trace is left.
+    workdir: where the trace is left.
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
     run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads, of=path))
@@ -367,10 +363,10 @@ def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[st
     from builders.onnx_graphs.outline import load_outline
 
     graph = load_outline(graph_path).graph
-    node_pairs = [(node, _take_node(node, graph, used_indices)) for used_indices in [set[int]()] for node in nodes]
-    tensor_types = {
-        tensor.name: (element_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer
-    } | dict(inputs)
+    used_places = set[int]()
+    node_pairs = [(node, _take_node(node, graph, used_places)) for node in nodes]
+    tensor_types = {tensor.name: (element_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer}
+    tensor_types |= inputs
     for node, graph_node in node_pairs:
         if graph_node is not None:
             tensor_types |= dict(zip([name for name in graph_node.output if name], node.outputs, strict=False))
@@ -382,21 +378,17 @@ def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[st
     ]
 
 
-def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> "NodeProto | None":
+def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> Untyped:
     """The graph's node of this name that is not in `used_places`, to which its place is added; None without one.
 
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
-    candidates: list[tuple[int, NodeProto]]
-    candidates = [
-        (i, graph_node)
-        for i, graph_node in enumerate(graph.node)
-        if i not in used_places and graph_node.op_type == node.op_type
-    ]
-    namesakes = [candidate for candidate in candidates if candidate[1].name == node.name]
-    for i, graph_node in (namesakes or [candidate for candidate in candidates if not candidate[1].name])[:1]:
-        used_places.add(i)
-        return graph_node
+    unused = [(i, graph_node) for i, graph_node in enumerate(graph.node) if i not in used_places]
+    for name in (node.name, ""):
+        for i, graph_node in unused:
+            if (graph_node.op_type, graph_node.name) == (node.op_type, name):
+                used_places.add(i)
+                return graph_node
     return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible, find_compatible_gpu
-from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, versions_of
+from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, check_choice, check_not_negative, versions_of
 from builders.backends.tensorrt.library import (
     Opening,
     builder_reason,
@@ -20,6 +20,7 @@ from builders.backends.tensorrt.library import (
     recorder,
 )
 from builders.execution.process import enter_phase, heed_stop
+from builders.onnx_graphs.bodies import check_model
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError, StepError
 from enginesmith.core.hardware import cuda
@@ -56,20 +57,10 @@ MAX_BYTES = 64 << 20
 _DECLINED = (RuntimeError, ValueError, TypeError, AttributeError)
 
 
-def check_model(model: Path) -> None:
-    """Raise ModelError when the ONNX checker refuses the model. TensorRT's parser accepts empty and garbage files."""
-    import onnx
-
-    try:
-        onnx.checker.check_model(str(model))
-    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
-        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
-
-
 def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. edition: title and name of the backend, for errors.
 
-    trt: the module.  said: its logger, with the messages of this build.  builder: TensorRT's own.
+    said: its logger, with the messages of this build.
     Raises ModelError naming node, operator and reason. The parser gets the path, so that it finds external data; for
     some files that it cannot use it returns True, so that its errors and the network are checked too.
     """
@@ -148,7 +139,7 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
 def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
     """One cache with the content of both.
 
-    trt: the module.  logger: TensorRT's.  old_cache, new_cache: timing caches, as they are serialized.
+    old_cache, new_cache: timing caches, as they are serialized.
     Raises EnginesmithError when TensorRT does not merge them.
     """
     words = "TensorRT does not merge these timing caches; the newer one alone is kept"
@@ -182,7 +173,7 @@ def kept_layers(
     The inspector needs a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
     as good without it, so that a failure is a reason and no error. prepare: called with the runtime first.
 
-    trt: the module.  said: its logger, with the messages of this build.
+    said: its logger, with the messages of this build.
     """
     before = len(said.messages)
     runtime = trt.Runtime(said)
@@ -251,10 +242,9 @@ class TensorRTEdition:
     cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
-        self._one_of("profiles", ("per-bucket", "wide"))
-        for option in ("workspace_mib", "weight_budget_mib"):
-            if (value := getattr(self, option)) < 0:
-                raise self._bad(option, f"{value} is negative; 0 means no limit")
+        check_choice(self, "profiles", ("per-bucket", "wide"))
+        check_not_negative(self, "workspace_mib")
+        check_not_negative(self, "weight_budget_mib")
         if self.weight_budget_mib and not self.weight_streaming:
             raise self._bad("weight_budget_mib", "there is nothing to keep within it; set weight_streaming: true")
 
@@ -294,7 +284,7 @@ class TensorRTEdition:
         from builders.onnx_graphs.weights import with_dequantized_weights
 
         self._check_host(request.target)
-        check_model(model)
+        check_model(model)  # TensorRT's parser accepts empty and garbage files
         from builders.backends.known_faults import without_faults
 
         model, fault_notes = without_faults(request, with_dequantized_weights(model, workdir), workdir)
@@ -430,7 +420,3 @@ class TensorRTEdition:
 
     def _bad(self, option: str, words: str) -> InputError:
         return InputError(f"backends.{self.name}.{option}: {words}")
-
-    def _one_of(self, option: str, choices: tuple[str, ...]) -> None:
-        if (value := getattr(self, option)) not in choices:
-            raise self._bad(option, f"{value!r} is not one of {choices}")

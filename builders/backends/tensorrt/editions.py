@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from builders.backends.optional_methods import check_choice
 from builders.backends.tensorrt import library
 from builders.backends.tensorrt.build import (
     LEAST,
@@ -88,8 +89,8 @@ class TensorRT(TensorRTEdition):
         super().__post_init__()
         if not 0 <= self.optimization_level <= 5:
             raise self._bad("optimization_level", f"{self.optimization_level} is not in 0..5")
-        self._one_of("hardware_compatibility", _LEVELS)
-        self._one_of("layer_information", tuple(_VERBOSITY))
+        check_choice(self, "hardware_compatibility", _LEVELS)
+        check_choice(self, "layer_information", _VERBOSITY)
 
     def refuses(self, request: BuildRequest) -> str | None:
         """The reason of the base class, else the reason why an option does not go with the request."""

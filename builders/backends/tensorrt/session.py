@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 
@@ -149,7 +149,6 @@ class Lanes:
 def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
     """Load `engine` with the module `trt` and its logger `said`.
 
-    opening: how the engine is opened.
     Raises EnginesmithError with TensorRT's words when it does not fit, UnavailableError without a driver.
     """
     with Device(opening.gpu) as device:
@@ -164,17 +163,13 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
         if opening.streamed_budget_bytes is not None:
             budget = opening.streamed_budget_bytes or cuda_engine.get_weight_streaming_automatic_budget()
             cuda_engine.weight_streaming_budget_v2 = min(budget, cuda_engine.streamable_weights_size)
-        session = EngineSession(trt, engine.request, cuda_engine, device, said, opening)
-        try:
+        with closing(EngineSession(trt, engine.request, cuda_engine, device, said, opening)) as session:
             yield session
-        finally:
-            session.close()
 
 
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
     """The engine, deserialized.
 
-    runtime: TensorRT's own.  said: its logger.  opening: how the engine is opened.
     Raises EnginesmithError with TensorRT's words.
     """
     opening.prepare(runtime, engine)
@@ -280,7 +275,6 @@ def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: 
 
     TensorRT tells neither types nor shapes of a layer.
 
-    trt: the module.  inputs: of each run.
     Raises as `session.run` does.
     """
 

@@ -1,4 +1,4 @@
-"""Apache TVM: `backend` is what the rest of the house sees; `compile` builds, `session` runs."""
+"""Apache TVM: `backend` is what the other packages see; `compile` builds and runs."""
 
 from builders.backends.tvm.backend import Tvm
 

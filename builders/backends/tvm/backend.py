@@ -11,7 +11,6 @@ from builders.backends import optional_methods
 from builders.backends.discovery import check_compatible
 from builders.backends.optional_methods import versions_of
 from enginesmith.core.capabilities import Capabilities, SharedOptions
-from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
@@ -19,7 +18,7 @@ from enginesmith.core.types import IN_BLOCKS, BuildRequest, Engine, Precision, Q
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
-_LEVELS = (*LEVELS, HOST)
+_NO_LINKER = "TVM links its engines with a C++ compiler, and there is none; install g++"
 # Precisions of which TVM 0.27 compiles no model, or small ones only; found by compiling.
 _REFUSED_PRECISIONS: dict[Precision, str] = {
     "bf16": "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32",
@@ -44,8 +43,7 @@ class Tvm:
     cpu: str = "x86-64-v3"
 
     def __post_init__(self) -> None:
-        if self.cpu not in _LEVELS:
-            raise InputError(f"backends.tvm.cpu: {self.cpu!r} is not one of {', '.join(map(repr, _LEVELS))}")
+        optional_methods.check_choice(self, "cpu", (*LEVELS, HOST))
 
     def serves(self, target: Target) -> bool:
         """CPUs."""
@@ -53,9 +51,8 @@ class Tvm:
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime, and this CPU's level where it matters."""
-        if not (package_versions := versions_of(*_DISTRIBUTIONS, together=True)):
-            return {}
-        return {**package_versions, "cpu": host_level()} if self.cpu == HOST else package_versions
+        package_versions = versions_of(*_DISTRIBUTIONS, together=True)
+        return {**package_versions, "cpu": host_level()} if package_versions and self.cpu == HOST else package_versions
 
     def scheme(self) -> QuantizationScheme:
         """Symmetric int8, biases in floating point, the rest in fp32."""
@@ -70,7 +67,7 @@ class Tvm:
             or _empty_refusal(request)
             or optional_methods.sum_refusal(request, _TITLE)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
-            or _linker_refusal()
+            or (None if shutil.which("c++") or shutil.which("g++") else _NO_LINKER)
         )
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
@@ -111,10 +108,3 @@ def _empty_refusal(request: BuildRequest) -> str | None:
     if empty_dim is None:
         return None
     return f"dims.{empty_dim}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"
-
-
-def _linker_refusal() -> str | None:
-    """TVM links with the system's C++ compiler."""
-    if not shutil.which("c++") and not shutil.which("g++"):
-        return "TVM links its engines with a C++ compiler, and there is none; install g++"
-    return None

@@ -3,7 +3,8 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,12 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from builders.backends import optional_methods
-from builders.onnx_graphs.bodies import Names, plain, walk_nodes
+from builders.onnx_graphs.bodies import Names, plain, set_items, walk_nodes
+from builders.onnx_graphs.rewriting import attributes_of
 from builders.onnx_graphs.structure import settle_shapes
-from enginesmith.arrays import InputCheck
 from enginesmith.core.errors import EnginesmithError, ModelError
 from enginesmith.core.hardware.cpu_kinds import level_of
-from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
+from enginesmith.core.types import BuildRequest, Engine, Session, Untyped
 
 if TYPE_CHECKING:
     import onnx
@@ -121,7 +122,7 @@ def _short(said: str) -> str:
 
 
 def _find_ignored(node: "onnx.NodeProto") -> str | None:
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    attributes = attributes_of(node)
     training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
     if training or (node.op_type == "BatchNormalization" and attributes.get("training_mode", 0)):
         return "TVM ignores training_mode; export the model in evaluation mode"
@@ -153,8 +154,7 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
         graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis))
         rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=unit))
         rewritten.append(helper.make_node("CumSum", [ones, axis], list(node.output), name=node.name, exclusive=1))
-    del graph.node[:]
-    graph.node.extend(rewritten)
+    set_items(graph.node, rewritten)
 
 
 def _one_dimension(
@@ -170,7 +170,7 @@ def _one_dimension(
     if shape is None or shape.op_type != "Shape":
         return None
 
-    ends = {attribute.name: helper.get_attribute_value(attribute) for attribute in shape.attribute}
+    ends = attributes_of(shape)
     start, end = ends.get("start", 0), ends.get("end", 0)
     return str(shape.output[0]) if end - start == 1 and start >= 0 else None
 
@@ -203,50 +203,23 @@ def open_engine(engine: Engine) -> Iterator[Session]:
             main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
             raise EnginesmithError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
-    session = TvmSession(engine.request, main)
-    try:
+    with closing(optional_methods.FunctionSession(engine.request, "TVM", partial(_run, main))) as session:
         yield session
-    finally:
-        session.close()
 
 
-class TvmSession(Session):
-    """A function of an engine."""
+def _run(main: Untyped, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    import tvm
+    import tvm_ffi
 
-    def __init__(self, request: BuildRequest, main: Untyped) -> None:
-        self.inputs: Sequence[TensorSpec] = request.inputs
-        self.outputs: Sequence[TensorSpec] = request.outputs
-        self._request = request
-        self._check = InputCheck(request.inputs, request.profiles)
-        self._main: Untyped = main
-
-    def close(self) -> None:
-        """Let go of the function; `run` refuses from now on."""
-        self._main = None
-
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when TVM fails."""
-        import tvm
-        import tvm_ffi
-
-        if self._main is None:
-            raise EnginesmithError("the session of this TVM engine is closed; open it again")
-        arrays, sizes = optional_methods.checked_inputs(self._check, inputs)
-        device_inputs = [tvm.runtime.tensor(array) for array in arrays]
-        try:
-            raw_outputs = self._main(*device_inputs)
-        except (ValueError, RuntimeError, TypeError) as error:
-            raise EnginesmithError(f"TVM failed while running: {words(error)}") from error
-        results = (
-            list(raw_outputs)
-            if isinstance(raw_outputs, Sequence) and not isinstance(raw_outputs, tvm_ffi.Shape)
-            else [raw_outputs]
-        )
-        # An output that is a shape has no `numpy`, but sizes.
-        arrays = [
-            result.numpy() if hasattr(result, "numpy") else np.array(list(result), np.int64) for result in results
-        ]
-        return optional_methods.checked_outputs(self._request, arrays, sizes, "TVM")
+    device_inputs = [tvm.runtime.tensor(array) for array in arrays]
+    try:
+        raw_outputs = main(*device_inputs)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise EnginesmithError(f"TVM failed while running: {words(error)}") from error
+    is_single = isinstance(raw_outputs, tvm_ffi.Shape) or not isinstance(raw_outputs, Sequence)
+    results = [raw_outputs] if is_single else raw_outputs
+    # An output that is a shape has no `numpy`, but sizes.
+    return [result.numpy() if hasattr(result, "numpy") else np.array(list(result), np.int64) for result in results]
 
 
 def words(error: Exception) -> str:

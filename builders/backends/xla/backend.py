@@ -10,7 +10,7 @@ JAX's own `serialize_executable` would store machine code, and is a pickle: not 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -48,8 +48,7 @@ class Xla:
     kept_sizes: int = 32
 
     def __post_init__(self) -> None:
-        if self.matmul_precision not in (choices := ("highest", "high", "default")):
-            raise InputError(f"backends.xla.matmul_precision: {self.matmul_precision!r} is not one of {choices}")
+        optional_methods.check_choice(self, "matmul_precision", ("highest", "high", "default"))
         if self.kept_sizes < 1:
             raise InputError(f"backends.xla.kept_sizes: {self.kept_sizes} is not at least 1")
 
@@ -108,7 +107,7 @@ class Xla:
         check_compatible(self, engine)
         from builders.backends.xla.session import XlaSession
 
-        with XlaSession(engine, self.kept_sizes) as session:
+        with closing(XlaSession(engine, self.kept_sizes)) as session:
             yield session
 
     def load_runtime(self) -> None:

@@ -27,7 +27,6 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
     """Write the engine of `model` to `path`. Raises ModelError when the model or a dim of it cannot be compiled.
 
     matmul_precision: JAX's name for that of fp32 products.
-    request: what is built.
     """
     with jax.enable_x64(True), jax.default_matmul_precision(matmul_precision), _without_paths():
         program = BoundGraph(read(model, known_operators(JAX)), JAX, folded=sys.maxsize)

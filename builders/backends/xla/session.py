@@ -3,8 +3,6 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import jax
 import jax.export
@@ -45,11 +43,9 @@ class XlaSession(Session):
         for shapes in tuned_shapes(engine):
             self._executable(shapes)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._weights = None  # frees the device's memory
+    def close(self) -> None:
+        """Free the device's memory; `run` refuses from now on."""
+        self._weights = None
         self._compiled.clear()
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:

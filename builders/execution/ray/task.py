@@ -44,8 +44,8 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the cluster, with its resources in all, used or not.  address: host and port of its raylet.  id, name:
-    as Ray has them.  labels: of the node.  cpus, gpus: numbers.  memory_mib: what Ray may set aside."""
+    """A node of the cluster, with its resources in all, used or not. address: host and port of its raylet.  id, name:
+    as Ray has them.  cpus, gpus: numbers.  memory_mib: what Ray may set aside."""
 
     id: str
     name: str

@@ -67,20 +67,15 @@ class CompiledLimits:
         """Those on a golden set. reference: the graph, opened, for as long as limits are asked for.  opens: graphs with
         rounding in them, where sessions take whole sequences."""
         from validation.limits.budget import OutputLimits, StagedLimits, strictest
-        from validation.perturbation.honest import honest_rounding
+        from validation.perturbation.graph import perturb_graph
+        from validation.perturbation.honest import measure_rounding
 
         precision = self.request.precision
         backend = discovery.configure(self.request.backend, dict(self.request.options))
-        rounding = honest_rounding(
-            self.graph,
-            golden,
-            reference,
-            opens or partial(as_written, steps=golden.sequences is not None),
-            self.workdir,
-            activation_blocks=precision in IN_BLOCKS and backend.capabilities.rounds_activations,
-            thorough=True,
-            whole=opens is not None,
-        )
+        blocks = precision in IN_BLOCKS and backend.capabilities.rounds_activations
+        opener, whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
+        perturbed = perturb_graph(self.graph, opener, self.workdir, activation_blocks=blocks)
+        rounding = measure_rounding([self.graph], perturbed, golden, reference, thorough=True, whole=whole)
         scales = {state.output: state.scale for state in self.request.quantized_states}
         looser = measured_limits("engine", precision, rounding, reference, golden, self.limits, scales)
         if self.limits:
@@ -102,15 +97,15 @@ class WrittenLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
         from validation.limits.budget import StagedLimits
-        from validation.perturbation.honest import honest_rounding
+        from validation.perturbation.graph import perturb_graph
+        from validation.perturbation.honest import measure_rounding
 
         if self.precision in QUANTIZED:
             return quantized_limits(reference, self.precision, golden, self.limits, bool(self.metrics))
         half: Precision | None = None if self.precision == "fp32" else self.precision
-        opener = opens or partial(as_written, steps=golden.sequences is not None)
-        rounding = honest_rounding(
-            self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
-        )
+        opener, whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
+        perturbed = perturb_graph(self.path, opener, self.workdir, half)
+        rounding = measure_rounding([self.path], perturbed, golden, reference, thorough=True, whole=whole)
         looser = measured_limits("quantization", self.precision, rounding, reference, golden, self.limits)
         return StagedLimits(next(looser), looser)
 

@@ -102,10 +102,10 @@ def test_an_equal_engine_passes(tmp_path):
 
 def test_an_engine_that_raises_has_failed_the_request():
     pairs, *_ = replayed(2000, "errors")
-    failed = [pair for pair in pairs if not pair.candidate.ok]
+    failed = [pair for pair in pairs if pair.candidate.error]
     assert failed and all(pair.candidate.error == "ModelError: out of memory" for pair in failed)
     assert all(pair.difference is None and pair.candidate.output is None for pair in failed)
-    assert all(pair.baseline.ok for pair in pairs)
+    assert not any(pair.baseline.error for pair in pairs)
 
 
 def test_differences_of_answers():

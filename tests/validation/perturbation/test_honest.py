@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
+from enginesmith.core.types import Precision
 from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
@@ -17,7 +19,8 @@ from validation.limits.budget import HONEST_DB, LEAST_DB, budgets, default_budge
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Honest, with_chance
 from validation.metrics.drift import Drift, measure
-from validation.perturbation.honest import honest_rounding
+from validation.perturbation.graph import perturb_graph
+from validation.perturbation.honest import measure_rounding
 
 
 def golden_of(session: OrtSession, count: int = 6) -> GoldenSet:
@@ -33,18 +36,14 @@ def honest_of(folder: Path, model: onnx.ModelProto, **more: object) -> Honest:
     return stages_of(folder, model, **more)[-1]
 
 
-def stages_of(folder: Path, model: onnx.ModelProto, count: int = 6, **more: object) -> list[Honest]:
-    onnx.save(model, folder / "graph.onnx")
-    with OrtSession(folder / "graph.onnx", optimized=False) as session:
-        found = honest_rounding(
-            folder / "graph.onnx",
-            golden_of(session, count),
-            session,
-            lambda path: OrtSession(path, optimized=False),
-            folder,
-            **more,
-        )  # type: ignore[arg-type]
-        return list(found)
+def stages_of(
+    folder: Path, model: onnx.ModelProto, count: int = 6, half: Precision | None = None, **more: bool
+) -> list[Honest]:
+    path, opener = folder / "graph.onnx", partial(OrtSession, optimized=False)
+    onnx.save(model, path)
+    with OrtSession(path, optimized=False) as session:
+        perturbed = perturb_graph(path, opener, folder, half, more.pop("activation_blocks", False))
+        return list(measure_rounding([path], perturbed, golden_of(session, count), session, **more))
 
 
 def in_int8(seed: int = 0) -> onnx.ModelProto:

@@ -91,7 +91,7 @@ class Criterion:
     detectable: the smallest true effect that this much data would have failed with a probability of 0.8.
     provable: the smallest margin that an equal candidate would have passed at with that probability.
     needed: about how many requests let an equal candidate pass with a probability of 0.8; with a note, the least number
-    that allows any statement.  requests: how many there were.
+    that allows any statement.
     note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
     assumed: a remark on the interval.
     name: of what is compared.  verdict: PASS, FAIL or INSUFFICIENT.
@@ -137,7 +137,6 @@ def latency_criteria(
 
     seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that what slowed both cancels.
     Different requests of the same time are paired by their order.
-    evidence: the observations of both sides.  levels: the errors of a wrong verdict at this look.
     """
     sides = pair_by_order(*select_answered(evidence))
     shares = [probability(name) for name in thresholds.latency]
@@ -145,10 +144,8 @@ def latency_criteria(
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
     levels = levels.at(len(sides[0]))
     share_levels = ErrorLevels(share * levels.passing, share * levels.failing)
-    return [
-        _latency(name, margin, effect, share_levels, sides, evidence.paired)
-        for (name, margin), effect in zip(thresholds.latency.items(), effects, strict=True)
-    ]
+    rows = zip(thresholds.latency.items(), effects, strict=True)
+    return [_latency(name, margin, effect, share_levels, sides, evidence.paired) for (name, margin), effect in rows]
 
 
 def _latency(
@@ -203,10 +200,9 @@ def least_requests(block: int, count: int) -> int:
 
 
 def unsteady(quantity: str, block: int, count: int, is_paired: bool) -> str:
-    """The note on a series whose autocorrelation is too long for its length.
+    """The note on a series of `count` values with too long an autocorrelation.
 
-    quantity: what is unsteady.  is_paired: whether the series is of the differences of pairs.
-    block: requests that make one independent observation.  count: length of the series.
+    is_paired: whether it is of the differences of pairs.  block: requests that make one independent observation.
     """
     subject = f"the two sides' difference in {quantity}" if is_paired else quantity
     remedy = "" if is_paired else ", or the same requests sent to both sides"
@@ -262,8 +258,7 @@ def error_criterion(
     evidence: CanaryEvidence, margin: float, levels: ErrorLevels, budget: float | None = None
 ) -> Criterion:
     """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
-    to be within `budget`, that share.  evidence: the observations of both sides.  margin: the greatest difference that
-    passes, as a share.  levels: the errors of a wrong verdict at this look."""
+    to be within `budget`, that share.  margin: the greatest difference that passes, as a share."""
     flags = failures(evidence)
     ours, baseline_counts = map(rates.effective, flags)
     count = min(map(len, flags))
@@ -281,10 +276,7 @@ def error_criterion(
 
 
 def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels) -> Criterion:
-    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin.
-
-    name: of the criterion.  flags: one for each request.  levels: the errors of a wrong verdict at this look.
-    """
+    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin."""
     effective_counts = rates.effective(flags)
     low, high = levels.lower(effective_counts), rates.upper(*effective_counts, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan
@@ -333,12 +325,12 @@ def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels
         note = f"{pluralize(count, 'score')} of requests; it takes {2 * LEAST_BLOCKS} or more"
         return Criterion("score", "score", margin, "INSUFFICIENT", needed=2 * LEAST_BLOCKS, requests=count, note=note)
     memory = memory_of_difference(score_pair)
-    variance, block = memory.variance, memory.block
-    if math.isinf(variance):
-        note = unsteady("the score", block, count, evidence.paired)
-        least_count = least_requests(block, count)
+    if math.isinf(memory.variance):
+        note = unsteady("the score", memory.block, count, evidence.paired)
+        least_count = least_requests(memory.block, count)
         return Criterion("score", "score", margin, "INSUFFICIENT", needed=least_count, requests=count, note=note)
-    return _score(score_pair, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
+    freedom = min(count // memory.block, MOST_BLOCKS) - 1.0
+    return _score(score_pair, margin, levels, math.sqrt(memory.variance), freedom)
 
 
 def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
@@ -390,12 +382,10 @@ def describe_power(criterion: Criterion) -> str:
     That is the smallest effect that would have failed, and the smallest margin at which an equal candidate would have
     passed. Shares of all requests are left out.
     """
+    effects = {"{} or more": criterion.detectable, "an equal candidate to be within {}": criterion.provable}
     parts = [
         text.format(describe_value(value, criterion.kind))
-        for text, value in (
-            ("{} or more", criterion.detectable),
-            ("an equal candidate to be within {}", criterion.provable),
-        )
+        for text, value in effects.items()
         if is_finite(value) and (criterion.kind != "share" or round(value, 3) < 1.0)
     ]
     power_text = pluralize(criterion.requests, "request")

@@ -16,7 +16,7 @@ the baseline lacks, fails however few such events there are.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -117,26 +117,23 @@ class Looks:
             if self.before:
                 raise InputError("there were looks before this one, so the number of planned requests must be given")
             return (1.0,)
-        request_counts = (*self.before, requests)
         if self.before and self.before[-1] >= self.planned:
             raise InputError(
                 f"the last look was at {self.before[-1]} of {self.planned} planned requests: the plan is used up, and "
                 "looking again at more data would not be honest; start a new canary"
             )
-        return tuple(min(1.0, count / self.planned) for count in request_counts)
+        return tuple(min(1.0, count / self.planned) for count in (*self.before, requests))
 
 
 @dataclass(frozen=True)
 class CanaryJudgement:
-    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look.  criteria: the
-    tests behind it.  notes: how the evidence was read."""
+    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look."""
 
     verdict: Verdict
     reason: str
     criteria: tuple[Criterion, ...]
     levels: ErrorLevels
     fractions: tuple[float, ...]
-    notes: tuple[str, ...] = field(default=())
 
 
 def judge(
@@ -149,9 +146,7 @@ def judge(
 ) -> CanaryJudgement:
     """Judge a candidate by observations of both sides (`pairing.evidence_of`).
 
-    seed, replicates: of the bootstrap.
-    evidence: the observations of both sides.  thresholds: None for the defaults.  looks: None for a single one.
-    Raises InputError for looks that do not fit the plan.
+    looks: None for a single one.  Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.
@@ -176,11 +171,8 @@ def judge(
             criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
     late_note = late_time(evidence, levels.passing) if limits.latency and not evidence.unlike else ""
-    for name, note in (
-        ("sides that compare", evidence.unlike),
-        ("logs to the end", evidence.stopped),
-        ("late answers", late_note),
-    ):
+    notes = {"sides that compare": evidence.unlike, "logs to the end": evidence.stopped, "late answers": late_note}
+    for name, note in notes.items():
         if note:
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
     verdict = overall([criterion.verdict for criterion in criteria])
@@ -202,12 +194,12 @@ def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
     if min(map(len, sizes)) == 0 or any(bool((np.isnan(values) | (values <= 0)).any()) for values in sizes):
         return []
     octaves = [np.floor(np.log2(values)).astype(int) for values in sizes]
-    edges, least_count = [-math.inf], LEAST_OF_CLASS
+    edges = [-math.inf]
     for octave in np.unique(np.concatenate(octaves)):
-        if min(((values >= edges[-1]) & (values < octave)).sum() for values in octaves) >= least_count:
+        if min(((values >= edges[-1]) & (values < octave)).sum() for values in octaves) >= LEAST_OF_CLASS:
             edges.append(octave)
-    if min((values >= edges[-1]).sum() for values in octaves) < least_count:  # the last class joins the one before it
-        edges.pop()
+    if min((values >= edges[-1]).sum() for values in octaves) < LEAST_OF_CLASS:
+        edges.pop()  # the last class joins the one before it
     classes = []
     for start, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
         class_masks = [(values >= start) & (values < end) for values in octaves]

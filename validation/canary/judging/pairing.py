@@ -125,9 +125,7 @@ def evidence_of(
     Observations are paired when each one on both sides names its request, else not. A request that only one
     side observed counts as failed on the other, or is left out with `ignore_missing`; the few that may have been in
     flight when logs that are still written to were read are left out in any case.
-    sqnr_db: answers closer than that count as equal.
-    candidate, baseline: the observations of each side.
-    Raises DataError without a request in common.
+    sqnr_db: answers closer than that count as equal.  Raises DataError without a request in common.
     """
     notes = [f"{table.path.name}: half a line at its end was left out" for table in (candidate, baseline) if table.cut]
     if None in candidate.request or None in baseline.request:
@@ -147,9 +145,8 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     times = [np.asarray(table.time) for table in tables]
     first, last = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
     shared_rows = [np.flatnonzero((table >= first) & (table <= last)) for table in times]
-    unlike = _other_hours(times, shared_rows) or _other_load(
-        [table[index] for table, index in zip(times, shared_rows, strict=True)], first, last
-    )
+    shared_times = [table[index] for table, index in zip(times, shared_rows, strict=True)]
+    unlike = _other_hours(times, shared_rows) or _other_load(shared_times, first, last)
     row_indices = [np.arange(len(table)) for table in tables] if unlike else shared_rows
     sides = [
         table.side(index[np.argsort(row_times[index], kind="stable")])
@@ -171,9 +168,8 @@ def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
         return ""
     ours, baseline_span = map(span_text, times)
     return (
-        f"the logs are of different times (candidate: {ours}, baseline: {baseline_span}), and what "
-        f"the hour does to latency "
-        f"is not the engine; {REMEDY}"
+        f"the logs are of different times (candidate: {ours}, baseline: {baseline_span}), and what the hour does to "
+        f"latency is not the engine; {REMEDY}"
     )
 
 
@@ -182,11 +178,8 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
     ours, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
-    windows = [
-        (ours.sum(), baseline_counts.sum(), first, last),
-        *zip(ours, baseline_counts, edges[:-1], edges[1:], strict=True),
-    ]
-    for a, b, start, end in windows:
+    whole = (ours.sum(), baseline_counts.sum(), first, last)
+    for a, b, start, end in (whole, *zip(ours, baseline_counts, edges[:-1], edges[1:], strict=True)):
         total = int(a) + int(b)
         if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
             return (

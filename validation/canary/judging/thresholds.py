@@ -1,20 +1,23 @@
 """The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Gt, Interval
+
+from enginesmith.core.codec import decode
 from enginesmith.core.errors import InputError
-
-# Greatest number that is taken; JSON may hold integers above every float.
-MOST_NUMBER = 1e300
+from enginesmith.core.parsing import Malformed
 
 # Margins of slowdown, as shares: of the median, and of a tail that varies more.
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
+# JSON may hold integers above every float.
+_MOST_NUMBER = 1e300
+_Margin = Annotated[float, Interval(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,10 @@ class QualityThresholds:
     flips: the share whose argmax may differ.  score: how much the mean score may drop.
     """
 
-    sqnr_db: float = 15.0
-    disagreement: float | Literal["noise"] | None = "noise"
-    flips: float | None = None
-    score: float | None = 0.01
+    sqnr_db: Annotated[float, Interval(gt=-_MOST_NUMBER, lt=_MOST_NUMBER)] = 15.0
+    disagreement: _Margin | Literal["noise"] | None = "noise"
+    flips: _Margin | None = None
+    score: Annotated[float, Interval(gt=0, lt=_MOST_NUMBER)] | None = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,30 +44,32 @@ class Thresholds:
     quality: None compares no answers.  alpha: the probability of a wrong PASS, and of a wrong FAIL.
     """
 
-    latency: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LATENCY))
-    error_rate: float | None = 0.001
+    latency: Mapping[str, Annotated[float, Gt(0)]] = field(default_factory=lambda: dict(DEFAULT_LATENCY))
+    error_rate: _Margin | None = 0.001
     quality: QualityThresholds | None = QualityThresholds()
-    alpha: float = 0.05
-    error_budget: float | None = 0.002
+    alpha: Annotated[float, Interval(gt=0, lt=0.5)] = 0.05
+    error_budget: _Margin | None = 0.002
+
+    def check_fields(self) -> None:
+        """Raise InputError for a latency that is no quantile."""
+        for name in self.latency:
+            probability(name)
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
         """Read `validation.canary` of a spec. What is not given keeps its default; null lifts it. Raises InputError."""
-        _check_names(data, ("latency", "error_rate", "error_budget", "quality", "alpha"), "")
-        latency = {**DEFAULT_LATENCY, **_read_mapping(data.get("latency", {}), "latency")}
-        quality = data.get("quality", {})
-        alpha = _number(data.get("alpha", 0.05), "alpha", 0.5)
-        return cls(
-            {
-                name: _number(value, f"latency.{name}")
-                for name, value in latency.items()
-                if probability(name) and value is not None
-            },
-            _optional(data.get("error_rate", 0.001), "error_rate"),
-            None if quality is None else _quality(_read_mapping(quality, "quality")),
-            alpha,
-            _optional(data.get("error_budget", 0.002), "error_budget"),
-        )
+        latency = data.get("latency", {})
+        if isinstance(latency, Mapping):
+            margins = {**DEFAULT_LATENCY, **latency}
+            latency = {name: margin for name, margin in margins.items() if margin is not None}
+        try:
+            thresholds = decode({**data, "latency": latency}, cls, "validation.canary")
+        except Malformed as error:
+            raise InputError(str(error)) from error
+        for name, margin in thresholds.latency.items():
+            if margin >= 1:
+                raise InputError(f"validation.canary.latency.{name} is {margin:g}; it must be a number below 1")
+        return thresholds
 
 
 def probability(name: str) -> float:
@@ -72,44 +77,5 @@ def probability(name: str) -> float:
     match = _QUANTILE.fullmatch(name)
     value = float(match[1]) / 100.0 if match else 0.0
     if not 0.0 < value < 1.0:
-        raise InputError(f"validation.canary.latency.{name[:40]}: is no quantile; use p50, p90, p99, p99.9")
+        raise InputError(f"latency.{name[:40]}: is no quantile; use p50, p90, p99, p99.9")
     return value
-
-
-def _quality(data: Mapping[str, object]) -> QualityThresholds:
-    _check_names(data, ("sqnr_db", "disagreement", "flips", "score"), "quality.")
-    sqnr = data.get("sqnr_db", 15.0)
-    if isinstance(sqnr, bool) or not isinstance(sqnr, int | float) or not abs(sqnr) < MOST_NUMBER:
-        raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
-    return QualityThresholds(
-        float(sqnr),
-        "noise"
-        if (share := data.get("disagreement", "noise")) == "noise"
-        else _optional(share, "quality.disagreement"),
-        _optional(data.get("flips"), "quality.flips"),
-        _optional(data.get("score", 0.01), "quality.score", math.inf),
-    )
-
-
-def _optional(value: object, key: str, limit: float = 1.0) -> float | None:
-    return None if value is None else _number(value, key, limit)
-
-
-def _number(value: object, key: str, limit: float = 1.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < min(limit, MOST_NUMBER):
-        raise InputError(
-            f"validation.canary.{key} is {str(value)[:40]!r}; give a number above 0"
-            + (f" and below {limit:g}" if math.isfinite(limit) else "")
-        )
-    return float(value)
-
-
-def _read_mapping(value: object, prefix: str) -> Mapping[str, object]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"validation.canary.{prefix} is {str(value)[:40]!r}; give a mapping")
-    return value
-
-
-def _check_names(data: Mapping[str, object], names: tuple[str, ...], prefix: str) -> None:
-    if unknown := sorted(set(data) - set(names)):
-        raise InputError(f"validation.canary.{prefix}{unknown[0][:40]} is not known; known: {', '.join(names)}")

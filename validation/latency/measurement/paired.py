@@ -48,10 +48,9 @@ _WARM = 0.15
 def run_interleaved(
     session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
-    """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
+    """Seconds of each run of both engines, a pair of float64 [runs] for each opening.
 
-    session_openers: of both engines.  inputs: of each run.  seconds: for all openings together.  openings: of each, one
-    after the other.
+    seconds: for all openings together.  openings: of each, one after the other.
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)
@@ -66,19 +65,16 @@ def _run_pair(session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: fl
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
         for session, session_inputs in pairs:
             session.run(session_inputs)
-        runtime_calls = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
-        runs = (
-            runtime_calls
-            if len(runtime_calls) == len(pairs)
-            else [partial(session.run, session_inputs) for session, session_inputs in pairs]
-        )
+        runs = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
+        if len(runs) < len(pairs):
+            runs = [partial(session.run, session_inputs) for session, session_inputs in pairs]
         warm = [float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs]
         return _interleave([partial(_time_block, run) for run in runs], max(warm), seconds, rng)
 
 
-def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, seed: int, openings: int = OPENINGS) -> list[Pair]:
+def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, openings: int = OPENINGS) -> list[Pair]:
     """As `run_interleaved`, of engines that two processes of `answer_blocks` run. Raises what asking raises."""
-    rng, pairs = np.random.default_rng(seed), list[Pair]()
+    rng, pairs = np.random.default_rng(0), list[Pair]()
     for _ in range(openings):
         warm = [asks[side]("open", [_WARM / 2 * seconds / openings]) for side in rng.permutation(2)]
         blocks = [lambda *numbers, ask=ask: ask("block", numbers) for ask in asks]

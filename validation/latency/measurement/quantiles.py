@@ -102,7 +102,7 @@ def quantiles_between(series: Sequence[Array], levels: tuple[float, ...] = SHOWN
     pooled_quantiles = quantiles(np.concatenate(series), levels)
     if len(series) < LEAST_PROCESSES:
         return pooled_quantiles
-    shift = _half_width(np.log([float(np.median(times)) for times in series]))
+    shift = half_width(np.log([float(np.median(times)) for times in series]))
     return tuple(_widen(quantile, series, shift) for quantile in pooled_quantiles)
 
 
@@ -116,7 +116,7 @@ def _widen(quantile: Quantile, series: Sequence[Array], shift: float) -> Quantil
         )
         return replace(quantile, low=quantile.value * math.exp(-down), high=quantile.value * math.exp(up))
     log_values = np.log([float(np.quantile(values, quantile.p)) for values in series])
-    half = _half_width(log_values)
+    half = half_width(log_values)
     low, high = (math.exp(float(log_values.mean()) + sign * half) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
@@ -129,7 +129,7 @@ def _widen(quantile: Quantile, series: Sequence[Array], shift: float) -> Quantil
     )
 
 
-def _half_width(logs: Array) -> float:
+def half_width(logs: Array) -> float:
     """Half of the 95 % interval of one more process, from the logarithms of one value of each process."""
     factor = t_quantile(1.0 - (1.0 - LEVEL) / 2, len(logs) - 1.0)
     return factor * float(np.std(logs, ddof=1)) * math.sqrt(1.0 + 1.0 / len(logs))

@@ -15,6 +15,7 @@ too) joins the node that made its input, if it is the only reader. That is the c
 ("vertical" fusion; Niu et al., DNNFusion, PLDI 2021, has more), so its saving is a lower estimate.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from builders.backends.optional_methods import RunProfile
@@ -69,7 +70,7 @@ def diagnose_run(
     """What bounds a run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler.
 
     footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
-    seconds: the time of a run.  roofs: the machine's limits.
+    seconds: the time of a run.
     """
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved_bytes = sum(cost.moved_bytes for cost in costs)
@@ -82,8 +83,7 @@ def diagnose_run(
 
 
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
-    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run.
-    cost: of the node.  roofs: the machine's limits."""
+    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run."""
     seconds = max(seconds, 1e-6)
     bandwidth = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
     parts = (cost.operations / roofs.rate(cost.dtype), bandwidth, roofs.node_s)
@@ -100,7 +100,7 @@ def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraf
         fused_bytes = sum(cost.moved_bytes for cost in run_costs)
         return MemoryTraffic(unfused_bytes, fused_bytes, len(graph.nodes), len(run_costs), "runtime")
     groups = greedy_groups(graph)
-    fused_bytes = sum(_count_crossing_bytes(group, graph) for group in groups)
+    fused_bytes = sum(count_crossing_bytes(group, graph) for group in groups)
     return MemoryTraffic(unfused_bytes, fused_bytes, len(graph.nodes), len(groups), "model")
 
 
@@ -109,13 +109,9 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
 
     Dequantizations are in no group: their readers read their inputs.
     """
-    dequantized_reads = {
-        name: node.reads for node in graph.nodes if node.cost.op_type == "DequantizeLinear" for name in node.makes
-    }
-    readers: dict[str, int] = {}
-    for node in graph.nodes:
-        for name in node.reads:
-            readers[name] = readers.get(name, 0) + 1
+    dequantizers = [node for node in graph.nodes if node.cost.op_type == "DequantizeLinear"]
+    dequantized_reads = {name: node.reads for node in dequantizers for name in node.makes}
+    readers = Counter(name for node in graph.nodes for name in node.reads)
     output_names = set(graph.outputs)
     group_of: dict[str, int] = {}
     groups: list[list[GraphNode]] = []
@@ -126,30 +122,24 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
         for name, size in original.reads.items():
             reads |= dequantized_reads.get(name, {name: size})
         node = GraphNode(original.cost, reads, original.makes)
-        joined_groups = [
-            group_of[name]
-            for name in node.reads
-            if name in group_of and readers[name] == 1 and name not in output_names
-        ]
-        fuses = node.cost.op_type in ELEMENTWISE and joined_groups
-        group_index = max(joined_groups) if fuses else len(groups)
-        if fuses:
-            groups[group_index].append(node)
-        else:
-            groups.append([node])
-        group_of |= dict.fromkeys(node.makes, group_index)
+        sole_reads = [name for name in node.reads if readers[name] == 1 and name not in output_names]
+        joined_groups = [group_of[name] for name in sole_reads if name in group_of]
+        if node.cost.op_type not in ELEMENTWISE or not joined_groups:
+            joined_groups = [len(groups)]
+            groups.append([])
+        groups[max(joined_groups)].append(node)
+        group_of |= dict.fromkeys(node.makes, max(joined_groups))
     return groups
 
 
-def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
+def count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
     """Bytes that a group of nodes reads from other nodes and writes for them."""
     if all(node.cost.moved_bytes == 0 for node in group):
         return 0
     produced_bytes = {name: size for node in group for name, size in node.makes.items()}
     group_ids = {id(node.cost) for node in group}
-    outside_names = set(graph.outputs) | {
-        name for node in graph.nodes if id(node.cost) not in group_ids for name in node.reads
-    }
+    other_nodes = (node for node in graph.nodes if id(node.cost) not in group_ids)
+    outside_names = set(graph.outputs).union(*(node.reads for node in other_nodes))
     input_bytes = {name: size for node in group for name, size in node.reads.items() if name not in produced_bytes}
     return sum(input_bytes.values()) + sum(size for name, size in produced_bytes.items() if name in outside_names)
 

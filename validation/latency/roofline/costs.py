@@ -60,8 +60,7 @@ def multiplications(
 ) -> int | None:
     """Multiply-adds of one execution of a node; None for an operator without products, 0 where a shape is missing.
 
-    inputs: None for one that is left out or unknown.  equation: of an Einsum.
-    op_type: of the node.  outputs: shapes.
+    inputs: None for one that is left out or unknown.  equation: of an Einsum.  outputs: shapes.
     """
     if op_type in CONVOLUTIONS:
         weight = _at(inputs, CONVOLUTIONS[op_type])
@@ -170,6 +169,9 @@ def size_bytes(tensor: TensorType) -> int:
     return math.ceil(math.prod(shape) * _bits(dtype) / 8)
 
 
+_COUNTED = VIEWS | _SHAPES | _MOVES | _PER_VALUE.keys() | _PER_INPUT.keys()
+
+
 def _bits(dtype: str) -> int:
     if dtype in _BITS:
         return _BITS[dtype]
@@ -190,7 +192,6 @@ def cost_of(
     """The cost of a node. inputs, outputs: (dtype, shape) of each, None for an input that is left out.
 
     dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
-    name, op_type: of the node.
     """
     present_inputs = [spec for spec in inputs if spec is not None]
     shapes = [None if spec is None else spec[1] for spec in inputs]
@@ -198,17 +199,14 @@ def cost_of(
     values_in = math.prod(present_inputs[0][1]) if present_inputs else 0
     values_out = math.prod(outputs[0][1]) if outputs else 0
     value_ops = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
-    is_countable = (
-        macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
-    )
+    is_countable = macs is not None or op_type in _COUNTED
     output_bytes = 0 if op_type in VIEWS else sum(map(size_bytes, outputs))
     input_bytes = [0] if op_type in VIEWS | _SHAPES else list(map(size_bytes, present_inputs))
     if op_type in _PICKS and input_bytes:
         input_bytes[0] = min(input_bytes[0], output_bytes)
     cost_dtype = dtype or (present_inputs[0][0] if present_inputs else outputs[0][0] if outputs else "float32")
-    return NodeCost(
-        name, op_type, cost_dtype, macs or 0, 2 * (macs or 0) + value_ops, sum(input_bytes), output_bytes, is_countable
-    )
+    operations, read_bytes = 2 * (macs or 0) + value_ops, sum(input_bytes)
+    return NodeCost(name, op_type, cost_dtype, macs or 0, operations, read_bytes, output_bytes, is_countable)
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Sequence[str]) -> GraphCost:
@@ -275,20 +273,16 @@ class GraphCosts:
     def working_bytes(self) -> int:
         """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
         produced_sizes = {name: size for node in self.nodes for name, size in node.makes.items()}
-        input_sizes = {
-            name: size for node in self.nodes for name, size in node.reads.items() if name not in produced_sizes
-        }
+        read_sizes = {name: size for node in self.nodes for name, size in node.reads.items()}
         last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
         alive = peak = 0
         for index, node in enumerate(self.nodes):
             alive += sum(node.makes.values())
             peak = max(peak, alive)
-            ended_names = [
-                name for name in {*node.reads, *node.makes} if name in produced_sizes and last.get(name, index) == index
-            ]
-            alive -= sum(produced_sizes[name] for name in ended_names)
-        return sum(input_sizes.values()) + peak
+            names = produced_sizes.keys() & {*node.reads, *node.makes}
+            alive -= sum(produced_sizes[name] for name in names if last.get(name, index) == index)
+        return sum(size for name, size in read_sizes.items() if name not in produced_sizes) + peak
 
     @property
     def costs(self) -> list[NodeCost]:
@@ -330,9 +324,8 @@ def count(graph: "GraphProto") -> GraphCosts:
             tensor_types[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
     for initializer in graph.initializer:
         tensor_types[initializer.name] = (element_name(initializer.data_type), tuple(initializer.dims))
-    behind = {
-        node.output[0]: tensor_types.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"
-    }
+    dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    behind = {node.output[0]: tensor_types.get(node.input[0]) for node in dequantizers}
     nodes, unsized_nodes = [], []
     for node in graph.node:
         ins = [None if not name else tensor_types.get(name) for name in node.input]
@@ -410,10 +403,8 @@ def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], second
     large_array, small_array = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     unit = np.ones(1, np.float32)
     memory = 2 * large_array.nbytes / _best(opener, _chain(1), {"x": large_array, "c": unit}, workdir, seconds)
-    run_1, run_n = (
-        float(statistics.median(_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2)))
-        for count in (1, NODES)
-    )
+    chains = (_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2) for count in (1, NODES))
+    run_1, run_n = (float(statistics.median(times)) for times in chains)
     node = max((run_n - run_1) / (NODES - 1), 1e-9)
     chain_s = _best(opener, _chain(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
     moved_bytes = 2 * small_array.nbytes * CHAIN
@@ -446,7 +437,7 @@ def _product_roofs(kind: str) -> tuple["ModelProto", Tensors]:
     else:
         left, right = (rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2))
         node, result = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
-    model = _model([node], {"x": left}, "y", result)
+    model = _model([node], {"x": left}, result)
     model.graph.initializer.append(numpy_helper.from_array(right, "w"))
     return model, {"x": left}
 
@@ -458,11 +449,11 @@ def _chain(count: int) -> "ModelProto":
     names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
     nodes = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
     unit = np.ones(1, np.float32)
-    return _model(nodes, {"x": unit, "c": unit}, "y", "float32")
+    return _model(nodes, {"x": unit, "c": unit}, "float32")
 
 
-def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) -> "ModelProto":
-    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output."""
+def _model(nodes: "list[NodeProto]", inputs: Tensors, result: str) -> "ModelProto":
+    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output, y."""
     from onnx import helper
 
     def describe_tensor(name: str, dtype: str, rank: int) -> "ValueInfoProto":
@@ -471,5 +462,5 @@ def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) 
 
     input_infos = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
     rank = next(iter(inputs.values())).ndim
-    graph = helper.make_graph(nodes, "roof", input_infos, [describe_tensor(output, result, rank)])
+    graph = helper.make_graph(nodes, "roof", input_infos, [describe_tensor("y", result, rank)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

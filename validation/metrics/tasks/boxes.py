@@ -82,7 +82,7 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
 
 def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
     """The boxes of a sample that count: finite ones of `least_score` or more that `nms` leaves, at most MOST_BOXES.
-    corners: [boxes, 4].  scores, classes: [boxes].  terms: of the metric."""
+    corners: [boxes, 4].  scores, classes: [boxes]."""
     finite = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
     candidates = np.flatnonzero(finite & (scores >= terms.least_score))
     candidates = candidates[np.argsort(-scores[candidates], kind="stable")][:MOST_CANDIDATES]

@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Tensors
-from validation.metrics.drift import is_exact
+from validation.metrics.drift import count_classes, is_exact
 from validation.metrics.tasks.boxes import Detection
 from validation.metrics.tasks.scores import (
     NO_ANSWER,
@@ -36,6 +36,7 @@ from validation.metrics.tasks.terms import (
     TaskMetric,
     TokensMetric,
 )
+from validation.statistics.rates import mean_ranks
 
 # Vectors of a search: whether they order the golden samples as the original model's do.
 
@@ -102,17 +103,10 @@ def rank_correlation(one: Array, other_values: Array) -> float | None:
     """Spearman's rank correlation of two [n]; NaN with NaN in either, None where one has equal values alone."""
     if np.isnan(one).any() or np.isnan(other_values).any():
         return float("nan")
-    ranks = [_ranks(values) for values in (one, other_values)]
+    ranks = [mean_ranks(values)[0] for values in (one, other_values)]
     one_ranks, other_ranks = (values - values.mean() for values in ranks)
     scale = float(np.sqrt((one_ranks @ one_ranks) * (other_ranks @ other_ranks)))
     return float(one_ranks @ other_ranks) / scale if scale else None
-
-
-def _ranks(values: Array) -> Array:
-    """Ranks from 1, equal values with the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[inverse])
 
 
 def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
@@ -159,9 +153,8 @@ class Regression(Score[Array, Array]):
         self._squares += float(np.square(errors).sum())
         self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(targets).max()])
         total, shift = self._count + targets.size, float(targets.mean()) - self._mean
-        self._spread += (
-            float(np.square(targets - targets.mean()).sum()) + shift * shift * self._count * targets.size / total
-        )
+        case_spread = float(np.square(targets - targets.mean()).sum())
+        self._spread += case_spread + shift * shift * self._count * targets.size / total
         self._mean += shift * targets.size / total
         self._count = total
 
@@ -196,9 +189,9 @@ class Segmentation(Score[Array, Array]):
         if self.terms.ignore is not None:
             valid_mask = targets != self.terms.ignore
             targets, answers = targets[valid_mask], answers[valid_mask]
-        for counter, classes in ((self._wanted, targets), (self._found, answers)):
-            _count(counter, classes)
-        _count(self._both, targets[targets == answers])
+        self._wanted.update(count_classes(targets))
+        self._found.update(count_classes(answers))
+        self._both.update(count_classes(targets[targets == answers]))
 
     def values(self) -> list[TaskValue]:
         """Mean of intersection over union, and the share of equal pixels."""
@@ -221,11 +214,6 @@ class Segmentation(Score[Array, Array]):
                 f"{self.terms.axis}; give the axis, or the threshold of one value per pixel"
             )
         return classes_of(value, none, self.terms.axis)
-
-
-def _count(counter: Counter[int], classes: Array) -> None:
-    for name, count in zip(*np.unique(classes, return_counts=True), strict=True):
-        counter[int(name)] += int(count)
 
 
 # Audio: how far a signal is from the wanted one, whatever its loudness.

@@ -12,7 +12,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Tensors
-from validation.metrics.drift import is_exact
+from validation.metrics.drift import count_classes, is_exact, log_softmax
 from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, TextMetric, TopKMetric
 
 # What every kind of task metric answers, and how class indices are read from outputs.
@@ -69,7 +69,8 @@ class Score(ABC, Generic[W, A]):
 
     def count_classes(self, outputs: Tensors) -> int | None:
         """How many classes the original model's outputs have, whose indices labels are; None where nothing says it."""
-        return class_count(output_of(outputs, cast("Any", self).terms.output)) if self.has_classes else None
+        value = output_of(outputs, cast("Any", self).terms.output) if self.has_classes else None
+        return None if value is None or is_exact(value) or not value.ndim else value.shape[-1]
 
     def join(self, original: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
         """What is wanted of a case that has labels, and of the model `original`: the labels."""
@@ -98,11 +99,6 @@ def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
     return output_array
 
 
-def class_count(value: Array) -> int | None:
-    """How many classes the last axis of scores has; None for classes themselves."""
-    return None if is_exact(value) or not value.ndim else value.shape[-1]
-
-
 def classes_of(value: Array, none: int, axis: int = -1) -> Array:
     """Class indices: integers as they are, else the argmax over an axis. none: class of a row with NaN."""
     if is_exact(value):
@@ -112,8 +108,7 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
-    """A share as a value. independent: whether it is one of samples, and has an interval.  name: of the value.  count,
-    total: of samples."""
+    """A share as a value. independent: whether it is one of samples, and has an interval.  count, total: of samples."""
     if not total:
         return TaskValue(name, None, NOTHING)
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
@@ -151,8 +146,7 @@ class Accuracy(Score[Array, Array]):
 
     def add(self, targets: Array, answers: Array) -> None:
         """Count the equal ones, by class."""
-        classes, counts = np.unique(targets[targets == answers], return_counts=True)
-        self.right.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
+        self.right.update(count_classes(targets[targets == answers]))
         self._rows += len(targets)
 
     def values(self) -> list[TaskValue]:
@@ -285,13 +279,6 @@ class Perplexity(Score[Following, Array]):
                 TaskValue(name, float(np.exp(total / count)) if count else None, "" if count else none)
                 for name, total, count, none in metric_totals
             ]
-
-
-def log_softmax(logits: Array) -> Array:
-    """Logarithms of the probabilities [places, vocabulary]; NaN in a row with NaN or an infinity above zero."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shifted_logits = logits - logits.max(axis=1, keepdims=True)
-        return np.asarray(shifted_logits - np.log(np.exp(shifted_logits).sum(axis=1, keepdims=True)))
 
 
 # Texts of a recogniser that was trained with connectionist temporal classification (CTC).

@@ -202,7 +202,7 @@ def test_engines_of_two_processes_are_timed_in_turns_where_they_run() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         counts = [pool.submit(answer_blocks, lambda: nullcontext(Own()), inputs, stream) for stream in theirs]
-        pairs = run_interleaved_apart((partial(ask, ours[0]), partial(ask, ours[1])), 0.02, 0, openings=2)
+        pairs = run_interleaved_apart((partial(ask, ours[0]), partial(ask, ours[1])), 0.02, openings=2)
         for stream in ours:
             stream.close()
         blocks = [count.result() for count in counts]
