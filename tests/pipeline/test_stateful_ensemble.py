@@ -1,7 +1,6 @@
 """Ensembles with state, from their specs to the answers of pulled engines, step after step."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import enginesmith
 from builders.execution.jobs import WorkerContext
-from enginesmith.core.errors import DataError, EnginesmithError, SpecError
+from enginesmith.core.errors import DataError, EnginesmithError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
@@ -19,7 +18,7 @@ from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
-from tests.pipeline.projects import arrays
+from tests.pipeline.projects import arrays, assert_refused
 from tests.pipeline.test_ensemble import change, opens
 from tests.pipeline.test_ensemble_stages import ask_proof, with_fault
 from tests.stateful_ensembles import DECODER, STEPS, TOLD, write_stateful_ensemble
@@ -156,14 +155,11 @@ def test_what_state_does_not_allow_is_told(path: str, value: Any, told: str, tmp
         spec = change(spec, "connections/f.a", "begun")
     written = write_stateful_ensemble(tmp_path / "project", spec)
     (written.parent / "reader.py").write_text("def crop(a):\n    return {'b': a}\n")
-    with pytest.raises(EnginesmithError, match=re.escape(told)):
-        enginesmith.build(written, registry=tmp_path / "registry")
-    assert not (tmp_path / "registry" / "models").exists()
+    assert_refused(written, told, EnginesmithError)
 
 
 def test_sequences_without_a_state_are_refused(tmp_path: Path) -> None:
     stateless = {key: value for key, value in DECODER.items() if key != "state"}
     stateless["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
     written = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
-    with pytest.raises(SpecError, match=r"golden\.sequence is for ensembles with state, and no graph has one"):
-        enginesmith.build(written, registry=tmp_path / "registry")
+    assert_refused(written, "golden.sequence is for ensembles with state, and no graph has one")

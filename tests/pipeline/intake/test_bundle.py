@@ -11,7 +11,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.gc import collect
 from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import registered_key
 from enginesmith.registry.verification import verify
 from pipeline.intake.registration import bundle_of, register, spec_at
@@ -22,11 +22,6 @@ from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model
 
 GENERATOR = "from helper import width\nimport numpy\n\ndef samples():\n    yield {'x': numpy.zeros((1, width))}\n"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def bundled(project: Project, **parts: object) -> SpecBundle:

@@ -53,7 +53,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(built: Project) -> tuple[Store, Manifest]:
-    store = open_store(built.registry)
+    store = built.store
     return store, load(store, "tiny", "1")
 
 
@@ -72,7 +72,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     found = {item["unit"]: (item["verdict"], item["report"]) for item in done.json}
     assert found["cpu fp32 onnxruntime"][0] == found["cpu int8 onnxruntime"][0] == "proven"
     assert found["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
-    store = open_store(built.registry)
+    store = built.store
     now_is = {entry.unit: entry.reason for entry in judge_entries(store, load(store, "tiny", "1"))}
     assert "proven by attestation" in now_is["cpu int8 onnxruntime"]
     (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")

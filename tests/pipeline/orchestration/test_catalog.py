@@ -2,7 +2,6 @@
 
 import yaml
 
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import registered_key
 from pipeline.orchestration.catalog import gather_specs, spec_files
 from tests.pipeline.projects import Project
@@ -14,7 +13,7 @@ def test_a_catalog_of_what_is_registered(project: Project) -> None:
     project.run("prefect", "register", project.spec, "--no-event")
     with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
-    open_store(project.registry).replace(registered_key("another"), b"damaged", None)
+    project.store.replace(registered_key("another"), b"damaged", None)
     with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:another", "registered:tiny"]
 

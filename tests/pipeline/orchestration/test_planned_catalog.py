@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.registry.store.base import open_store
 from pipeline.orchestration import catalog
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project
@@ -41,7 +40,7 @@ def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -
 
 def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hold(built: Project, place: Path) -> None:
     before = plan(built, place)["there"]["units"]
-    store = open_store(built.registry)
+    store = built.store
     for key in list(store.list("records/build/"))[:1]:
         store.remove(key)
     assert plan(built, place)["there"]["units"] == {**before, "cached": before["cached"] - 1, "build": 1}

@@ -1,7 +1,6 @@
 """The pipeline's use of the choice: the spec asks for it, the graph is what was chosen, and a command shows it."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import QuantizationScheme
-from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.search import find_searched_kinds
-from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Searched
 from tests.pipeline.projects import Project
 
@@ -44,7 +40,7 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     assert "choose int8 (uint8 activations): cached" in built.err
     record = _record(small)
     assert "of the multiplications with weights in int8" in record["notes"][0]
-    graph = onnx.load(open_store(small.registry).path(record["model"]))
+    graph = onnx.load(small.store.path(record["model"]))
     # The chosen model's weights carry the node's name: nothing else makes such names.
     assert [item.name for item in graph.graph.initializer if shown.json["groups"][0]["nodes"][0] in item.name]
 
@@ -61,7 +57,7 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     notes = _record(small)["notes"]
     assert [note for note in notes if "the floor: quantized alone it leaves" in note]
     assert "0 nodes compute in int8" in notes[1]
-    page = (small.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    page = small.page()
     assert 'class="picture frontier"' in page and "where at least 130 dB were asked for" in page
     assert "the floor: quantized alone it leaves" in page
     assert "left in float: " in small.run("show", "tiny", "--quantization").out
@@ -105,19 +101,6 @@ def test_each_kind_of_int8_is_searched_once() -> None:
     kinds = find_searched_kinds([GraphVariant("fp32"), *variants], spec, exported)
     assert kinds == (Searched("uint8"), Searched("uint8", 64), Searched("int8"))
     assert len({kind.name for kind in kinds}) == 3
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        *(({"quantization": {"floor": each}}, "quantization.floor") for each in ({}, {"sqnr_db": -1}, {"cosine": 1.5})),
-        ({"precisions": ["fp32"], "calibration": None, "quantization": SEARCH}, "add calibration.data"),
-    ],
-)
-def test_a_search_needs_samples_and_a_floor_that_is_possible(project: Project, parts: Any, words: str) -> None:
-    project.change_spec(**parts)
-    with pytest.raises(EnginesmithError, match=re.escape(words)):
-        load_spec(project.spec)
 
 
 def _record(project: Project) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> N
     assert first == second and model.SerializeToString() == before
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("precision", ["int8", "fp8", "nvfp4"])
 def test_a_calibrated_precision_without_ranges_says_what_to_add(precision: str) -> None:
     with pytest.raises(DataError, match=f"{precision} needs calibrated ranges.*calibration.data"):
         write(nets.wide_net(), precision, nets.TENSORRT)

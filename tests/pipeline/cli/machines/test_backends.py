@@ -6,14 +6,12 @@ import re
 import pytest
 
 from builders.backends import discovery
-from enginesmith.cli import main
 from pipeline.cli.machines.doctor import row_of
+from tests.pipeline.projects import exit_code
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["backends", "list", *words])
-    assert ended.value.code == 0
+    assert exit_code("backends", "list", *words) == 0
     return capsys.readouterr().out
 
 
@@ -61,15 +59,9 @@ def test_every_fact_is_in_the_json(capsys):
 
 def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
     out = said(capsys, "tensorrt-rtx")
-    assert (
-        "option tf32: false" in out
-        and "10 mantissa bits" in out
-        and "builds for sm_75: fp16 int8" in out
-        and "onnxruntime" not in out
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["backends", "list", "onnxrun"])
-    assert ended.value.code == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
+    assert "option tf32: false" in out and "10 mantissa bits" in out
+    assert "builds for sm_75: fp16 int8" in out and "onnxruntime" not in out
+    assert exit_code("backends", "list", "onnxrun") == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
 
 
 def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):

@@ -14,9 +14,18 @@ from tests.pipeline.projects import Project
 from tests.pipeline.quantization.small_nets import build
 
 
-def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
-    done = project.build("--precision", "bf16")
-    assert done.code == 2 and "bf16" in done.err and "fp32, int8" in done.err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--precision", "bf16"), "precisions bf16: not in the spec, which has fp32, int8"),
+        (("--target", "cpu,sm_90"), "targets sm_90: not in the spec"),
+    ],
+)
+def test_a_selection_that_the_spec_does_not_have_is_refused(
+    project: Project, words: tuple[str, ...], said: str
+) -> None:
+    done = project.build(*words)
+    assert done.code == 2 and said in done.err
 
 
 def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: Project) -> None:

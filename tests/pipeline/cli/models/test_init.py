@@ -7,20 +7,18 @@ import numpy as np
 import onnx
 import pytest
 
-from enginesmith.cli import main
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.spec.ensembles.model import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
+from tests.pipeline.projects import exit_code, raising
 from tests.stateful_ensembles import write_stateful_ensemble
 
 
 def init(*words: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["init", *map(str, words)])
-    return int(ended.value.code or 0)
+    return exit_code("init", *words)
 
 
 def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -90,13 +88,10 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     halving(tmp_path / "net.onnx")
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype("f4"))
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(np, "savez_compressed", fail)
+    monkeypatch.setattr(np, "savez_compressed", raising(KeyboardInterrupt()))
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 130
     assert sorted(tmp_path.iterdir()) == before
 
@@ -250,13 +245,10 @@ def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_target
     monkeypatch.setattr("pipeline.cli.models.build._compile", compile_spec)
     model = halving(tmp_path / "net.onnx")
     for _ in range(2):
-        with pytest.raises(SystemExit) as ended:
-            main(["build", str(model), "--target", "l4,h100", "--registry", str(tmp_path / "registry")])
-        assert ended.value.code == 0
+        assert exit_code("build", model, "--target", "l4,h100", "--registry", tmp_path / "registry") == 0
     assert load_spec(tmp_path / "net.yaml").targets == ("l4", "h100")
     # A spec that was there is built as it is, or the part of it that is asked for.
     assert asked == [("net.yaml", None), ("net.yaml", "l4,h100")]
     halving(tmp_path / "other.onnx").rename(tmp_path / "Net.onnx")
-    with pytest.raises(SystemExit) as ended:
-        main(["build", str(tmp_path / "Net.onnx")])
-    assert ended.value.code == 2 and "net.yaml is the spec of another model" in capsys.readouterr().err
+    assert exit_code("build", tmp_path / "Net.onnx") == 2
+    assert "net.yaml is the spec of another model" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """An int8 engine that is larger than the fp16 engine beside it says so in the outcome, the manifest and the report."""
 
+from typing import Any
+
 import pytest
 
 from enginesmith.core.hardware.machine import parse_targets
@@ -18,20 +20,19 @@ def engine(precision: Precision, size_bytes: int, target: str = "sm_89", whole: 
     return UnitResult(entry, whole or size_bytes)
 
 
-@pytest.mark.parametrize(("int8", "said"), [(17_200_000, True), (4_000_000, False)])
-def test_only_an_engine_that_is_larger_says_so(int8: int, said: bool) -> None:
-    half, narrow = note_larger([engine("fp16", 5_000_000), engine("int8", int8)])
-    assert half.entry.notes == ("built",)
-    assert narrow.entry.notes[0] == "built" and len(narrow.entry.notes) == 1 + said
-    assert not said or "larger than the fp16 engine (16.4 MiB against 4.8 MiB)" in narrow.entry.notes[1]
-
-
-def test_a_cpu_has_no_such_order() -> None:
-    found = note_larger([engine("fp16", 5_000_000, "cpu"), engine("int8", 9_000_000, "cpu")])
-    assert all(item.entry.notes == ("built",) for item in found)
-
-
-def test_shards_count() -> None:
-    assert note_larger([engine("fp16", 5_000), engine("int8", 4_000)])[1].entry.notes == ("built",)
-    found = note_larger([engine("fp16", 5_000), engine("int8", 4_000, whole=9_004_000)])[1]
-    assert len(found.entry.notes) == 2 and found.entry.size_bytes == 4_000
+@pytest.mark.parametrize(
+    ("half", "narrow", "said"),
+    [
+        ((5_000_000,), (17_200_000,), "larger than the fp16 engine (16.4 MiB against 4.8 MiB)"),
+        ((5_000_000,), (4_000_000,), None),
+        ((5_000_000, "cpu"), (9_000_000, "cpu"), None),
+        ((5_000,), (4_000,), None),
+        ((5_000,), (4_000, "sm_89", 9_004_000), "larger than the fp16 engine"),
+    ],
+    ids=["larger", "smaller", "a CPU has no such order", "small", "shards count"],
+)
+def test_only_an_engine_that_is_larger_says_so(half: Any, narrow: Any, said: str | None) -> None:
+    first, second = (item.entry for item in note_larger([engine("fp16", *half), engine("int8", *narrow)]))
+    assert first.notes == ("built",) and second.size_bytes == narrow[0]
+    assert second.notes[0] == "built" and len(second.notes) == (2 if said else 1)
+    assert not said or said in second.notes[1]

@@ -140,6 +140,7 @@ def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: 
 
 
 @pytest.mark.parametrize("off", ["off", None, False])
-def test_a_spec_asks_for_no_calls(project: Project, off: object) -> None:
-    project.change_spec(validation={"calls": off})
-    assert calls_of(load_spec(project.spec)) is None
+def test_calls_times_and_attribution_can_be_turned_off(project: Project, off: object) -> None:
+    project.change_spec(validation={"calls": off, "latency": off, "attribution": False})
+    spec = load_spec(project.spec)
+    assert calls_of(spec) is None and spec.validation.latency is None and spec.validation.attribution == "off"
