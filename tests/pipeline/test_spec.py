@@ -157,10 +157,7 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"calibration": {"data": "folder.py:samples"}}, "calibration.data: 'folder.py' is a folder; name the file"),
         ({"calibration": {"data": "spec.py:f", "labels": "y"}}, "a generator gives no labels; remove labels"),
         ({"quantization": {"floor": {"accuracy": 0.9}}}, "floor.accuracy needs the right answers; name their array in"),
-        (
-            {"quantization": {"floor": {}}},
-            "quantization.floor: {}: needs one of sqnr_db, cosine, argmax_agreement, accu",
-        ),
+        ({"quantization": {"floor": {}}}, "floor: needs one of sqnr_db, cosine, argmax_agreement, accuracy"),
         ({"quantization": {"floor": {"sqnr_db": -1}}}, "quantization.floor.sqnr_db: -1: must be"),
         ({"quantization": {"floor": {"cosine": 1.5}}}, "quantization.floor.cosine: 1.5: must be"),
         ({"quantization": {"floor": {"sqnr_db": 20}}, "calibration": None}, "add calibration.data"),

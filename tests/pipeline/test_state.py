@@ -72,31 +72,35 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
         np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
 
 
+def record_steps(folder: Path, streams: Any, steps: list[dict[str, np.ndarray]]) -> None:
+    """Traffic: bare.jsonl has what a caller gives, whole.jsonl the states, too."""
+    names = ("bare", "whole")
+    bare, whole = (enginesmith.Recorder(folder / f"{name}.jsonl") for name in names)
+    with bare, whole:
+        for index, step in enumerate(steps):
+            bare.append(step, at=1.0 + index / 100)
+            whole.append(streams.complete(step), at=1.0 + index / 100)
+            streams.run(step)
+
+
+def replayed_verdict(registry: Path, model: str, traffic: Path) -> str:
+    """That of version 1 in fp32 against itself; its observations lie in `out` beside the traffic."""
+    reference, pace = parse_reference(f"{model}@1"), ReplayPace(in_flight=1, warmup=2)
+    wanted = CanaryRun(reference, reference, target_named("cpu"), traffic, traffic.parent / "out", "fp32", pace)
+    return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
+
+
 def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
-    registry, reference = str(folder.parent / "registry"), parse_reference(f"{outcome.model}@1")
-    pulled = enginesmith.pull(str(reference), registry=registry, dest=tmp_path, precision="fp32")
+    registry = folder.parent / "registry"
+    pulled = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=tmp_path, precision="fp32")
     streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
-    with (
-        enginesmith.Recorder(tmp_path / "bare.jsonl") as bare,
-        enginesmith.Recorder(tmp_path / "whole.jsonl") as whole,
-    ):
-        for index, row in enumerate(arrays(folder / "golden.npz")["x"][:12]):
-            bare.append({"x": row[None]}, at=1.0 + index / 100)
-            whole.append(streams.complete({"x": row[None]}), at=1.0 + index / 100)
-            streams.run({"x": row[None]})
+    record_steps(tmp_path, streams, [{"x": row[None]} for row in arrays(folder / "golden.npz")["x"][:12]])
     (state,) = load_spec(folder / "model.yaml").states()
-
-    def run(traffic: str) -> str:
-        wanted = CanaryRun(
-            reference, reference, target_named("cpu"), tmp_path / traffic, tmp_path / "out", pace=ReplayPace(warmup=2)
-        )
-        return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
-
     told = rf"no array for input '{state.input}'.*is a state: record each step with the states"
     with pytest.raises(DataError, match=told):
-        run("bare.jsonl")
-    assert run("whole.jsonl") == "INSUFFICIENT", "12 steps are few"
+        replayed_verdict(registry, outcome.model, tmp_path / "bare.jsonl")
+    assert replayed_verdict(registry, outcome.model, tmp_path / "whole.jsonl") == "INSUFFICIENT", "12 steps are few"
     observed = [json.loads(line) for line in (tmp_path / "out/candidate.jsonl").read_text().splitlines()]
     steps = [line for line in observed if "request" in line]
     assert len(steps) == 12 and all(line["ok"] and not line["flipped"] for line in steps)

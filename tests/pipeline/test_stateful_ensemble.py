@@ -10,10 +10,7 @@ import pytest
 import enginesmith
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.errors import DataError, EnginesmithError
-from enginesmith.core.hardware.machine import target_named
-from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
-from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -21,8 +18,8 @@ from pipeline.progress import Progress
 from tests.pipeline.projects import arrays, assert_refused
 from tests.pipeline.test_ensemble import change, opens
 from tests.pipeline.test_ensemble_stages import ask_proof, with_fault
+from tests.pipeline.test_state import record_steps, replayed_verdict
 from tests.stateful_ensembles import DECODER, STEPS, TOLD, write_stateful_ensemble
-from validation.canary.replay import ReplayPace
 
 
 @pytest.fixture(scope="module")
@@ -113,25 +110,14 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
 
 
 def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
-    registry, reference = str(built[0] / "registry"), parse_reference("told@1")
+    registry, golden = built[0] / "registry", arrays(built[0] / "project" / "golden.npz")
     pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
     streams = enginesmith.Ensemble.described(opens, pulled.description).streams()
-    golden = arrays(built[0] / "project" / "golden.npz")
-    with enginesmith.Recorder(tmp_path / "bare.jsonl") as bare, enginesmith.Recorder(tmp_path / "whole.jsonl") as whole:
-        for index in range(6):
-            step = {name: golden[name][index][None] for name in ("encoder.source", "decoder.x")}
-            bare.append(step, at=1.0 + index / 100)
-            whole.append(streams.complete(step), at=1.0 + index / 100)
-            streams.run(step)
-
-    def run(traffic: str) -> str:
-        out, pace = tmp_path / "out", ReplayPace(in_flight=1, warmup=2)
-        wanted = CanaryRun(reference, reference, target_named("cpu"), tmp_path / traffic, out, "fp32", pace)
-        return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
-
+    names = ("encoder.source", "decoder.x")
+    record_steps(tmp_path, streams, [{name: golden[name][index][None] for name in names} for index in range(6)])
     with pytest.raises(DataError, match=r"'decoder\.past' is a state: record each step with the states"):
-        run("bare.jsonl")
-    assert run("whole.jsonl") == "INSUFFICIENT", "6 steps are few"
+        replayed_verdict(registry, "told", tmp_path / "bare.jsonl")
+    assert replayed_verdict(registry, "told", tmp_path / "whole.jsonl") == "INSUFFICIENT", "6 steps are few"
 
 
 @pytest.mark.parametrize(

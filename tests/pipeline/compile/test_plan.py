@@ -15,7 +15,7 @@ from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
 from enginesmith.core.codec import encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import candidates
@@ -145,10 +145,10 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
 
 
-def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(tmp_path: Path) -> None:
+def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(store: Store) -> None:
     text = 'y = GridSample<mode="{mode}">(x, g)'
     shapes = "float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y"
-    store, executor = open_store(tmp_path / "registry", create=True), LocalExecutor(1)
+    executor = LocalExecutor(1)
     context = RunContext(store, executor, executor)
     found = {}
     for mode in ("linear", "cubic", "nearest"):

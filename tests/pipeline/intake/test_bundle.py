@@ -1,5 +1,6 @@
 """What a bundle holds, what names it, and what is refused; registered in a registry and unpacked elsewhere."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,6 @@ def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(p
 
 
 def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(project: Project, store: Store) -> None:
-    from datetime import timedelta
-
     item, _ = register(store, load_spec(project.spec))
     for _ in range(2):
         collect(store, grace=timedelta(0), delete=True)
@@ -120,7 +119,7 @@ def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(projec
     assert verify(store).problems == ()
 
 
-def test_an_edited_or_damaged_registration_is_not_built(project: Project, store: Store, tmp_path: Path) -> None:
+def test_an_edited_or_damaged_registration_is_not_built(project: Project, store: Store) -> None:
     item, _ = register(store, load_spec(project.spec))
     blob = store.path(item.bundle.files["golden.npz"])
     blob.chmod(0o644)

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from builders.execution.jobs import Job, Watch, ignore_event
+from builders.execution.jobs import Job
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError, ModelError
 from enginesmith.core.names import parse_reference
@@ -21,10 +21,11 @@ from pipeline.compile.steps.keys import time_engine
 from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
 from pipeline.operations.validate import spec_of
 from pipeline.orchestration.artifacts import version_markdown
-from pipeline.orchestration.run import NotOnRecord, OnlyRecords
+from pipeline.orchestration.run import NotOnRecord
 from pipeline.outcome import engine_of
 from pipeline.spec.validation import Latency
-from tests.pipeline.projects import Project
+from tests.pipeline.compile.test_steps import Answering
+from tests.pipeline.projects import Project, raising
 from tests.validation.latency.reports import latency_report
 from validation.latency.formatting import list_remarks
 from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
@@ -97,12 +98,11 @@ def test_a_report_about_another_engine_is_refused(built: Project) -> None:
 def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     store, jobs = built.store, []
 
-    class Recorder(OnlyRecords):
-        def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
-            jobs.append(job)
-            raise NotOnRecord(job.name)
+    def note(job: Job) -> NoReturn:
+        jobs.append(job)
+        raise NotOnRecord(job.name)
 
-    context = RunContext(store, Recorder(), Recorder())
+    context = RunContext(store, Answering(note), Answering(note))
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
     spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
     for timed in (
@@ -117,13 +117,9 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
 
 @pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
 def test_an_engine_that_cannot_be_timed_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
-    class Broken(OnlyRecords):
-        def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
-            raise error
-
-    store = built.store
+    store, broken = built.store, Answering(raising(error))
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
-    work = Work(spec_of(chosen.manifest), RunContext(store, Broken(), Broken()))
+    work = Work(spec_of(chosen.manifest), RunContext(store, broken, broken))
     golden = chosen.manifest.sources["golden"]
     with pytest.raises(IntegrityError) if isinstance(error, IntegrityError) else nullcontext():
         assert time_engine(engine_of(chosen.entry), Latency(), golden, work, afresh=True) is None

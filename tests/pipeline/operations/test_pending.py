@@ -191,7 +191,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
             run(on=wrong)
 
 
-def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_with_a_version_is_its_row(store: Store) -> None:
     publish_engines(store, [engine(store, status="unproven")])
     [item] = list_pending(store)
     executor = LocalExecutor()

@@ -4,8 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginesmith.core.errors import ModelError
+from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.state import State
 from enginesmith.core.types import TensorSpec
+from pipeline.quantization.insertion_points import scale_states
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.methods import MinMax
 from pipeline.quantization.statistics.methods import ranges as choose_ranges
@@ -54,3 +56,21 @@ def test_a_model_that_does_not_run_is_a_model_error(tmp_path: Path) -> None:
     model = saved(nets.x_net("s = Reshape(x, shape) y = MatMul(s, w)", shape=np.array([7, 5])), tmp_path)
     with pytest.raises(ModelError, match="does not run on its calibration samples"):
         calibrate(model, nets.samples(tmp_path, nets.x_values(), (X,), nets.BATCH))
+
+
+STATE = State("past", "present")
+
+
+def test_the_scale_holds_the_largest_magnitude_that_went_in_or_out():
+    (found,) = scale_states([STATE], Ranges({"past": (-1.0, 2.0), "present": (-5.08, 2.0)}, "minmax", "", 3))
+    assert (found.input, found.output) == ("past", "present")
+    assert found.scale == float(np.float32(5.08 / 127)), "as float32 holds it, so that JSON and the graph agree"
+
+
+@pytest.mark.parametrize("ranges", [None, Ranges({}, "minmax", "", 0), Ranges({"past": (0.0, 0.0)}, "minmax", "", 3)])
+def test_a_state_that_was_not_seen_is_refused(ranges):
+    with pytest.raises(
+        DataError, match=r"state\.past\.dtype: calibration samples do not show how large 'past' becomes"
+    ):
+        scale_states([STATE], ranges)
+    assert scale_states([], ranges) == ()

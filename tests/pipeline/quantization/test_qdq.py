@@ -55,10 +55,8 @@ def test_cpu_scheme_is_asymmetric_with_int8_weights_and_int32_biases() -> None:
     result = quantized(nets.conv_net(), nets.images(), "cpu")
     activation, weight, bias = (nets.maker(result, name) for name in nets.named(result, "Conv_c1").input)
     assert nets.constant(result, activation.input[2]).dtype == np.uint8
-    assert (
-        nets.constant(result, weight.input[0]).dtype == np.int8
-        and nets.constant(result, bias.input[0]).dtype == np.int32
-    )
+    assert nets.constant(result, weight.input[0]).dtype == np.int8
+    assert nets.constant(result, bias.input[0]).dtype == np.int32
 
 
 @pytest.mark.parametrize(

@@ -71,15 +71,6 @@ def test_a_policy_is_seen_though_its_size_is_the_same(store: Store, out: Path, m
         assert f"proven on {target}" in (out / "models/digits/index.html").read_text()
 
 
-def test_what_is_deleted_goes(store: Store, out: Path) -> None:
-    write_two_of_each(store, out)
-    remove_half(store)
-    write(store, out)
-    assert not (out / "models" / "other").exists() and not (out / "models/digits/versions/2").exists()
-    assert not broken_links(out)
-    assert not (out / ".enginesmith-site/models/other.json").exists()
-
-
 def test_a_killed_run_is_finished_by_the_next(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_small(store)
     write(store, out)
@@ -113,6 +104,7 @@ def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(store, o
     assert (out / "models/other").exists() and (out / "models/digits/versions/2").exists()
     write(store, out)
     assert not (out / "models/other").exists() and not (out / "models/digits/versions/2").exists()
+    assert not broken_links(out) and not (out / ".enginesmith-site/models/other.json").exists()
     assert write(store, out).drawn == ALWAYS_DRAWN
 
 

@@ -175,16 +175,6 @@ class TestExternalData:
 
 
 class TestCanonical:
-    def test_it_computes_what_the_original_computes(self, tmp_path):
-        x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-        onnx_model.save_onnx(linear(), tmp_path / "a.onnx")
-        onnx_model.save_onnx(canonical(linear(), [X], ["z"]), tmp_path / "b.onnx")
-        with (
-            OrtSession(tmp_path / "a.onnx", optimized=False) as a,
-            OrtSession(tmp_path / "b.onnx", optimized=False) as b,
-        ):
-            assert np.array_equal(a.run({"x": x})["y"], b.run({"x": x})["z"])
-
     def test_twice_changes_nothing_and_the_argument_is_left_alone(self):
         model = linear()
         once = canonical(model, [X])

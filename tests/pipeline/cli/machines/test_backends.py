@@ -1,13 +1,16 @@
 """`enginesmith backends list`: what it says is what the backends would do, in a table that fits 100 columns."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from builders.backends import discovery
 from pipeline.cli.machines.doctor import row_of
-from tests.pipeline.projects import exit_code
+from tests.pipeline.projects import Project, exit_code
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -68,3 +71,15 @@ def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
     cls = discovery.load("onnxruntime")
     monkeypatch.setattr(cls, "refuses", lambda self, request: "no dims; give sizes" if request.profiles else None)
     assert not row_of(discovery.configure("onnxruntime", {})).dynamic
+
+
+def test_findings_in_json_name_the_remedy(project: Project) -> None:
+    findings = {item["subject"]: item for item in project.run("doctor", "--json").json["findings"]}
+    assert findings["onnxruntime"]["state"] == "ok" and findings["tensorrt"]["state"] == "missing"
+    assert "pip install" in findings["tensorrt"]["detail"]
+
+
+def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
+    command = [sys.executable, "-m", "enginesmith", "doctor", "--registry", str(project.registry)]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
+    assert "temporary space" in done.stdout and "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -31,8 +32,6 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
 
 
 def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
-    from onnx import helper
-
     model = write(tmp_path / "net.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])  # fmt: skip # noqa: E501
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2)).astype("f4"))
     assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
@@ -43,16 +42,12 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
 
 
 def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(tmp_path, capsys):
-    from onnx import helper
-
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
     said = capsys.readouterr().err
-    assert (
-        "int8 can take 100 % of the multiplications with weights" in said
-        and "no data: engines are proven on random inputs, and int8 is left out" in said
-    )
+    assert "int8 can take 100 % of the multiplications with weights" in said
+    assert "no data: engines are proven on random inputs, and int8 is left out" in said
     assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
     assert "x: float32 [batch, 2, 2]" in said
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
@@ -64,8 +59,6 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     ("usual", "other", "dims"), [(64, 64, (32, 64, 128)), (64, 20, (10, 64, 128)), (3, 300, (1, 3, 300))]
 )
 def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_path, usual, other, dims):
-    from onnx import helper
-
     model = write(tmp_path / "net.onnx", [helper.make_node("Exp", ["x"], ["y"])], [value("x", ["batch", "height", 2])])
     lines = [json.dumps({"x": [[[index, 1]] * (other if index == 5 else usual)]}) for index in range(9)]
     (tmp_path / "requests.jsonl").write_text("\n".join(lines))
@@ -76,8 +69,6 @@ def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_pa
 
 
 def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
-    from onnx import helper
-
     rows = helper.make_node("Reshape", ["x", "shape"], ["y"])
     shape = helper.make_node("Constant", [], ["shape"], value_ints=[0, 91, 11])
     model = write(tmp_path / "net.onnx", [shape, rows], [value("x", ["batch", "k"])])
@@ -194,8 +185,6 @@ def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: 
 
 
 def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
-    from onnx import helper
-
     def sums(name: str, inputs: list[str], outputs: list[str], mask: str) -> Path:
         nodes = [helper.make_node("Sum", [*inputs, mask], [output]) for output in outputs]
         shown = [[value(each, ["n", 4]) for each in names] for names in ((*inputs, mask), outputs)]
@@ -212,8 +201,6 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
 
 
 def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, capsys):
-    import onnx
-
     text = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[batch, 4] x, float[batch, 4] state) => (float[batch, 4] y, float[batch, 4] stateN) {

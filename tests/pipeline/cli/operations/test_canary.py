@@ -35,10 +35,8 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
     out = tmp_path / "canary"
     told = run(built, path, out, "--looks", "2", "--scale", "2").json
     assert told["paired"] and told["traffic"]["recorded"] == 300 and "made up" in told["notes"][0]
-    assert (
-        told["candidate"]["engine"] == told["baseline"]["engine"]
-        and told["candidate"]["precision"] == told["baseline"]["precision"]
-    )
+    assert told["candidate"]["engine"] == told["baseline"]["engine"]
+    assert told["candidate"]["precision"] == told["baseline"]["precision"]
     assert told["verdict"] != "FAIL" and told["looks"]["requests"] == [150, 300]
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert [len(one) for one in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output

@@ -11,7 +11,7 @@ import pytest
 from enginesmith.client.watching.server import ReportUrl
 from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
-from enginesmith.registry.rollouts.state import ServingNode, format_time, is_reached
+from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.versions import state
 from enginesmith.registry.versions.channel_writes import read_rollout
@@ -26,6 +26,18 @@ WHERE = "digits:stable"
 def serving(three: Store) -> Store:
     said("promote", "digits@1")
     return three
+
+
+def current(store: Store) -> Rollout:
+    rollout = read_rollout(store, "digits", "stable")
+    assert rollout is not None
+    return rollout
+
+
+def started(store: Store, *options: object) -> Rollout:
+    """The rollout of version 2 in these waves."""
+    said("rollout", "start", "digits@2", WHERE, *options)
+    return current(store)
 
 
 def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
@@ -54,8 +66,8 @@ def test_what_an_operator_decides_has_the_stores_time(serving: Store, monkeypatc
     said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "6h")
     for command in ("pause", "resume", "abort"):
         said("rollout", command, WHERE)
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout and {item.at[:4] for item in rollout.history} == {rollout.opened[:4]} == {"2031"}
+    rollout = current(serving)
+    assert {item.at[:4] for item in rollout.history} == {rollout.opened[:4]} == {"2031"}
 
 
 def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
@@ -76,25 +88,14 @@ def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
     result = run("rollback", WHERE, "--why", "smoke")
     assert result.exit_code == 0 and "digits:stable -> 2" in result.stdout
     assert "the rollout of 3 is aborted; to leave 2 too, roll back again" in result.stderr
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout and rollout.state == "aborted" and rollout.history[-1].why == "rollback: smoke"
+    rollout = current(serving)
+    assert rollout.state == "aborted" and rollout.history[-1].why == "rollback: smoke"
     assert "digits:stable -> 1" in said("rollback", WHERE)
 
 
 def test_a_policy_with_waves(serving: Store) -> None:
-    text = said(
-        "registry",
-        "policy",
-        "set",
-        WHERE,
-        "--wave",
-        "1%,5%,25%,100%",
-        "--soak",
-        "10m",
-        "--gate",
-        "health=95%",
-        "--approve",
-    )
+    waves = ("--wave", "1%,5%,25%,100%", "--soak", "10m", "--gate", "health=95%", "--approve")
+    text = said("registry", "policy", "set", WHERE, *waves)
     assert "rollout waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, approval" in text
     assert "1%, 5%, 25%, 100%" in said("registry", "policy", "show", WHERE)
     refused = run("promote", "digits@2")
@@ -159,9 +160,7 @@ def test_there_is_none(serving: Store) -> None:
 
 
 def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
-    said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--gate", "health=90%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = started(serving, "--wave", "50%,100%", "--gate", "health=90%")
     reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
     others = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
     now = datetime.now(UTC)
@@ -189,9 +188,7 @@ def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
 
 def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.rollout.receiving.MOST_NODES", 3)
-    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = started(serving, "--wave", "100%")
     now = datetime.now(UTC)
 
     def take(receiver: ReportReceiver, node: str, channel: str = "stable") -> int:
@@ -206,9 +203,7 @@ def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, mon
 
 
 def test_labels_decide_who_is_reached(serving: Store) -> None:
-    said("rollout", "start", "digits@2", WHERE, "--wave", "label=canary,100%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = started(serving, "--wave", "label=canary,100%")
     now = datetime.now(UTC)
     report = NodeReport("n1", "", "2", format_time(now), format_time(now))
     sent = SentReport("digits", "stable", rollout.id, report)
@@ -224,9 +219,7 @@ def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.
         refused.exception, InputError
     ) and f"needs a token, for anybody may send there: set {TOKEN}" in str(refused.exception)
     monkeypatch.setenv(TOKEN, "secret")
-    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = started(serving, "--wave", "100%")
     time = format_time(datetime.now(UTC))
     sent = SentReport("digits", "stable", rollout.id, NodeReport("n1", "", "2", time, time))
     with make_server(serving, HttpAddress("127.0.0.1", 0)) as server:
@@ -239,9 +232,7 @@ def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.
 
 
 def test_reports_over_http(serving: Store) -> None:
-    said("rollout", "start", "digits@2", WHERE, "--wave", "100%", "--gate", "health=90%")
-    rollout = read_rollout(serving, "digits", "stable")
-    assert rollout is not None
+    rollout = started(serving, "--wave", "100%", "--gate", "health=90%")
     clock = [datetime.now(UTC).timestamp()]
 
     def post(node: str, **changes: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ NETS = {
 }
 
 
+@cache
 def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[MixedPrecisionChoice, float]:
     """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
     net, data = NETS[name]
