@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -16,7 +16,12 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
+import enginesmith
 from enginesmith import cli
+from enginesmith.core.errors import EnginesmithError, SpecError
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.lookup import load
 
 SPEC: dict[str, Any] = {
     "model": "tiny",
@@ -83,10 +88,9 @@ class Project:
         """Call the command line; `--registry` is added. Each step that began has an end, unless the command fails."""
         assert self._capture is not None
         self._capture.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*map(str, words), "--registry", str(self.registry)])
+        code = exit_code(*words, "--registry", self.registry)
         captured = self._capture.readouterr()
-        result = Result(int(ended.value.code or 0), captured.out, captured.err)
+        result = Result(code, captured.out, captured.err)
         began = re.findall(r"^\[ *[\d.]+ s\] (.*?) \.\.\.", result.err, re.MULTILINE)
         assert result.code or [name for name in began if f" s] {name}: " not in result.err] == [], result.err
         return result
@@ -94,12 +98,49 @@ class Project:
     def build(self, *words: object) -> Result:
         return self.run("build", self.spec, "--json", *words)
 
+    @property
+    def store(self) -> Store:
+        return open_store(self.registry)
+
+    def published(self) -> tuple[Store, Manifest]:
+        """The registry, and what it holds of version 1."""
+        return self.store, load(self.store, "tiny", "1")
+
+    def page(self) -> str:
+        """The report of version 1."""
+        return (self.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+
     def change_spec(self, **parts: Any) -> None:
         """Replace top-level keys; None removes one. Engines are timed only where a test asks for it."""
         if "validation" in parts:
             parts["validation"] = {"latency": "off", **parts["validation"]}
         spec = {**yaml.safe_load(self.spec.read_text()), **parts}
         self.spec.write_text(yaml.safe_dump({key: value for key, value in spec.items() if value is not None}))
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """A function that raises this, whatever it is given."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def exit_code(*words: object) -> int:
+    """What the command line ends with, on a registry that nobody names."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*map(str, words)])
+    return int(ended.value.code or 0)
+
+
+def assert_refused(spec: Path, told: str, error: type[EnginesmithError] = SpecError) -> str:
+    """Have a build of this spec, in a folder beside its registry, publish nothing; the error, which says `told`."""
+    registry = spec.parent.parent / "registry"
+    with pytest.raises(error, match=re.escape(told)) as raised:
+        enginesmith.build(spec, registry=registry)
+    assert not (registry / "models").exists()
+    return str(raised.value)
 
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:

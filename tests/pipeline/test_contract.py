@@ -6,7 +6,6 @@ import pytest
 
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import SpecError
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.proofs import contract_of
 from pipeline.spec.model import ModelSpec, load_spec
@@ -27,7 +26,7 @@ def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: P
     contract = {"bitwise": {"runs": 2}, "structured": structured, "distributional": rows}
     project.change_spec(validation={"contract": contract})
     assert project.build().code == 0
-    store = open_store(project.registry)
+    store = project.store
     (entry,) = load(store, "tiny", "1").engines
     report = json.loads(store.read_blob(str(entry.report)))
     names = {check["name"] for check in report["checks"] if check["name"].startswith("contract ")}

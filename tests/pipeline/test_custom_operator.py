@@ -13,7 +13,6 @@ import yaml
 from enginesmith.client.client import pull
 from enginesmith.core.errors import EnginesmithError, UnknownNameError
 from enginesmith.opening import open_onnx
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup
 from enginesmith.serving.router import Router
 from tests.pipeline.projects import Project
@@ -36,7 +35,7 @@ def test_a_version_brings_the_library_of_its_operators(tmp_path: Path, capsys: p
     weight = onnx.numpy_helper.to_array(onnx.load(project.folder / "cube.onnx").graph.initializer[0])
     shutil.rmtree(project.folder)
 
-    entries = {entry.unit: entry for entry in lookup.load(open_store(str(project.registry)), "cube", "1").engines}
+    entries = {entry.unit: entry for entry in lookup.load(project.store, "cube", "1").engines}
     assert [item.kind for item in entries["sm_89 fp32 onnxruntime-cuda"].requires].count("library") == 1
     pulled = pull("cube", registry=project.registry, dest=tmp_path / "pulled")
     x = np.arange(8, dtype=np.float32).reshape(2, 4)

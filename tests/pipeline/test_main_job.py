@@ -11,10 +11,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
 
 from builders.backends.optional_methods import versions_of
-from enginesmith.registry.store.base import open_store
 from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
 from tests.pipeline.projects import SPEC, Project, arrays, rebuilt, units, weights, write_model
@@ -59,20 +57,11 @@ def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
         "import sys\nfrom enginesmith.cli import main\n"
         f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--json'])\n"
         "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy',"
-        " 'matplotlib', '_strptime') if m in sys.modules], file=sys.stderr)"
+        "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy', 'matplotlib',"
+        " '_strptime', 'prometheus_client', 'opentelemetry') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
-
-
-def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
-    changed = weights()
-    changed["w1"][0, 0] += 0.25
-    write_model(built.folder / "tiny.onnx", changed)
-    outcome = built.build().json
-    assert outcome["version"] == "2"
-    assert rebuilt(outcome) == {"cpu fp32", "cpu int8", "sm_75 int8", "sm_89 fp32", "sm_89 int8"}
 
 
 def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> None:
@@ -120,14 +109,6 @@ def test_going_back_to_an_older_model_finds_its_version(built: Project) -> None:
     assert (outcome["version"], outcome["cached"]) == ("1", True)
 
 
-def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project: Project) -> None:
-    project.change_spec(build={"required": ["sm_75 fp32"]})
-    done = project.build()
-    assert done.code == 1 and "error: units that the spec requires are refused, so nothing is published" in done.err
-    assert "\n  sm_75 fp32 tensorrt-rtx: " in done.err
-    assert not (project.registry / "models").exists()
-
-
 def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(project: Project) -> None:
     data = arrays(project.folder / "golden.npz")
     np.savez(project.folder / "golden.npz", x=data["x"], label=(data["label"] + 1) % 10)
@@ -144,7 +125,7 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert (project.folder / "again.html").read_text() == text
     before = page.stat().st_mtime_ns
     assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == before
-    rows = list(artifacts_of(failed_document(open_store(str(project.registry)), "tiny"), None))
+    rows = list(artifacts_of(failed_document(project.store, "tiny"), None))
     assert [item.key for item in rows] == ["result-tiny", "engines-tiny", "drift-tiny"]
     assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > before
     assert project.run("registry", "fsck").code == 0
@@ -179,17 +160,7 @@ def test_a_model_that_carries_qdq_passes_through_and_has_no_other_precision(buil
     outcome = project.build().json
     assert units(outcome, "status") == {"cpu fp32": "refused", "cpu int8": "proven"}
     assert "Q/DQ of its own" in units(outcome, "reason")["cpu fp32"]
-
-
-def test_external_data_is_part_of_the_key(built: Project, project: Project) -> None:
-    model = onnx.load(project.folder / "tiny.onnx")
-    onnx.save(model, project.folder / "tiny.onnx", save_as_external_data=True, location="tiny.bin", size_threshold=0)
-    project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
-    assert project.build().json["cached"] is False and project.build().json["cached"] is True
-    raw = bytearray((project.folder / "tiny.bin").read_bytes())
-    raw[3] ^= 0x01
-    (project.folder / "tiny.bin").write_bytes(raw)
-    assert rebuilt(project.build().json) == {"cpu fp32"}
+    assert "passed through untouched" in project.page()
 
 
 def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
@@ -201,14 +172,6 @@ def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
     beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
     assert beside["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["batch", 8]}
     assert beside["profiles"][0]["inputs"][0] == ["x", [1, 8], [4, 8], [8, 8]]
-
-
-def test_weights_are_named_by_content_not_by_array_order(built: Project) -> None:
-    model = onnx.load(built.folder / "tiny.onnx")
-    names = [item.name for item in model.graph.initializer]
-    arrays = {name: numpy_helper.to_array(item) for name, item in zip(names, model.graph.initializer, strict=True)}
-    write_model(built.folder / "tiny.onnx", dict(reversed(arrays.items())))
-    assert rebuilt(built.build().json) == set()
 
 
 def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built: Project) -> None:
@@ -226,11 +189,6 @@ def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built
     assert (
         "engines and proofs are equal to those of tiny@1: nothing was published" in built.run("build", built.spec).out
     )
-
-
-def test_a_target_that_the_spec_lacks_is_an_error_even_beside_one_that_it_has(project: Project) -> None:
-    done = project.build("--target", "cpu,sm_90")
-    assert done.code == 2 and "targets sm_90: not in the spec" in done.err
 
 
 def test_validate_takes_groups_and_says_when_it_finds_nothing(built: Project) -> None:

@@ -11,11 +11,11 @@ import torch
 import yaml
 
 import enginesmith
-from enginesmith.cli import main
 from enginesmith.core.errors import DataError, SpecError
 from enginesmith.generation import Prompt
 from pipeline.spec.model import load_spec
 from tests.masked import CACHES, HEADS, VOCABULARY, WIDTH, export_masked, make_masked, write_masked_data
+from tests.pipeline.projects import exit_code
 
 MASK = ["batch", "past_sequence_length + sequence_length"]
 
@@ -25,8 +25,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `init` writes for the file, with data and small bounds."""
     folder = tmp_path_factory.mktemp("masked")
     export_masked(folder / "model.onnx")
-    with pytest.raises(SystemExit, match="0"):
-        main(["init", str(folder / "model.onnx"), "--out", str(folder / "model.yaml")])
+    assert exit_code("init", folder / "model.onnx", "--out", folder / "model.yaml") == 0
     write_masked_data(folder / "golden.npz", 4, 0)
     write_masked_data(folder / "calibration.npz", 8, 1)
     spec = yaml.safe_load((folder / "model.yaml").read_text())

@@ -1,7 +1,6 @@
 """Ensembles with state, from their specs to the answers of pulled engines, step after step."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,17 @@ import pytest
 
 import enginesmith
 from builders.execution.jobs import WorkerContext
-from enginesmith.core.errors import DataError, EnginesmithError, SpecError
-from enginesmith.core.hardware.machine import target_named
-from enginesmith.core.names import parse_reference
+from enginesmith.core.errors import DataError, EnginesmithError
 from enginesmith.registry.store.base import open_store
-from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
-from tests.pipeline.projects import arrays
+from tests.pipeline.projects import arrays, assert_refused
 from tests.pipeline.test_ensemble import change, opens
 from tests.pipeline.test_ensemble_stages import ask_proof, with_fault
+from tests.pipeline.test_state import record_steps, replayed_verdict
 from tests.stateful_ensembles import DECODER, STEPS, TOLD, write_stateful_ensemble
-from validation.canary.replay import ReplayPace
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +110,14 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
 
 
 def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
-    registry, reference = str(built[0] / "registry"), parse_reference("told@1")
+    registry, golden = built[0] / "registry", arrays(built[0] / "project" / "golden.npz")
     pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
     streams = enginesmith.Ensemble.described(opens, pulled.description).streams()
-    golden = arrays(built[0] / "project" / "golden.npz")
-    with enginesmith.Recorder(tmp_path / "bare.jsonl") as bare, enginesmith.Recorder(tmp_path / "whole.jsonl") as whole:
-        for index in range(6):
-            step = {name: golden[name][index][None] for name in ("encoder.source", "decoder.x")}
-            bare.append(step, at=1.0 + index / 100)
-            whole.append(streams.complete(step), at=1.0 + index / 100)
-            streams.run(step)
-
-    def run(traffic: str) -> str:
-        out, pace = tmp_path / "out", ReplayPace(in_flight=1, warmup=2)
-        wanted = CanaryRun(reference, reference, target_named("cpu"), tmp_path / traffic, out, "fp32", pace)
-        return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
-
+    names = ("encoder.source", "decoder.x")
+    record_steps(tmp_path, streams, [{name: golden[name][index][None] for name in names} for index in range(6)])
     with pytest.raises(DataError, match=r"'decoder\.past' is a state: record each step with the states"):
-        run("bare.jsonl")
-    assert run("whole.jsonl") == "INSUFFICIENT", "6 steps are few"
+        replayed_verdict(registry, "told", tmp_path / "bare.jsonl")
+    assert replayed_verdict(registry, "told", tmp_path / "whole.jsonl") == "INSUFFICIENT", "6 steps are few"
 
 
 @pytest.mark.parametrize(
@@ -156,14 +141,11 @@ def test_what_state_does_not_allow_is_told(path: str, value: Any, told: str, tmp
         spec = change(spec, "connections/f.a", "begun")
     written = write_stateful_ensemble(tmp_path / "project", spec)
     (written.parent / "reader.py").write_text("def crop(a):\n    return {'b': a}\n")
-    with pytest.raises(EnginesmithError, match=re.escape(told)):
-        enginesmith.build(written, registry=tmp_path / "registry")
-    assert not (tmp_path / "registry" / "models").exists()
+    assert_refused(written, told, EnginesmithError)
 
 
 def test_sequences_without_a_state_are_refused(tmp_path: Path) -> None:
     stateless = {key: value for key, value in DECODER.items() if key != "state"}
     stateless["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
     written = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
-    with pytest.raises(SpecError, match=r"golden\.sequence is for ensembles with state, and no graph has one"):
-        enginesmith.build(written, registry=tmp_path / "registry")
+    assert_refused(written, "golden.sequence is for ensembles with state, and no graph has one")

@@ -1,6 +1,5 @@
 """Canaries without a person: what is missing is a reason, and a verdict is kept beside the version it is about."""
 
-import logging
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,17 @@ from enginesmith.core.text import now
 from enginesmith.recording.recorder import ObservationLog
 from enginesmith.registry.evidence.canaries import CanaryVerdict, attach_canary, canaries
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import channels, lookup
 from pipeline.canary import engines, run
 from pipeline.canary.automatic import CanaryRequest, canary, missed_version
 from pipeline.canary.settle import settle
-from pipeline.compile.composition import InProcess
 from pipeline.orchestration.flows import canary as flows
-from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, overwrite, publish_engines
+from tests.pipeline.operations.test_pending import fake_flow
+from tests.pipeline.projects import raising
 from validation.canary.report import read_report
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 @pytest.fixture
@@ -63,32 +57,19 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
 
 
 def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engine(store, pair, tmp_path, monkeypatch):
-    def connect(*_: object) -> bool:
-        raise UnavailableError("it looks for Ray")
-
-    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
-    for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
-        monkeypatch.setattr(flows, name, fake)
-    monkeypatch.setattr("builders.execution.ray.task.connect", connect)
+    fake_flow(monkeypatch, flows)
+    monkeypatch.setattr("builders.execution.ray.task.connect", raising(UnavailableError("it looks for Ray")))
     (tmp_path / "digits.jsonl").touch()
 
-    def run(target: str) -> Any:
-        place: dict[str, Any] = {
-            "registry": store.uri,
-            "traffic": str(tmp_path),
-            "executor": "ray",
-            "ray_address": "ray://nowhere:1",
-        }
-        return flows.canary.fn("digits", "2", target=target, **place)
-
-    skipped = run("l4")
+    words = {"traffic": str(tmp_path), "target": "l4", "executor": "ray"}
+    skipped = flows.canary.fn("digits", "2", store.uri, ray_address="ray://nowhere:1", **words)
     said = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4): it has engines for cpu"
     assert (skipped.name, skipped.message) == ("Skipped", said)
     for content in ("three", "four"):
         publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)
     channels.promote(store, lookup.load(store, "digits", "3"), "stable", accepted_losses=None)
     with pytest.raises(UnavailableError, match="it looks for Ray"):
-        flows.canary.fn("digits", "4", store.uri, traffic=str(tmp_path), target="l4", executor="ray")
+        flows.canary.fn("digits", "4", store.uri, **words)
 
 
 def test_the_sweep_finds_a_version_without_a_verdict_once_it_is_old_enough(store, pair):
@@ -118,17 +99,14 @@ def verdict(store: Store, manifest: Manifest, baseline: Manifest) -> CanaryVerdi
 
 
 def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(built, tmp_path, monkeypatch):
-    store = open_store(built.registry)
+    store = built.store
     channels.promote(store, lookup.load(store, "tiny", "1"), "stable", proven_only=True)
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     assert built.build().json["version"] == "2"
     channels.promote(store, publish_engines(store, [engine(store)], "b", model="broken").manifest, "stable")
     overwrite(store, channel_key("broken", "stable"), b"{")
     np.savez(tmp_path / "tiny.npz", at=np.arange(60) / 2000, x=np.ones((60, 1, 8), np.float32))
-    fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "GRACE_S": -60.0}
-    fakes |= {"get_run_logger": lambda: logging.getLogger("x"), "show_document": lambda *_: None}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(flows, name, fake)
+    fake_flow(monkeypatch, flows, GRACE_S=-60.0)
 
     def sweep() -> Any:
         return flows.canary.fn(registry=store.uri, traffic=str(tmp_path), target="cpu")
@@ -144,7 +122,7 @@ def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(
 def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_registry_keeps(
     built, tmp_path, monkeypatch
 ):
-    store = open_store(built.registry)
+    store = built.store
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     assert built.build().json["version"] == "2"

@@ -11,7 +11,7 @@ from enginesmith.core.errors import DataError, EnginesmithError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.base import Store
 from pipeline.canary import engines
 from pipeline.canary.engines import ChosenEngine, isolate
 from pipeline.canary.run import CanaryExecution, CanaryRun
@@ -29,8 +29,7 @@ X = {"x": np.ones((1, 4), np.float32)}
 
 
 @pytest.fixture
-def manifests(tmp_path: Path) -> list[Manifest]:
-    store = open_store(tmp_path / "registry", create=True)
+def manifests(store: Store) -> list[Manifest]:
     return [
         publish_engines(store, [engine(store, data=one)], one.decode(), channel=None).manifest for one in (b"a", b"b")
     ]
@@ -93,9 +92,8 @@ def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, ma
 
 def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):
     written = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
-    assert (
-        written.report.verdict == "INSUFFICIENT" and "the baseline's engine ended its process" in written.report.reason
-    )
+    assert written.report.verdict == "INSUFFICIENT"
+    assert "the baseline's engine ended its process" in written.report.reason
 
 
 def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():

@@ -31,7 +31,7 @@ from validation.canary.replay import ReplayPace
 @pytest.mark.parametrize(("fault", "looks"), [("swapped", 1), ("", 4)])
 def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
     """Engines of a simulated clock, through the whole of the run: a swapped output is found at the first look."""
-    store = open_store(built.registry)
+    store = built.store
     reference, target = parse_reference("tiny@1"), target_named("cpu")
     wanted = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=ReplayPace(), looks=4)
     ticking, said = Ticking(), []

@@ -195,7 +195,7 @@ def test_where_there_is_nothing_to_go_back_to_the_newest_may_still_come(store: S
     assert hourly(store).endswith("promoted: digits:stable -> 3") and serving(store) == "3"
 
 
-def test_too_few_requests_on_one_target_leave_the_channel_where_it_is(store: Store, pair, settled: Settle) -> None:
+def test_too_few_requests_on_one_target_leave_the_channel_where_it_is(pair, settled: Settle) -> None:
     one, two = pair
     settled("sm_89", two, one)
     assert settled("cpu", two, one, count=50).startswith("INSUFFICIENT: digits:stable was not moved to 2: cpu INSUFF")

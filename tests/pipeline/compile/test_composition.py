@@ -16,7 +16,7 @@ from pipeline.compile.steps import graphs
 from pipeline.spec.model import load_spec
 from pipeline.values import Graph, GraphVariant, Observed, Recipe, StepFailure
 from tests.pipeline.compile.test_steps import EXPORTED
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, raising
 from tests.waiting import PATIENCE_S
 
 INT8 = GraphVariant("int8", QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32"))
@@ -59,8 +59,7 @@ def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
     assert again.json["cached"] and again.json["version"] == done.json["version"]
 
 
-def crash(*_: Any) -> Any:
-    raise StepError("KeyError: 't'", "crash", "the log")
+crash = raising(StepError("KeyError: 't'", "crash", "the log"))
 
 
 def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkeypatch):
@@ -77,7 +76,7 @@ def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkey
     assert rows["fp16"]["notes"][0] == "written without measured ranges: calibrate: KeyError: 't'"
     shown = {row["precision"]: row for row in project.run("show", "tiny", "--json").json["engines"]}
     assert shown["int8"]["status"] == "failed" and "KeyError" in shown["int8"]["reason"]
-    page = (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    page = project.page()
     assert "calibrate: KeyError" in page
     monkeypatch.undo()
     assert project.build().code == 0
@@ -108,11 +107,7 @@ def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(project, monk
 
 def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says nothing about a precision."""
-
-    def fail(*_: Any) -> None:
-        raise UnavailableError("the registry does not answer")
-
-    monkeypatch.setattr(composition, "observe", fail)
+    monkeypatch.setattr(composition, "observe", raising(UnavailableError("the registry does not answer")))
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
     done = project.build()
     assert done.code == 3 and not done.out
@@ -120,10 +115,7 @@ def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pyte
 
 @pytest.mark.parametrize("required", ["cpu int8", "cpu fp32"])
 def test_a_required_unit_without_a_graph_stops_the_run(project, monkeypatch, required):
-    def fail(*_: Any) -> None:
-        raise DataError("sample 3 is NaN")
-
-    monkeypatch.setattr(composition, "observe", fail)
+    monkeypatch.setattr(composition, "observe", raising(DataError("sample 3 is NaN")))
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [required]})
     done = project.build()
     assert (done.code, "nothing is published" in done.err) == (1, required == "cpu int8")
@@ -148,7 +140,9 @@ def test_a_required_unit_that_is_refused_stops_the_run_early(project, monkeypatc
     refuse(monkeypatch, refused)
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [f"cpu {refused}"]})
     done = project.build()
-    assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
+    assert done.code == 1 and "error: units that the spec requires are refused, so nothing is published" in done.err
+    assert f"\n  cpu {refused} onnxruntime: no" in done.err and not calls
+    assert not (project.registry / "models").exists()
 
 
 def test_the_exported_model_is_planned_before_any_sample_is_observed(project, monkeypatch):

@@ -1,6 +1,7 @@
 """Plans name the cause of every build and proof, and what follows from a change where no engine is built for it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import yaml
 
 from enginesmith.registry.store import folder as filestore
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.causes import differences, inputs_of
+from pipeline.compile.causes import _name_file, differences, inputs_of
 from pipeline.compile.forecast import open_records
 from pipeline.compile.run_context import Work
 from pipeline.spec.model import load_spec
@@ -176,9 +177,8 @@ def test_without_an_export_what_needs_no_calibration_is_known(built: Project) ->
 def test_a_plan_says_what_it_does_first(project: Project) -> None:
     project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     first = project.run("plan", project.spec, "--no-export")
-    assert (
-        first.code == 0 and "no engine for this unit yet; the action is known once the model is exported" in first.out
-    )
+    assert first.code == 0
+    assert "no engine for this unit yet; the action is known once the model is exported" in first.out
     done = project.run("plan", project.spec)
     assert "export is missing and runs first" in done.err and "export ..." in done.err
     assert "not on record" not in project.run("plan", project.spec).err
@@ -234,3 +234,16 @@ def test_changed_code_is_told_in_one_line_by_module() -> None:
     told = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
     assert differences(before, dict.fromkeys(before, "b" * 64)) == [told]
     assert differences(before, {}) == [told], "code that is reached no more is a change of what refers to it"
+
+
+@pytest.mark.parametrize(("place", "weights", "name"), [
+    ("model.py", "w.safetensors", "entry point model.py"),
+    ("w.safetensors", "w.safetensors", "weights w.safetensors"),
+    ("layers.py", "w.safetensors", "module layers.py"),
+    ("layers.py", None, "module layers.py"),
+    ("libcube.so", None, "library libcube.so"),
+])  # fmt: skip
+def test_each_file_has_the_name_of_what_it_is(tmp_path: Path, place: str, weights: str | None, name: str) -> None:
+    source = SimpleNamespace(kind="torch", weights=weights, libraries=[SimpleNamespace(file="libcube.so")])
+    spec: Any = SimpleNamespace(source=source, source_file="model.py", folder=tmp_path, file=tmp_path.joinpath)
+    assert _name_file(place, spec) == name

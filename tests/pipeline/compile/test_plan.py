@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
 from enginesmith.core.codec import encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import candidates
@@ -37,27 +38,20 @@ REQUEST = BuildRequest(
     toolchain=(("tensorrt-rtx", "1.7.1"),),
 )
 
-CHANGES = {
-    "model": {"model": "c" * 64},
-    "profile": {"profiles": (ShapeProfile((("x", (1, 4), (2, 4), (9, 4)),)),)},
-    "option": {"options": (("tf32", True), ("workspace_mib", 0))},
-    "version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
-    "cpu": {"toolchain": ((CPU_KIND, "cpu_avx2"), ("tensorrt-rtx", "1.7.1"))},
-}
-
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("model", "its graph changed"),
-        ("profile", "the shapes changed"),
-        ("option", "option tf32: False -> True"),
-        ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
-        ("cpu", "kind of CPU: none -> cpu_avx2"),
+        ({"model": "c" * 64}, "its graph changed"),
+        ({"profiles": (ShapeProfile((("x", (1, 4), (2, 4), (9, 4)),)),)}, "the shapes changed"),
+        ({"options": (("tf32", True), ("workspace_mib", 0))}, "option tf32: False -> True"),
+        ({"toolchain": (("tensorrt-rtx", "1.7.2"),)}, "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),
+        ({"toolchain": ((CPU_KIND, "cpu_avx2"), ("tensorrt-rtx", "1.7.1"))}, "kind of CPU: none -> cpu_avx2"),
+        ({}, "its engine is no longer in the registry"),
     ],
 )
-def test_the_reason_names_what_changed_since_the_last_build(change: str, reason: str) -> None:
-    assert explain_change(REQUEST, replace(REQUEST, **CHANGES[change])) == reason
+def test_the_reason_names_what_changed_since_the_last_build(change: dict[str, Any], reason: str) -> None:
+    assert explain_change(REQUEST, replace(REQUEST, **change)) == reason
 
 
 def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() -> None:
@@ -78,9 +72,10 @@ def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() 
     assert first.key == second.key
 
 
-def test_the_reason_is_the_cause_where_that_is_known() -> None:
-    now = replace(REQUEST, **CHANGES["model"])
-    assert explain_change(REQUEST, now, ["weights w changed"]) == "weights w changed"
+def test_the_reason_is_the_cause_where_that_is_known_and_a_first_build_has_none() -> None:
+    changed = replace(REQUEST, model="c" * 64)
+    assert explain_change(REQUEST, changed, ["weights w changed"]) == "weights w changed"
+    assert explain_change(None, REQUEST) == "no engine for this unit yet"
 
 
 def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
@@ -90,11 +85,6 @@ def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: P
     value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
     context.remember("latest-builds", {"model": spec.model}, value, [])
     assert Causes(Work(spec, context)).before == {}
-
-
-def test_the_reason_without_a_change_or_without_a_past() -> None:
-    assert explain_change(None, REQUEST) == "no engine for this unit yet"
-    assert explain_change(REQUEST, REQUEST) == "its engine is no longer in the registry"
 
 
 def test_wide_is_one_profile_that_spans_every_bucket_and_is_tuned_for_opt() -> None:
@@ -155,10 +145,10 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
 
 
-def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(tmp_path: Path) -> None:
+def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(store: Store) -> None:
     text = 'y = GridSample<mode="{mode}">(x, g)'
     shapes = "float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y"
-    store, executor = open_store(tmp_path / "registry", create=True), LocalExecutor(1)
+    executor = LocalExecutor(1)
     context = RunContext(store, executor, executor)
     found = {}
     for mode in ("linear", "cubic", "nearest"):

@@ -3,6 +3,8 @@
 import mmap
 import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import yaml
 
 from enginesmith.core.errors import SpecError
-from pipeline.compile.preflight import check_files
+from pipeline.compile.preflight import PRELOADED, check_files
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.quantization.small_nets import build
 
@@ -86,7 +88,7 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
         ({"x": {"shape": ["batch", 3]}}, ["inputs: the model's input 'z' is missing"]),
         (
             {"x": {"shape": ["batch", 3]}, "zz": {"shape": [1, 3]}},
-            ["inputs: the model's input 'z' is missing", "inputs.zz: the model has no such input"],
+            ["inputs: the model's input 'z' is missing; its inputs are x, z", "inputs.zz: the model has no such input"],
         ),
         (
             {"x": {"shape": ["batch", 3]}, "z": {"dtype": "int64", "shape": ["batch"]}},
@@ -160,3 +162,20 @@ def bytes_read() -> int:
     """What this process has read so far, and what it has touched of files that are mapped."""
     read = int(Path("/proc/self/io").read_text().split()[1])
     return read + resource.getrusage(resource.RUSAGE_SELF).ru_minflt * mmap.PAGESIZE
+
+
+# Each starts threads, or takes time and memory that most steps do not need.
+APART = ("onnxruntime", "torch", "sympy", "onnx_ir", "scipy", "pydantic", "prefect", "ray", "tensorrt", "jax")
+
+
+def test_what_jobs_are_forked_from_has_no_thread_but_numpys():
+    code = f"""
+import importlib, os, sys
+import numpy
+before = len(os.listdir("/proc/self/task"))
+for name in {PRELOADED}:
+    importlib.import_module(name)
+print([name for name in {APART} if name in sys.modules], len(os.listdir("/proc/self/task")) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "0"], done.stdout

@@ -16,6 +16,7 @@ from pipeline.compile.run_context import RunContext, fail_step, versions
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
+from tests.pipeline.progress.test_progress import Hears
 from tests.pipeline.projects import Project
 from tests.waiting import until
 
@@ -63,15 +64,10 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(context: Run
 
 
 def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(context: RunContext) -> None:
-    heard: list[Event] = []
-
-    class Hears(Progress):
-        def emit(self, event: Event) -> None:
-            heard.append(event)
-
-    assert replace(context, progress=Hears()).run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed(
-        "b"
-    )
+    progress = Hears()
+    hearing = replace(context, progress=progress)
+    assert hearing.run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
+    heard = progress.heard
     assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
     assert {event.name for event in heard} == {"echo of int8"}
 

@@ -9,9 +9,6 @@ from onnx import numpy_helper
 
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.names import parse_reference
-from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.lookup import locate
 from pipeline.compile import preflight
 from pipeline.compile.steps import exports
 from pipeline.operations.offline.bundle import write_offline_bundle
@@ -46,8 +43,7 @@ def test_it_is_built_published_pulled_and_copied_with_its_shards(sharded: Projec
     built = sharded.build()
     assert built.code == 0, built.err
     assert set(units(built.json, "status").values()) == {"proven"}
-    store = open_store(str(sharded.registry))
-    manifest = locate(store, parse_reference("tiny")).manifest
+    store, manifest = sharded.published()
     engines = {entry.precision: entry for entry in manifest.engines}
     shards = {name: set(manifest.shards[str(entry.digest)]) for name, entry in engines.items()}
     assert shards["fp32"] == set(manifest.shards[manifest.onnx])  # the engine has its graph's
@@ -57,10 +53,8 @@ def test_it_is_built_published_pulled_and_copied_with_its_shards(sharded: Projec
     assert sizes["fp16"] < 0.7 * sizes["fp32"] and engines["fp32"].size_bytes < 5000 < 18_000 < sizes["fp32"]
     assert any("quantization.smoothing" in note for note in engines["int8"].notes)
     assert sharded.run("registry", "fsck").code == 0
-    assert (
-        sharded.run("registry", "gc", "--delete", "--grace", "0s").code == 0
-        and sharded.run("registry", "fsck").code == 0
-    )
+    assert sharded.run("registry", "gc", "--delete", "--grace", "0s").code == 0
+    assert sharded.run("registry", "fsck").code == 0
     copy = tmp_path / "copy"
     assert sharded.run("registry", "mirror", "tiny@1", copy).code == 0
     for registry, folder in ((sharded.registry, tmp_path / "a"), (copy, tmp_path / "b")):
@@ -112,8 +106,7 @@ def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:
     layers = [path for path in (tmp_path / "image" / "blobs" / "sha256").iterdir() if tarfile.is_tarfile(path)]
     with tarfile.open(*layers) as tar:
         names = tar.getnames()
-    store = open_store(str(sharded.registry))
-    manifest = locate(store, parse_reference("tiny")).manifest
+    store, manifest = sharded.published()
     shard, *others = manifest.shards[str(manifest.engines[0].digest)]
     assert {shard, *others} <= set(names)
     bundle = write_offline_bundle(store, manifest, tmp_path / "bundle")
@@ -129,8 +122,7 @@ def test_models_that_fit_one_file_are_as_they_were(sharded: Project, monkeypatch
         monkeypatch.setattr(module, "MOST_EMBEDDED_BYTES", 1 << 30)
     sharded.change_spec(precisions=["fp32"], calibration=None)
     sharded.build()
-    store = open_store(str(sharded.registry))
-    manifest = locate(store, parse_reference("tiny")).manifest
+    store, manifest = sharded.published()
     assert manifest.shards == {}
     model = onnx.load_from_string(store.read_blob(manifest.onnx))
     given = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}

@@ -25,7 +25,7 @@ from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
 from pipeline.compile.steps.exports import ExportOutcome, FrozenGolden, recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.spec.model import load_spec
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, raising
 
 MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
 TENSOR = (TensorSpec("x", "float32", ("batch", 8)),)
@@ -48,10 +48,7 @@ def answering(folder: Path, answer: Callable[[Job], Any]) -> RunContext:
 
 
 def run_context(folder: Path, error: errors.EnginesmithError) -> RunContext:
-    def fail(_: Job) -> None:
-        raise error
-
-    return answering(folder, fail)
+    return answering(folder, raising(error))
 
 
 def an_engine() -> values.Built:
@@ -148,7 +145,7 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
 
 
 def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
-    store = open_store(built.registry)
+    store = built.store
     spec = load_spec(built.spec)
     known = recorded_export(Work(spec, RunContext(store, LocalExecutor(), LocalExecutor())))
     assert known is not None
@@ -243,10 +240,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
 
 
 def test_mistakes_are_looked_for_where_there_is_work_and_not_again(built, monkeypatch):
-    def found(_: object) -> None:
-        raise errors.SpecError(["looked"])
-
-    monkeypatch.setattr("pipeline.compile.preflight.check_files", found)
+    monkeypatch.setattr("pipeline.compile.preflight.check_files", raising(errors.SpecError(["looked"])))
     assert built.build().json["cached"]
     data = dict(np.load(built.folder / "calibration.npz"))
     np.savez(built.folder / "calibration.npz", **{name: array[:-1] for name, array in data.items()})

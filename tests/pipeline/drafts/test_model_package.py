@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
-from enginesmith import cli
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError
 from pipeline.drafts.model_package import look_at_package
 from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving
+from tests.pipeline.projects import exit_code
 
 CPU, CUDA = ({"ep": f"{name}ExecutionProvider"} for name in ("CPU", "CUDA"))
 
@@ -131,7 +131,5 @@ def test_any_json_is_refused_without_a_traceback(tmp_path_factory: pytest.TempPa
 
 def test_init_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = package(tmp_path, INLINE, {"v/model.onnx": None}, package_name="halving")
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["init", str(root)])
-    assert not ended.value.code, capsys.readouterr().err
+    assert exit_code("init", root) == 0, capsys.readouterr().err
     assert load_spec(tmp_path / "halving.yaml").source_file == "p.ortpackage/v/model.onnx"

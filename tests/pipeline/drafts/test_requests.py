@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Dim, TensorSpec
@@ -17,8 +18,11 @@ from pipeline.drafts import probing
 from pipeline.drafts.facts import FoundDim
 from pipeline.drafts.requests import list_readings, observe_requests, read_requests, split_requests, write_samples
 from pipeline.drafts.torch_model import look_at_module
-from tests.enginesmith.user_code.here import serve_here
+from tests.pipeline.sources.exports import user_code_here
 from validation.data.samples import Samples
+
+__all__ = ["user_code_here"]  # a fixture
+
 
 INPUTS = (TensorSpec("x", "float32", ("batch", 4)),)
 DIMS = (Dim("batch", 1, 1, 8),)
@@ -60,8 +64,6 @@ def test_recorded_and_handwritten_requests(tmp_path: Path, suffix: str, recorded
     ("shape", "first"), [((1, 3, 8, 8), (1, 3, 8, 8)), ((1, 8, 8, 3), (1, 8, 8, 3)), ((1, 1, 8, 8), (1, 1, 8, 8))]
 )
 def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
-    from PIL import Image
-
     for index in range(3):
         Image.fromarray(np.full((20, 30, 3), 100 + index, "u1")).save(tmp_path / f"{index}.png")
     spec = (TensorSpec("x", "float32", shape),)
@@ -142,8 +144,6 @@ def test_of_many_requests_those_are_kept_that_a_whole_look_would_choose(tmp_path
 
 
 def test_images_take_the_size_that_a_dim_is_tuned_for_and_integers_stay_bytes(tmp_path: Path) -> None:
-    from PIL import Image
-
     for index, size in enumerate([(20, 30), (64, 16)]):
         Image.fromarray(np.full((*size, 3), 100 + index, "u1")).save(tmp_path / f"{index}.png")
     spec = (TensorSpec("x", "uint8", ("batch", "height", "width", 3)),)
@@ -154,8 +154,6 @@ def test_images_take_the_size_that_a_dim_is_tuned_for_and_integers_stay_bytes(tm
 
 @pytest.mark.parametrize("damage", ["cut", "bomb", "chunk", "empty"])
 def test_a_damaged_image_is_named(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import Image
-
     path = tmp_path / "a.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30, 3)).astype("u1")).save(path)
     data = path.read_bytes()
@@ -208,11 +206,6 @@ def sequence(): return Net(nn.Linear(3, 4))
 def convolved(): return nn.Conv1d(3, 4, 3, padding=1)
 def two(): return Sum()
 """
-
-
-@pytest.fixture(autouse=True)
-def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.drafts.torch_model.start_user_process", serve_here)
 
 
 def floats(*shape: int) -> np.ndarray:

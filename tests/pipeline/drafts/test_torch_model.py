@@ -12,7 +12,10 @@ from enginesmith.core.types import TensorSpec
 from pipeline.drafts.text import write_spec
 from pipeline.drafts.torch_model import look_at_module, look_at_pt2
 from pipeline.spec.model import load_spec
-from tests.enginesmith.user_code.here import serve_here
+from tests.pipeline.sources.exports import user_code_here
+
+__all__ = ["user_code_here"]  # a fixture
+
 
 torch = pytest.importorskip("torch")
 
@@ -56,11 +59,6 @@ class Even(nn.Module):
     def forward(self, x): return self.up(self.conv(x)) + x
 def even(): return Even()
 """
-
-
-@pytest.fixture(autouse=True)
-def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.drafts.torch_model.start_user_process", serve_here)
 
 
 def look(folder: Path, function: str, more: str = ""):
@@ -188,8 +186,6 @@ def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
 
 
 def test_entry_points_that_are_none_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="has no function 'linera'; did you mean 'linear'"):
-        look(tmp_path, "linera")
     for entry, words in {"nets:linear:x": "must look like", "other.py:build": "other.py does not exist in"}.items():
         with pytest.raises(InputError, match=words):
             look_at_module(tmp_path, entry)

@@ -87,10 +87,7 @@ def slices(kind: str, product: str, count: int, memory: int) -> dict[str, str]:
     found = {
         "count": str(count),
         "engines.copy": "1",
-        "engines.decoder": "0",
-        "engines.encoder": "0",
-        "engines.jpeg": "0",
-        "engines.ofa": "0",
+        **{f"engines.{name}": "0" for name in ("decoder", "encoder", "jpeg", "ofa")},
         "memory": str(memory),
         "multiprocessors": "14",
         "product": f"{product}-MIG-{kind}",

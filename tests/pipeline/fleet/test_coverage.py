@@ -25,6 +25,7 @@ from tests.enginesmith.registries import overwrite
 from tests.enginesmith.serving.test_buckets import scale
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
+from tests.pipeline.projects import raising
 from tests.validation.latency.reports import latency_report
 
 
@@ -171,9 +172,7 @@ def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store)
 
 
 def test_a_registry_out_of_reach_ends_it(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(self: FileStore, key: str) -> bytes:
-        raise UnavailableError("the disk went away")
-
+    away = raising(UnavailableError("the disk went away"))
     monkeypatch.setattr(FileStore, "read", away)
     with pytest.raises(UnavailableError, match="went away"):
         read_served(digits, [demand()])

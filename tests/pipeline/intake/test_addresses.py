@@ -7,7 +7,6 @@ import pytest
 
 from enginesmith.core.errors import InputError, SpecError
 from enginesmith.registry.registered_specs import registrations
-from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.engines import reproduce
 from pipeline.intake.registration import below, place_at, registry_of, spec_at
 from pipeline.orchestration.catalog import gather_specs
@@ -23,7 +22,7 @@ def registered(project: Project) -> str:
     """Its address; nothing else is left of the project."""
     assert project.run("prefect", "register", project.spec, "--no-event").code == 0
     shutil.rmtree(project.folder)
-    return registrations(open_store(project.registry), "tiny")[0].address
+    return registrations(project.store, "tiny")[0].address
 
 
 def test_a_registered_spec_is_built_and_built_again_by_what_status_says(project: Project) -> None:

@@ -1,5 +1,6 @@
 """What a bundle holds, what names it, and what is refused; registered in a registry and unpacked elsewhere."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.gc import collect
 from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import registered_key
 from enginesmith.registry.verification import verify
 from pipeline.intake.registration import bundle_of, register, spec_at
@@ -22,11 +23,6 @@ from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model
 
 GENERATOR = "from helper import width\nimport numpy\n\ndef samples():\n    yield {'x': numpy.zeros((1, width))}\n"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def bundled(project: Project, **parts: object) -> SpecBundle:
@@ -116,8 +112,6 @@ def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(p
 
 
 def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(project: Project, store: Store) -> None:
-    from datetime import timedelta
-
     item, _ = register(store, load_spec(project.spec))
     for _ in range(2):
         collect(store, grace=timedelta(0), delete=True)
@@ -125,7 +119,7 @@ def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(projec
     assert verify(store).problems == ()
 
 
-def test_an_edited_or_damaged_registration_is_not_built(project: Project, store: Store, tmp_path: Path) -> None:
+def test_an_edited_or_damaged_registration_is_not_built(project: Project, store: Store) -> None:
     item, _ = register(store, load_spec(project.spec))
     blob = store.path(item.bundle.files["golden.npz"])
     blob.chmod(0o644)

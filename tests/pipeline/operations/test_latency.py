@@ -7,13 +7,12 @@ from typing import NoReturn
 
 import pytest
 
-from builders.execution.jobs import Job, Watch, ignore_event
+from builders.execution.jobs import Job
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import InputError, IntegrityError, ModelError, SpecError
+from enginesmith.core.errors import InputError, IntegrityError, ModelError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import Dim, Target
 from enginesmith.registry.evidence.latencies import attach_latency, latencies
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.engines import choose
 from pipeline.compile.publication.pages import published_document
@@ -22,11 +21,11 @@ from pipeline.compile.steps.keys import time_engine
 from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
 from pipeline.operations.validate import spec_of
 from pipeline.orchestration.artifacts import version_markdown
-from pipeline.orchestration.run import NotOnRecord, OnlyRecords
+from pipeline.orchestration.run import NotOnRecord
 from pipeline.outcome import engine_of
-from pipeline.spec.model import load_spec
 from pipeline.spec.validation import Latency
-from tests.pipeline.projects import Project
+from tests.pipeline.compile.test_steps import Answering
+from tests.pipeline.projects import Project, raising
 from tests.validation.latency.reports import latency_report
 from validation.latency.formatting import list_remarks
 from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
@@ -38,8 +37,7 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     project.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], validation={"latency": QUICK})
     done = project.build()
     assert done.code == 0 and "latency cpu fp32 onnxruntime: done" in done.err and "latency sm_89" not in done.err
-    store = open_store(project.registry)
-    manifest = load(store, "tiny", "1")
+    store, manifest = project.published()
     ((engine, (report,)),) = latencies(store, manifest).items()
     assert engine == manifest.engines[0].digest and report.unit == "cpu fp32 onnxruntime"
     assert [bucket.sizes["batch"] for bucket in report.buckets] == [1, 4, 8]
@@ -56,7 +54,7 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     # How many runs there were, and what else the machine did, is the machine's: what is to be said of it is shown.
     assert all(f"\n  {remark}\n" in shown.out for remark in list_remarks(report, ("p50", "p99")))
     assert "p99.9" not in shown.out
-    page = (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    page = project.page()
     assert "<h2>Latency</h2>" in page
 
     again = project.build()
@@ -88,22 +86,8 @@ def test_sizes_are_those_of_the_spec() -> None:
             parse_sizes(text, dims)
 
 
-@pytest.mark.parametrize("off", ["off", False, None])
-def test_it_can_be_turned_off(project: Project, off: object) -> None:
-    project.change_spec(validation={"latency": off, "attribution": False})
-    validation = load_spec(project.spec).validation
-    assert validation.latency is None and validation.attribution == "off"
-
-
-def test_a_mistake_in_the_spec_is_one_line(project: Project) -> None:
-    project.change_spec(validation={"latency": {"second": 1}})
-    with pytest.raises(SpecError) as error:
-        load_spec(project.spec)
-    assert str(error.value).endswith("validation.latency.second: unknown key; did you mean 'seconds'?")
-
-
 def test_a_report_about_another_engine_is_refused(built: Project) -> None:
-    store = open_store(built.registry)
+    store = built.store
     blob = store.put_bytes(json.dumps(encode(latency_report(engine="0" * 64))).encode())
     with pytest.raises(IntegrityError, match="which tiny@1 does not have"):
         attach_latency(store, load(store, "tiny", "1"), blob)
@@ -112,14 +96,13 @@ def test_a_report_about_another_engine_is_refused(built: Project) -> None:
 
 
 def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
-    store, jobs = open_store(built.registry), []
+    store, jobs = built.store, []
 
-    class Recorder(OnlyRecords):
-        def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
-            jobs.append(job)
-            raise NotOnRecord(job.name)
+    def note(job: Job) -> NoReturn:
+        jobs.append(job)
+        raise NotOnRecord(job.name)
 
-    context = RunContext(store, Recorder(), Recorder())
+    context = RunContext(store, Answering(note), Answering(note))
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
     spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
     for timed in (
@@ -134,13 +117,9 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
 
 @pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
 def test_an_engine_that_cannot_be_timed_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
-    class Broken(OnlyRecords):
-        def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
-            raise error
-
-    store = open_store(built.registry)
+    store, broken = built.store, Answering(raising(error))
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
-    work = Work(spec_of(chosen.manifest), RunContext(store, Broken(), Broken()))
+    work = Work(spec_of(chosen.manifest), RunContext(store, broken, broken))
     golden = chosen.manifest.sources["golden"]
     with pytest.raises(IntegrityError) if isinstance(error, IntegrityError) else nullcontext():
         assert time_engine(engine_of(chosen.entry), Latency(), golden, work, afresh=True) is None

@@ -53,7 +53,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(built: Project) -> tuple[Store, Manifest]:
-    store = open_store(built.registry)
+    store = built.store
     return store, load(store, "tiny", "1")
 
 
@@ -72,7 +72,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     found = {item["unit"]: (item["verdict"], item["report"]) for item in done.json}
     assert found["cpu fp32 onnxruntime"][0] == found["cpu int8 onnxruntime"][0] == "proven"
     assert found["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
-    store = open_store(built.registry)
+    store = built.store
     now_is = {entry.unit: entry.reason for entry in judge_entries(store, load(store, "tiny", "1"))}
     assert "proven by attestation" in now_is["cpu int8 onnxruntime"]
     (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")
@@ -169,21 +169,24 @@ def test_drift_is_measured_here_whatever_the_results_say_of_it(place, returned_o
     assert {entry.unit: entry.status for entry in judge_entries(*place)}["cpu int8 onnxruntime"] == "failed"
 
 
-def test_an_engine_that_broke_there_has_failed(place: tuple[Store, Manifest], returned_once: tuple[Path, Path]) -> None:
-    def broke(document: dict[str, Any]) -> None:
-        carried(document).update(outcome="load failed", reason="cudaErrorNoKernelImageForDevice")
+@pytest.mark.parametrize(
+    ("outcome", "why", "verdict"),
+    [
+        ("load failed", "cudaErrorNoKernelImageForDevice", "failed"),
+        ("not finished", "still running after its limit of 1200 s", "unproven"),
+    ],
+)
+def test_an_engine_that_broke_there_has_failed_and_one_that_did_not_finish_has_not(
+    place, returned_once, outcome, why, verdict
+):
+    def ended(document: dict[str, Any]) -> None:
+        carried(document).update(outcome=outcome, reason=why)
 
-    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", broke))
-    assert found.verdict == "failed" and "cudaErrorNoKernelImageForDevice" in found.reason
-
-
-def test_what_did_not_finish_there_says_nothing_of_the_engine(place, returned_once):
-    def late(document: dict[str, Any]) -> None:
-        carried(document).update(outcome="not finished", reason="still running after its limit of 1200 s")
-
-    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", late))
-    assert found.verdict == "unproven" and "its limit of 1200 s" in found.reason
-    assert [entry.status for entry in judge_entries(*place)] == [entry.status for entry in place[1].engines]
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", ended))
+    assert found.verdict == verdict and why in found.reason
+    statuses = {entry.unit: entry.status for entry in place[1].engines}
+    statuses |= {"cpu int8 onnxruntime": "failed"} if verdict == "failed" else {}
+    assert {entry.unit: entry.status for entry in judge_entries(*place)} == statuses
 
 
 @pytest.mark.parametrize("asked", ["contract_of", "padding_rules"])

@@ -15,7 +15,7 @@ from enginesmith.core.types import Target
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import add_attestation
 from pipeline.compile.composition import InProcess
@@ -27,11 +27,6 @@ from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, publish_engines, report
 from tests.waiting import until
-
-
-@pytest.fixture
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return open_store(tmp_path_factory.mktemp("r") / "registry", create=True)
 
 
 def units(store: Store) -> dict[str, list[str]]:
@@ -139,11 +134,13 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(store, monkeyp
     assert len(ran) == 4, "a person who says validate means it"
 
 
-def fake_flow(monkeypatch: pytest.MonkeyPatch, **fakes: Any) -> None:
+def fake_flow(monkeypatch: pytest.MonkeyPatch, flows: Any, **fakes: Any) -> None:
     """The flow without Prefect, tables and a log, and with these in the place of what proves."""
-    fakes |= {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "show_table": lambda *_: None}
-    for name, fake in {**fakes, "get_run_logger": lambda: logging.getLogger("x")}.items():
-        monkeypatch.setattr(flows, name, fake)
+    usual = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "show_table": lambda *_: None}
+    usual |= {"get_run_logger": lambda: logging.getLogger("x"), "show_document": lambda *_: None}
+    for name, fake in {**usual, **fakes}.items():
+        if hasattr(flows, name):
+            monkeypatch.setattr(flows, name, fake)
 
 
 def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, monkeypatch):
@@ -154,7 +151,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, mo
         proven.append(item.manifest.reference)
         return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fake_flow(monkeypatch, prove=noted)
+    fake_flow(monkeypatch, flows, prove=noted)
     run = flows.validate_pending.fn
     assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
     assert proven == ["digits@1"]
@@ -174,7 +171,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
         asked.append(f"{item.manifest.reference} {[entry.unit for entry in item.engines]} on {on.name}")
         return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fake_flow(monkeypatch, validate_on_worker=noted)
+    fake_flow(monkeypatch, flows, validate_on_worker=noted)
 
     def run(*words: str, on: str) -> Any:
         return flows.validate_pending.fn(store.uri, *words, on=on, executor="ray", ray_address="ray://nowhere:1")
@@ -196,7 +193,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
             run(on=wrong)
 
 
-def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_with_a_version_is_its_row(store: Store) -> None:
     publish_engines(store, [engine(store, status="unproven")])
     [item] = list_pending(store)
     executor = LocalExecutor()

@@ -4,9 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import registered_key
 from pipeline.orchestration import catalog
+from pipeline.orchestration.catalog import gather_specs, spec_files
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project
 
@@ -41,7 +43,7 @@ def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -
 
 def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hold(built: Project, place: Path) -> None:
     before = plan(built, place)["there"]["units"]
-    store = open_store(built.registry)
+    store = built.store
     for key in list(store.list("records/build/"))[:1]:
         store.remove(key)
     assert plan(built, place)["there"]["units"] == {**before, "cached": before["cached"] - 1, "build": 1}
@@ -63,3 +65,21 @@ def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> 
     [row] = catalog.plan_catalog([str(folder / "pair.yaml")], options)
     assert (row.model, row.reason, row.units) == ("pair", "", {"unknown": 6})
     assert row.missing[0] == "encoder: golden data of encoder"
+
+
+def test_a_catalog_of_what_is_registered(project: Project) -> None:
+    done = project.run("build", "--all", "registered")
+    assert done.code == 3 or "no spec is registered" in done.err
+    project.run("prefect", "register", project.spec, "--no-event")
+    with gather_specs("registered", str(project.registry)) as found:
+        assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
+    project.store.replace(registered_key("another"), b"damaged", None)
+    with gather_specs("registered", str(project.registry)) as found:
+        assert [address.partition("@")[0] for address in found] == ["registered:another", "registered:tiny"]
+
+
+def test_only_yaml_that_names_a_model_means_to_be_a_spec(project: Project) -> None:
+    (project.folder / "other.yaml").write_text(yaml.safe_dump({"deployments": [{"model": 1}]}))
+    (project.folder / "broken.yaml").write_text("model: [\n")
+    (project.folder / ".hidden.yaml").write_text("model: x\n")
+    assert [path.name for path in spec_files(project.folder)] == ["broken.yaml", "tiny.yaml"]

@@ -55,7 +55,7 @@ def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(r
     assert said[0] == "batch grows from 8 to 20"
     assert found.registration is not None and found.edges["batch"][-1] == 20 and len(found.edges["batch"]) <= 3
     assert found.reason.startswith("registered with buckets batch: ")
-    newest = registrations(open_store(registered.registry), "tiny")
+    newest = registrations(registered.store, "tiny")
     assert [item.bundle.digest for item in newest][-1] == found.registration.bundle.digest and len(newest) == 2
     with spec_at(found.registration.address, str(registered.registry)) as place:
         assert place.load().named_dims()[0].edges == found.edges["batch"]
@@ -66,7 +66,7 @@ def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors:
     sizes[1000] = 31
     found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors)
     assert found.registration is None and found.reason.startswith("the present buckets stay: others would save ")
-    assert len(registrations(open_store(registered.registry), "tiny")) == 1
+    assert len(registrations(registered.store, "tiny")) == 1
 
 
 @pytest.mark.parametrize(

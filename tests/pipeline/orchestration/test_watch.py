@@ -8,7 +8,7 @@ import pytest
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.registered_specs import registrations
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from pipeline.orchestration import watch as events
 from pipeline.orchestration.watch import SentEvent, WatchedSpec, watch_place
 from tests.enginesmith.s3_server import BUCKET
@@ -35,11 +35,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
     monkeypatch.setattr(events, "send_event", made.tell)
     return made
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[WatchedSpec]:

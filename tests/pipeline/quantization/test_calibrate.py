@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.state import State
 from enginesmith.core.types import TensorSpec
-from pipeline.quantization.insertion_points import activations
+from pipeline.quantization.insertion_points import scale_states
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.methods import MINMAX
 from pipeline.quantization.statistics.methods import ranges as choose_ranges
@@ -23,16 +24,6 @@ def calibrate(model: Path, data: Samples, tensors: Sequence[str] | None = None) 
     return choose_ranges(observe(model, data, tensors, histograms=False), MINMAX, "int8")
 
 
-def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:
-    model, arrays = nets.conv_net(), nets.images()
-    found = calibrate(saved(model, tmp_path), nets.samples(tmp_path, arrays, (nets.IMAGE,)), activations(model))
-    expected = nets.ranges_of(model, arrays, activations(model))
-    assert found.tensors.keys() == expected.tensors.keys()
-    for name, pair in expected.tensors.items():
-        assert found.tensors[name] == pytest.approx(pair, rel=1e-5, abs=1e-6), name
-    assert found.samples == 24 and found.method == "minmax" and len(found.dataset) == 64
-
-
 def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
     found = calibrate(saved(nets.conv_net(), tmp_path), nets.samples(tmp_path, nets.images(), (nets.IMAGE,)))
     # what each weighted node reads, what each convolution writes (behind its Relu), and the integer path between them
@@ -41,12 +32,6 @@ def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
         saved(nets.attention_net(), tmp_path), nets.samples(tmp_path, nets.sentences(), (nets.TOKENS, nets.MASK))
     )
     assert set(found.tensors) == {"x", "a", "n", "u5", "y"}
-
-
-def test_infinity_where_int8_computes_is_refused(tmp_path: Path) -> None:
-    model = saved(nets.x_net("big = Exp(x) y = MatMul(big, w)"), tmp_path)
-    with pytest.raises(DataError, match="tensor 'big' infinite"):
-        calibrate(model, nets.samples(tmp_path, {"x": nets.x_values()["x"] + 100}, (X,)))
 
 
 def test_large_finite_values_are_not_taken_for_nan(tmp_path: Path) -> None:
@@ -71,3 +56,21 @@ def test_a_model_that_does_not_run_is_a_model_error(tmp_path: Path) -> None:
     model = saved(nets.x_net("s = Reshape(x, shape) y = MatMul(s, w)", shape=np.array([7, 5])), tmp_path)
     with pytest.raises(ModelError, match="does not run on its calibration samples"):
         calibrate(model, nets.samples(tmp_path, nets.x_values(), (X,), nets.BATCH))
+
+
+STATE = State("past", "present")
+
+
+def test_the_scale_holds_the_largest_magnitude_that_went_in_or_out():
+    (found,) = scale_states([STATE], Ranges({"past": (-1.0, 2.0), "present": (-5.08, 2.0)}, "minmax", "", 3))
+    assert (found.input, found.output) == ("past", "present")
+    assert found.scale == float(np.float32(5.08 / 127)), "as float32 holds it, so that JSON and the graph agree"
+
+
+@pytest.mark.parametrize("ranges", [None, Ranges({}, "minmax", "", 0), Ranges({"past": (0.0, 0.0)}, "minmax", "", 3)])
+def test_a_state_that_was_not_seen_is_refused(ranges):
+    with pytest.raises(
+        DataError, match=r"state\.past\.dtype: calibration samples do not show how large 'past' becomes"
+    ):
+        scale_states([STATE], ranges)
+    assert scale_states([], ranges) == ()

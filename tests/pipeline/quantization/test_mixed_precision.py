@@ -1,7 +1,6 @@
 """The pipeline's use of the choice: the spec asks for it, the graph is what was chosen, and a command shows it."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import QuantizationScheme
-from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.search import find_searched_kinds
-from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Searched
 from tests.pipeline.projects import Project
 
@@ -44,7 +40,7 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     assert "choose int8 (uint8 activations): cached" in built.err
     record = _record(small)
     assert "of the multiplications with weights in int8" in record["notes"][0]
-    graph = onnx.load(open_store(small.registry).path(record["model"]))
+    graph = onnx.load(small.store.path(record["model"]))
     # The chosen model's weights carry the node's name: nothing else makes such names.
     assert [item.name for item in graph.graph.initializer if shown.json["groups"][0]["nodes"][0] in item.name]
 
@@ -61,7 +57,7 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     notes = _record(small)["notes"]
     assert [note for note in notes if "the floor: quantized alone it leaves" in note]
     assert "0 nodes compute in int8" in notes[1]
-    page = (small.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    page = small.page()
     assert 'class="picture frontier"' in page and "where at least 130 dB were asked for" in page
     assert "the floor: quantized alone it leaves" in page
     assert "left in float: " in small.run("show", "tiny", "--quantization").out
@@ -107,19 +103,35 @@ def test_each_kind_of_int8_is_searched_once() -> None:
     assert len({kind.name for kind in kinds}) == 3
 
 
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        *(({"quantization": {"floor": each}}, "quantization.floor") for each in ({}, {"sqnr_db": -1}, {"cosine": 1.5})),
-        ({"precisions": ["fp32"], "calibration": None, "quantization": SEARCH}, "add calibration.data"),
-    ],
-)
-def test_a_search_needs_samples_and_a_floor_that_is_possible(project: Project, parts: Any, words: str) -> None:
-    project.change_spec(**parts)
-    with pytest.raises(EnginesmithError, match=re.escape(words)):
-        load_spec(project.spec)
-
-
 def _record(project: Project) -> dict[str, Any]:
     (path,) = (project.registry / "records" / "quantize").glob("*.json")
     return json.loads(path.read_text())["value"]
+
+
+def test_a_floor_of_accuracy_reads_the_labels_that_lie_with_the_samples(small: Project) -> None:
+    with np.load(small.folder / "calibration.npz") as stored:
+        arrays = dict(stored)
+    calibration = {"data": "calibration.npz", "labels": "y"}
+    small.change_spec(calibration=calibration, quantization={"floor": {"accuracy": 0.001}})
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.full(len(arrays["x"]), 99))
+    beyond = small.run("debug", "sensitivity", small.spec)
+    assert beyond.code == 2 and "out of reach: the float model itself has 0.0000" in beyond.err
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.arange(len(arrays["x"])) % 2)
+    shown = small.run("debug", "sensitivity", small.spec, "--activation", "uint8", "--json")
+    assert shown.code == 0, shown.err
+    assert 0 <= shown.json["chosen"]["accuracy"] <= 1 and "accuracy" in shown.json["summary"]
+    small.change_spec(calibration=calibration | {"labels": "z"})
+    wrong = small.run("debug", "sensitivity", small.spec)
+    assert wrong.code == 2 and "no array 'z'" in wrong.err
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.zeros(len(arrays["x"]), np.float32))
+    small.change_spec(calibration=calibration)
+    wrong = small.run("debug", "sensitivity", small.spec)
+    assert wrong.code == 2 and "'y' of calibration.npz is float32; class indices are integers" in wrong.err
+
+
+def test_what_cannot_be_searched_or_written_is_said_before_the_work(small: Project) -> None:
+    (small.folder / "taken").touch()
+    assert "is a file" in small.run("debug", "sensitivity", small.spec, "--out", small.folder / "taken").err
+    small.change_spec(calibration=None)
+    without = small.run("debug", "sensitivity", small.spec)
+    assert without.code == 2 and "add calibration.data" in without.err

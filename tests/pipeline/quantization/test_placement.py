@@ -67,10 +67,8 @@ def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution
 def test_tensorrt_fuses_the_add_into_the_larger_convolution_and_reads_the_other_quantized() -> None:
     result = quantized(residual_net(), photos(), nets.TENSORRT_FP32)
     projection, identity = nets.named(result, "Add_s1"), nets.named(result, "Add_s2")
-    assert (
-        nets.maker(result, projection.input[0]).op_type == "Conv"
-        and nets.maker(result, identity.input[1]).op_type == "Conv"
-    )
+    assert nets.maker(result, projection.input[0]).op_type == "Conv"
+    assert nets.maker(result, identity.input[1]).op_type == "Conv"
     for name in (projection.input[1], identity.input[0]):
         assert nets.maker(result, name).op_type == "DequantizeLinear"
     assert {len([n for n in result.graph.node if name in n.input]) for name in ("r1", "p", "s1", "s2")} == {1}

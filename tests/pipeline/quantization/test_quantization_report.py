@@ -3,30 +3,18 @@
 import json
 from dataclasses import replace
 
-import onnx
 import pytest
 
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.names import parse_reference
-from enginesmith.core.types import QuantizationScheme
 from enginesmith.registry.evidence.canaries import quantization_records
-from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.lookup import locate
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.write import write
-from tests.pipeline.projects import Project, weights, write_model
+from tests.pipeline.projects import Project
 
 CPU = "int8 (uint8 activations, fp32 elsewhere)"
 GPU = "int8 (int8 activations, fp16 elsewhere)"
 
 
-def page(project: Project) -> str:
-    return (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
-
-
 def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) -> None:
-    store = open_store(built.registry)
-    manifest = locate(store, parse_reference("tiny")).manifest
+    store, manifest = built.published()
     records = quantization_records(store, manifest)
     assert {CPU, GPU} <= records.keys()
     assert all(manifest.sources[f"quantization {name}"] in manifest.blobs() for name in records)
@@ -37,7 +25,7 @@ def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) 
 
 
 def test_the_page_shows_it(built: Project) -> None:
-    text = page(built)
+    text = built.page()
     assert "<h2>Quantization</h2>" in text and '<svg class="picture histogram"' in text
     assert CPU in text and GPU in text
 
@@ -54,26 +42,14 @@ def test_the_command_shows_it(built: Project) -> None:
 def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     assert project.build().code == 0
-    assert "<h2>Quantization</h2>" not in page(project)
+    assert "<h2>Quantization</h2>" not in project.page()
     shown = project.run("show", "tiny", "--quantization")
     assert shown.out.strip() == "tiny@1 has no graph that was quantized by calibration"
     assert project.run("show", "tiny", "--quantization", "--json").json == {}
 
 
-def test_a_model_that_carries_qdq_is_said_to_pass_untouched(project: Project) -> None:
-    write_model(project.folder / "tiny.onnx", weights())
-    ranges = Ranges({"x": (-4.0, 4.0), "active": (0.0, 12.0)}, "minmax", "0" * 64, 1)
-    model = onnx.load(project.folder / "tiny.onnx")
-    written, _ = write(model, "int8", QuantizationScheme("int8", False, "fp32"), ranges)
-    onnx.save(written, project.folder / "tiny.onnx")
-    project.change_spec(targets=["cpu"], precisions=["int8"], calibration=None, golden=None)
-    assert project.build().code == 0
-    assert "passed through untouched" in page(project)
-
-
 def test_a_record_of_another_format_is_refused_in_words(built: Project) -> None:
-    store = open_store(built.registry)
-    manifest = locate(store, parse_reference("tiny")).manifest
+    store, manifest = built.published()
     odd = store.put_bytes(json.dumps({"format": 99}).encode())
     with pytest.raises(IntegrityError, match="format is 99; this enginesmith reads 1"):
         quantization_records(store, replace(manifest, sources={"quantization int8": odd}))

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.reports.breakdown import FloatNode
 from enginesmith.core.types import QUANTIZED, QuantizationScheme
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import QuantizationNotes, Ranges
@@ -146,7 +147,7 @@ def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> N
     assert first == second and model.SerializeToString() == before
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("precision", ["int8", "fp8", "nvfp4"])
 def test_a_calibrated_precision_without_ranges_says_what_to_add(precision: str) -> None:
     with pytest.raises(DataError, match=f"{precision} needs calibrated ranges.*calibration.data"):
         write(nets.wide_net(), precision, nets.TENSORRT)
@@ -207,3 +208,11 @@ def test_a_scheme_says_whether_biases_are_quantized() -> None:
     assert GraphVariant("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
     with pytest.raises(ValueError, match="leaves biases in floating point"):
         QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")
+
+
+def test_each_reason_is_told_once_and_that_of_most_nodes_first() -> None:
+    reasons = ["it multiplies two activations"] * 2 + ["K=32 is no multiple of the block"] * 9
+    kept = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
+    idle = str(QuantizationNotes(float_nodes=kept, precision="int4 weights").idle)
+    assert idle.count("it multiplies two activations") == idle.count("no multiple of the block") == 1
+    assert idle.index("no multiple of the block") < idle.index("it multiplies two activations") and "..." not in idle

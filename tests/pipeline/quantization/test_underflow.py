@@ -70,6 +70,5 @@ def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero
         notes = cast_float(net, "fp16", ranges=known)[1]
         assert {item.op_type for item in notes.float_nodes} == {"Softmax", "Log"}
         assert all("a logarithm is taken of 'p'" in item.reason for item in notes.float_nodes)
-    assert (
-        not cast_float(net, "fp16", ranges=reached(0.01))[1].float_nodes and not cast_float(net, "bf16")[1].float_nodes
-    )
+    assert not cast_float(net, "fp16", ranges=reached(0.01))[1].float_nodes
+    assert not cast_float(net, "bf16")[1].float_nodes

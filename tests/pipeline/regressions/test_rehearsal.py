@@ -10,6 +10,7 @@ from enginesmith.core.errors import InputError, StepError
 from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.upgrade import Trial, UnitRehearsal, judge_trials, plan_version
+from tests.pipeline.projects import raising
 
 OLD = Trial({"onnxruntime": "1"}, "proven", "", "a" * 64, 40.0, {"accuracy": 0.99})
 EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)
@@ -77,10 +78,9 @@ def test_what_no_ray_worker_takes_is_unknown_and_other_failures_are_told(monkeyp
     unit = rehearsal._Unit(environments, manifest, None, entry, {})
 
     def run(kind: str):
-        def fail(*_):
-            raise StepError("versions for m@1: no node with sm_90; start one", kind)
-
-        monkeypatch.setattr(rehearsal._Unit, "_run", fail)
+        monkeypatch.setattr(
+            rehearsal._Unit, "_run", raising(StepError("versions for m@1: no node with sm_90; start one", kind))
+        )
         return unit.rehearse()
 
     found = run("no-node")

@@ -1,12 +1,10 @@
 """What a check is compared with: what a channel serves to this machine, and the remedy where that is nothing."""
 
-from pathlib import Path
-
 import pytest
 
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import CPU
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.channels import promote
 from pipeline.regressions.findings import find_served, machine_of
 from tests.enginesmith.registries import engine, publish_engines
@@ -14,8 +12,7 @@ from tests.enginesmith.registries import engine, publish_engines
 HERE = machine_of(CPU)
 
 
-def test_a_version_without_an_engine_for_this_machine_names_the_remedy(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_a_version_without_an_engine_for_this_machine_names_the_remedy(store: Store) -> None:
     publish_engines(store, [engine(store, "sm_89", "fp16", "unproven")], "a", channel=None)
     with pytest.raises(UnknownNameError, match=r"no engine for(.|\n)*--against none"):
         find_served(store, "digits", None, HERE)
@@ -24,8 +21,7 @@ def test_a_version_without_an_engine_for_this_machine_names_the_remedy(tmp_path:
         find_served(store, "digits", "other:stable", HERE)
 
 
-def test_the_default_is_what_stable_serves(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_the_default_is_what_stable_serves(store: Store) -> None:
     for content in ("a", "b"):
         publish_engines(store, [engine(store, data=content.encode())], content, channel="candidate")
     found = find_served(store, "digits", None, HERE)

@@ -4,20 +4,17 @@ import json
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from enginesmith import cli
 from enginesmith.registry.evidence.latencies import latency_reports
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.versions.lookup import load
 from pipeline.regressions.trend import describe_change, draw_page, draw_trend, find_trend, list_differences
 from tests.enginesmith.registry.test_latency_series import SERIES, point
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, exit_code
 
 
 def stepped(at: int, count: int = 60, **after: object) -> LatencySeries:
@@ -43,25 +40,18 @@ def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
 
 
 def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_missing_said(
-    registry, monkeypatch, capsys
+    store, monkeypatch, capsys
 ):
     monkeypatch.setitem(sys.modules, "ruptures", None)
-    store = open_store(registry, create=True)
     for bucket in ("batch=32", "batch=8"):
         series = replace(stepped(10, 20), bucket=bucket)
-        write_whole(Path(registry, series.key), merged(series, series.points))
+        write_whole(store.root / series.key, merged(series, series.points))
     assert find_trend(series).changes is None and "20 points" in draw_trend(find_trend(series))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["profile", "--series", "digits", "--registry", str(registry)])
+    assert exit_code("profile", "--series", "digits", "--registry", store.uri) == 0
     said = capsys.readouterr()
-    assert ended.value.code == 0 and said.out.index("batch=8") < said.out.index("batch=32")
+    assert said.out.index("batch=8") < said.out.index("batch=32")
     assert "pip install '.[trend]' in a clone" in said.err
     assert [item.bucket for item in list_series(store, "digits")] == ["batch=8", "batch=32"]
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Path:
-    return tmp_path / "registry"
 
 
 def test_medians_count_from_quiet_machines_alone() -> None:
@@ -121,17 +111,11 @@ def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Pro
         done = built.run(*words, "--json")
         assert done.code == 0 and f"point {count}" in done.err, done.err
         assert json.loads(done.out)["unit"] == "cpu fp32 onnxruntime"
-    (series,) = _series(built)
+    (series,) = list_series(built.store, "tiny")
     assert series.reference == "1" and series.base == 1.0 and series.bucket == "batch=4"
     first: SeriesPoint = series.points[0]
     assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
     assert any(name.startswith("now onnxruntime") for name in first.toolchain)
-    store = open_store(built.registry)
+    store = built.store
     assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginesmith traffic capacity` reads"
     assert built.run(*words, "--against", "tiny@1").code == 2
-
-
-def _series(project: Project) -> list[LatencySeries]:
-    from enginesmith.registry.latency_series import list_series
-
-    return list(list_series(open_store(project.registry), "tiny"))

@@ -18,16 +18,16 @@ from tests.pipeline.site.sites import publish_small
 from tests.waiting import PATIENCE_S, until
 
 
-def test_site_says_what_it_wrote(registry: Store, out: Path) -> None:
-    publish_small(registry)
-    first, second = (run("site", "write", out, "--registry", registry.uri, "--json") for _ in range(2))
+def test_site_says_what_it_wrote(store: Store, out: Path) -> None:
+    publish_small(store)
+    first, second = (run("site", "write", out, "--registry", store.uri, "--json") for _ in range(2))
     assert json.loads(first.stdout)["written"] > 5 and json.loads(second.stdout)["written"] <= 1
-    assert run("site", "write", out, "--registry", registry.uri).stdout == f"{out}/index.html\n"
+    assert run("site", "write", out, "--registry", store.uri).stdout == f"{out}/index.html\n"
 
 
-def test_serve_shows_what_changes_and_ends_with_ctrl_c(registry: Store) -> None:
-    publish_small(registry)
-    command = [sys.executable, "-m", "enginesmith", "site", "serve", "--registry", registry.uri]
+def test_serve_shows_what_changes_and_ends_with_ctrl_c(store: Store) -> None:
+    publish_small(store)
+    command = [sys.executable, "-m", "enginesmith", "site", "serve", "--registry", store.uri]
     words = ["--listen", "127.0.0.1:0", "--every", "1", "--prefix", "/registry"]
     with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
@@ -35,7 +35,7 @@ def test_serve_shows_what_changes_and_ends_with_ctrl_c(registry: Store) -> None:
             found = re.search(r"http://\S+/", process.stderr.readline())
             assert found and found[0].endswith("/registry/")
             assert "model-b" not in wait_for(found[0], "digits")
-            publish_small(registry, "model-b")
+            publish_small(store, "model-b")
             wait_for(found[0], "model-b")
         finally:
             process.send_signal(signal.SIGINT)
@@ -65,7 +65,7 @@ def wait_for(url: str, text: str) -> str:
         (["--trust", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_bad_options_are_said(registry: Store, out: Path, words: list[str], message: str) -> None:
+def test_bad_options_are_said(store: Store, out: Path, words: list[str], message: str) -> None:
     command = ["site", "write", out] if words[0] == "--trust" else ["site", "serve"]
-    result = run(*command, "--registry", registry.uri, *words)
+    result = run(*command, "--registry", store.uri, *words)
     assert result.exit_code and message in f"{result.output} {result.exception}"

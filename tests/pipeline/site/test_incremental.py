@@ -12,6 +12,7 @@ from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.site import generate
 from pipeline.site.folder import STATE, Page, SiteFolder, read_models
 from tests.enginesmith.registries import on_each_store
+from tests.pipeline.projects import raising
 from tests.pipeline.site.crawl import broken_links, linked
 from tests.pipeline.site.sites import move, publish_small, write
 
@@ -62,29 +63,20 @@ def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypa
 
 
 @pytest.mark.parametrize("model", [None, "digits"])
-def test_a_policy_is_seen_though_its_size_is_the_same(registry: Store, out: Path, model: str | None) -> None:
-    publish_small(registry)
+def test_a_policy_is_seen_though_its_size_is_the_same(store: Store, out: Path, model: str | None) -> None:
+    publish_small(store)
     for target in ("sm_75", "sm_80"):
-        policies.write(registry, model, "candidate", ChannelPolicy(proven=(target,)))
-        write(registry, out)
+        policies.write(store, model, "candidate", ChannelPolicy(proven=(target,)))
+        write(store, out)
         assert f"proven on {target}" in (out / "models/digits/index.html").read_text()
 
 
-def test_what_is_deleted_goes(registry: Store, out: Path) -> None:
-    write_two_of_each(registry, out)
-    remove_half(registry)
-    write(registry, out)
-    assert not (out / "models" / "other").exists() and not (out / "models/digits/versions/2").exists()
-    assert not broken_links(out)
-    assert not (out / ".enginesmith-site/models/other.json").exists()
-
-
-def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish_small(registry)
-    write(registry, out)
+def test_a_killed_run_is_finished_by_the_next(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_small(store)
+    write(store, out)
     before = times(out)
-    publish_small(registry, content="b")
-    publish_small(registry, "other")
+    publish_small(store, content="b")
+    publish_small(store, "other")
     known = generate._model
 
     def die(site: generate.ModelSite, path: str) -> bytes:
@@ -95,31 +87,28 @@ def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(generate, "_model", die)
         with pytest.raises(KeyboardInterrupt):
-            write(registry, out)
+            write(store, out)
     # What was half done cannot be reached yet.
     assert "index.html" not in changed(before, out) and not broken_links(out, linked(out))
-    write(registry, out)
+    write(store, out)
     assert (out / "models" / "other" / "index.html").exists() and not broken_links(out)
 
 
-def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(registry, out, monkeypatch):
-    write_two_of_each(registry, out)
-    remove_half(registry)
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
+def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(store, out, monkeypatch):
+    write_two_of_each(store, out)
+    remove_half(store)
     with monkeypatch.context() as patched:
-        patched.setattr(SiteFolder, "delete", die)
+        patched.setattr(SiteFolder, "delete", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            write(registry, out)
+            write(store, out)
     assert (out / "models/other").exists() and (out / "models/digits/versions/2").exists()
-    write(registry, out)
+    write(store, out)
     assert not (out / "models/other").exists() and not (out / "models/digits/versions/2").exists()
-    assert write(registry, out).drawn == ALWAYS_DRAWN
+    assert not broken_links(out) and not (out / ".enginesmith-site/models/other.json").exists()
+    assert write(store, out).drawn == ALWAYS_DRAWN
 
 
-def test_pages_are_synced_together_and_before_anything_is_noted_of_them(registry, out, monkeypatch):
+def test_pages_are_synced_together_and_before_anything_is_noted_of_them(store, out, monkeypatch):
     seen: list[str] = []
     folder = SiteFolder(out)
     monkeypatch.setattr("os.fsync", lambda _: seen.append("one"))
@@ -134,39 +123,39 @@ def test_pages_are_synced_together_and_before_anything_is_noted_of_them(registry
     assert seen == ["all", "one", "one"]
 
 
-def test_what_a_killed_run_wrote_in_part_is_no_file_of_the_site_and_goes(registry: Store, out: Path) -> None:
-    publish_small(registry)
+def test_what_a_killed_run_wrote_in_part_is_no_file_of_the_site_and_goes(store: Store, out: Path) -> None:
+    publish_small(store)
     left = out / STATE / "new" / f"{PREFIX}00"
     left.parent.mkdir(parents=True)
     left.write_text("<html")
-    write(registry, out)
+    write(store, out)
     assert not left.exists() and not list(out.rglob(f"{PREFIX}*"))
 
 
-def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(registry, out, monkeypatch):
-    publish_small(registry)
-    publish_small(registry, "gone")
-    seen = read_models(registry, "")
-    publish_small(registry, content="b")
-    move(registry, "digits", "2")
-    for key in list(registry.list("models/gone/")):
-        registry.remove(key)
+def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(store, out, monkeypatch):
+    publish_small(store)
+    publish_small(store, "gone")
+    seen = read_models(store, "")
+    publish_small(store, content="b")
+    move(store, "digits", "2")
+    for key in list(store.list("models/gone/")):
+        store.remove(key)
     with monkeypatch.context() as patched:
         patched.setattr("pipeline.site.generate.read_models", lambda *_: seen)
-        write(registry, out)
+        write(store, out)
     assert "versions/2/index.html" not in (out / "models/digits/index.html").read_text() and not broken_links(out)
-    write(registry, out)
+    write(store, out)
     assert "versions/2/index.html" in (out / "models/digits/index.html").read_text() and not broken_links(out)
     assert not (out / "models/gone").exists()
 
 
-def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) -> None:
+def test_a_folder_with_other_things_is_left_alone(store: Store, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("all of it")
     with pytest.raises(InputError, match="holds other files"):
-        write(registry, out)
+        write(store, out)
     with pytest.raises(InputError, match="is no folder"):
-        write(registry, out / "thesis.txt")
+        write(store, out / "thesis.txt")
 
 
 @pytest.mark.parametrize(
@@ -177,12 +166,12 @@ def test_a_folder_with_other_things_is_left_alone(registry: Store, out: Path) ->
         b'{"format": 1, "models": {"digits": {"key": "of another release"}, "gone": {"key": ""}}}',
     ],
 )  # fmt: skip
-def test_a_damaged_state_costs_time_and_nothing_else(registry: Store, out: Path, state: bytes) -> None:
-    publish_small(registry)
-    write(registry, out)
+def test_a_damaged_state_costs_time_and_nothing_else(store: Store, out: Path, state: bytes) -> None:
+    publish_small(store)
+    write(store, out)
     for path in (out / ".enginesmith-site").rglob("*.json"):
         path.write_bytes(state)
-    write(registry, out)
+    write(store, out)
     assert not broken_links(out) and "digits" in (out / "index.html").read_text()
 
 

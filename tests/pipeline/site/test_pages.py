@@ -7,7 +7,7 @@ from pathlib import Path
 from enginesmith.core.text import format_bytes, visible
 from enginesmith.registry.builds.runs import RunState, new_id
 from enginesmith.registry.store import layout
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import lookup
 from pipeline.site.comparison import compare, facts_of, read_version
@@ -27,7 +27,7 @@ def words(out: Path, *parts: str) -> str:
 
 
 def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> None:
-    store = open_store(built.registry)
+    store = built.store
     write(store, out)
     version = words(out, "models", "tiny", "versions", "1", "index.html")
     for title in ("Engines", "Quality", "Drift by stage", "Provenance", "Spec"):
@@ -44,15 +44,15 @@ def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> N
     }
 
 
-def test_channels_say_who_moved_them_why_and_on_which_canary(registry: Store, out: Path, tmp_path: Path) -> None:
-    one, two = (publish_engines(registry, [engine(registry, data=c.encode())], c).manifest for c in "ab")
-    move(registry, "digits", "1")
+def test_channels_say_who_moved_them_why_and_on_which_canary(store: Store, out: Path, tmp_path: Path) -> None:
+    one, two = (publish_engines(store, [engine(store, data=c.encode())], c).manifest for c in "ab")
+    move(store, "digits", "1")
     paths = write_observations(tmp_path / "canary", two, one)
     uri = tmp_path / "registry"
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--registry", uri, "--attach")
     report = tmp_path / "canary" / "report.json"
     said("promote", "digits@2", "--why", "faster", "--canary", report, "--registry", uri)
-    write(registry, out)
+    write(store, out)
     model = words(out, "models", "digits", "index.html")
     assert "stable promoted from 1 to 2" in model and "faster" in model and "rule 7" in model
     (page,) = (out / "models" / "digits" / "canaries").iterdir()
@@ -61,13 +61,13 @@ def test_channels_say_who_moved_them_why_and_on_which_canary(registry: Store, ou
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out: Path) -> None:
+def test_a_damaged_version_is_said_and_the_others_are_there(store: Store, out: Path) -> None:
     for content in "ab":
-        publish_small(registry, content=content)
-    overwrite(registry, layout.manifest_key("digits", "1"), b"{")
-    overwrite(registry, layout.channel_key("digits", "candidate"), b"[]")
-    registry.create(layout.page_data_key("digits", "2"), b'{"kind": "enginesmith-version"}')
-    write(registry, out)
+        publish_small(store, content=content)
+    overwrite(store, layout.manifest_key("digits", "1"), b"{")
+    overwrite(store, layout.channel_key("digits", "candidate"), b"[]")
+    store.create(layout.page_data_key("digits", "2"), b'{"kind": "enginesmith-version"}')
+    write(store, out)
     assert "Cannot be read" in words(out, "models", "digits", "versions", "1", "index.html")
     two = words(out, "models", "digits", "versions", "2", "index.html")
     assert "Cannot be read: report.json of digits@2" in two and "no sm_89 here" in two
@@ -75,70 +75,70 @@ def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_many_models_are_paged_and_all_are_searched(registry, out, monkeypatch):
+def test_many_models_are_paged_and_all_are_searched(store, out, monkeypatch):
     monkeypatch.setattr("pipeline.site.generate.PER_PAGE", 2)
     for model in ("a", "b", "c"):
-        publish_engines(registry, [engine(registry)], model, model=model)
-    write(registry, out)
+        publish_engines(store, [engine(store)], model, model=model)
+    write(store, out)
     assert "3 models" in words(out, "index.html") and not (out / "index-3.html").exists()
     assert "models/c/index.html" in Seen(out / "index-2.html").links
     assert [f'["{name}","1",1,' in (out / "models.js").read_text() for name in "abc"] == [True] * 3
     assert not broken_links(out)
 
 
-def test_an_empty_registry_says_how_to_begin(registry: Store, out: Path) -> None:
-    write(registry, out)
+def test_an_empty_registry_says_how_to_begin(store: Store, out: Path) -> None:
+    write(store, out)
     assert "No version was published here yet" in words(out, "index.html")
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_signatures_are_counted_and_checked_by_a_policy(registry: Store, out: Path, tmp_path: Path) -> None:
+def test_signatures_are_counted_and_checked_by_a_policy(store: Store, out: Path, tmp_path: Path) -> None:
     secret, _ = written(tmp_path, "release")
-    sign(registry, publish_small(registry), SigningKey(secret))
-    publish_small(registry, content="b")
+    sign(store, publish_small(store), SigningKey(secret))
+    publish_small(store, content="b")
     trust = tmp_path / "trust.yaml"
     trust.write_text("format: 1\nsigners: {r: {public_key: release.pub}}\nrules: [{models: '*', signers: [r]}]\n")
     place = ("models", "digits", "versions")
-    write(registry, out)
+    write(store, out)
     assert "not checked: the site was made without a trust policy" in words(out, *place, "1", "index.html")
     assert "Signatures none" in words(out, *place, "2", "index.html")
-    write(registry, out, trust=trust)
+    write(store, out, trust=trust)
     assert "trusted signed by r" in words(out, *place, "1", "index.html")
     assert "not trusted digits@2 has 0 of the 1 signatures" in words(out, *place, "2", "index.html")
 
 
-def test_an_ensemble_leads_to_its_graphs_and_has_their_size(registry: Store, out: Path) -> None:
-    graphs = publish_graphs(registry)
-    whole = publish_whole(registry, graphs)
-    write(registry, out)
+def test_an_ensemble_leads_to_its_graphs_and_has_their_size(store: Store, out: Path) -> None:
+    graphs = publish_graphs(store)
+    whole = publish_whole(store, graphs)
+    write(store, out)
     page = Seen(out / "models/pair/versions/1/index.html")
     assert "../../../pair-encoder/versions/1/index.html" in page.links and "image from encoder.image" in page.words
     size = sum(manifest.size_of(manifest.engines[0]) or 0 for manifest in graphs.values())
     assert size != whole.size_of(whole.engines[0]) and f" {format_bytes(size)} " in page.words
     # What is found out about a graph is seen on the page of the whole.
-    registry.remove(layout.manifest_key("pair-encoder", "1"))
-    write(registry, out)
+    store.remove(layout.manifest_key("pair-encoder", "1"))
+    write(store, out)
     assert "pair-encoder@1 not there" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
 
 
-def test_a_run_that_published_nothing_leads_to_its_report(registry: Store, out: Path) -> None:
-    publish_small(registry)
+def test_a_run_that_published_nothing_leads_to_its_report(store: Store, out: Path) -> None:
+    publish_small(store)
     for hour, reason in ((1, "no engine passed"), (2, "a file is gone")):  # the newest one made no report
         times = [f"2026-01-01T0{hour}:{minute}:00.000+00:00" for minute in ("00", "09")]
         run = RunState(new_id("lost"), "lost", "s.yaml", "failed", *times, 5.0, "h", 1, "u")
-        registry.create(layout.run_key(run.id), replace(run, reason=reason, ended_at=times[1]).to_bytes())
-    registry.create(layout.failed_page_key("lost"), b"<p>all failed</p>")
-    registry.create(layout.failed_data_key("lost"), b'{"created_at": "2026-01-01T01:08:59+00:00"}')
-    write(registry, out)
+        store.create(layout.run_key(run.id), replace(run, reason=reason, ended_at=times[1]).to_bytes())
+    store.create(layout.failed_page_key("lost"), b"<p>all failed</p>")
+    store.create(layout.failed_data_key("lost"), b'{"created_at": "2026-01-01T01:08:59+00:00"}')
+    write(store, out)
     assert "failed/lost/report.html" in Seen(out / "runs.html").links and not broken_links(out)
     assert "no engine passed Report of the engines that failed" in words(out, "runs.html")
     assert words(out, "runs.html").count("Report of the engines that failed") == 1
     assert (out / "failed/lost/report.html").read_bytes() == copy_report(b"<p>all failed</p>")
 
 
-def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(registry: Store, out: Path) -> None:
-    manifest = publish_hostile(registry)
-    write(registry, out)
+def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(store: Store, out: Path) -> None:
+    manifest = publish_hostile(store)
+    write(store, out)
     seen = {str(found.path.relative_to(out)): found for found in pages(out)}
     assert not [(path, found.wrong) for path, found in seen.items() if found.wrong]
     assert not broken_links(out)
@@ -156,20 +156,20 @@ def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(registry: Store, 
     assert data.isascii() and data.startswith("registryModels([[") and data.endswith("]);\n"), "plain JSON"
 
 
-def test_a_report_is_copied_beneath_a_policy_without_scripts(registry: Store, out: Path) -> None:
-    manifest = publish_hostile(registry)
+def test_a_report_is_copied_beneath_a_policy_without_scripts(store: Store, out: Path) -> None:
+    manifest = publish_hostile(store)
     key = layout.page_key(manifest.model, manifest.version)
-    registry.create(key, b"<script>alert(1)</script>")
-    write(registry, out)
+    store.create(key, b"<script>alert(1)</script>")
+    write(store, out)
     copied = (out / "models/hostile/versions/1/report.html").read_bytes()
     assert copied.index(REPORT_POLICY.encode()) < copied.index(b"<script>") and b"script-src" not in copied
-    assert copied == copy_report(registry.read(key) or b"")
+    assert copied == copy_report(store.read(key) or b"")
 
 
-def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(registry: Store) -> None:
-    publish_engines(registry, [engine(registry), engine(registry, "sm_80", "fp16", "unproven")], "a")
-    publish_engines(registry, [engine(registry, data=b"other" * 100)], "b")
-    documents = (read_version(registry, "digits", version).document for version in "12")
+def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(store: Store) -> None:
+    publish_engines(store, [engine(store), engine(store, "sm_80", "fp16", "unproven")], "a")
+    publish_engines(store, [engine(store, data=b"other" * 100)], "b")
+    documents = (read_version(store, "digits", version).document for version in "12")
     sections = compare(*(facts_of(document) for document in documents if document))
     rows = [row for section in sections for row in section.changed]
     (gone,) = [row for row in rows if "sm_80" in row.name]

@@ -17,54 +17,53 @@ from tests.pipeline.site.sites import move, write
 PAGE = "models/digits/index.html"
 
 
-def roll_out(registry: Store) -> Rollout:
+def roll_out(store: Store) -> Rollout:
     for content in "ab":
-        publish_engines(registry, [engine(registry, data=content.encode())], content)
-    move(registry, "digits", "1")
-    return begin(registry, lookup.load(registry, "digits", "2"), plan("5%", "100%", health_ppm=950_000))
+        publish_engines(store, [engine(store, data=content.encode())], content)
+    move(store, "digits", "1")
+    return begin(store, lookup.load(store, "digits", "2"), plan("5%", "100%", health_ppm=950_000))
 
 
 def words(out: Path, path: str = PAGE) -> str:
     return Seen(out / path).words
 
 
-def test_a_rollout_says_who_gets_what_and_who_started_it(registry: Store, out: Path) -> None:
-    roll_out(registry)
-    write(registry, out)
+def test_a_rollout_says_who_gets_what_and_who_started_it(store: Store, out: Path) -> None:
+    roll_out(store)
+    write(store, out)
     model = words(out)
     assert "stable: 1 to 2 running 5% of the nodes get 2, all others 1. Started by ada: a better one" in model
     assert "at least 95 % of the nodes that report are well" in model and "1: 5% 600 s open" in model
-    assert (
-        "stable 1 → 2 on 5%" in words(out, "index.html") and '{"stable":["2","5%"]}' in (out / "models.js").read_text()
-    )
+    assert "stable 1 → 2 on 5%" in words(out, "index.html")
+    assert '{"stable":["2","5%"]}' in (out / "models.js").read_text()
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_step_of_a_rollout_is_seen_though_its_document_has_the_same_size(registry: Store, out: Path) -> None:
-    found = roll_out(registry)
-    write(registry, out)
-    size = len(registry.read(channel_key("digits", "stable")) or b"")
-    change_rollout(registry, found, replace(found, reach=(replace(found.reach[0], share_ppm=60_000),)))
-    assert len(registry.read(channel_key("digits", "stable")) or b"") == size
-    write(registry, out)
+def test_a_step_of_a_rollout_is_seen_though_its_document_has_the_same_size(store: Store, out: Path) -> None:
+    found = roll_out(store)
+    write(store, out)
+    size = len(store.read(channel_key("digits", "stable")) or b"")
+    change_rollout(store, found, replace(found, reach=(replace(found.reach[0], share_ppm=60_000),)))
+    assert len(store.read(channel_key("digits", "stable")) or b"") == size
+    write(store, out)
     assert "6% of the nodes get 2" in words(out)
 
 
-def test_a_rollout_that_a_move_has_ended_reaches_nobody(registry: Store, out: Path) -> None:
-    roll_out(registry)
-    with hold_lease(registry, "a promotion by force") as guard:
-        channels.point(guard, lookup.load(registry, "digits", "2"), "stable", "eve")
-    write(registry, out)
+def test_a_rollout_that_a_move_has_ended_reaches_nobody(store: Store, out: Path) -> None:
+    roll_out(store)
+    with hold_lease(store, "a promotion by force") as guard:
+        channels.point(guard, lookup.load(store, "digits", "2"), "stable", "eve")
+    write(store, out)
     assert "aborted" in words(out) and "of the nodes get" not in words(out)
     assert "→" not in words(out, "index.html")
 
 
-def test_a_finished_and_a_damaged_rollout(registry: Store, out: Path) -> None:
-    found = roll_out(registry)
-    change_rollout(registry, found, found.decide(BEGIN, "halted", "rule", "1 of 1 nodes fail", state="halted"))
-    assert read_rollout(registry, "digits", "stable")
-    write(registry, out)
+def test_a_finished_and_a_damaged_rollout(store: Store, out: Path) -> None:
+    found = roll_out(store)
+    change_rollout(store, found, found.decide(BEGIN, "halted", "rule", "1 of 1 nodes fail", state="halted"))
+    assert read_rollout(store, "digits", "stable")
+    write(store, out)
     assert "halted" in words(out) and "1 of 1 nodes fail" in words(out) and "never" in words(out)
-    overwrite(registry, channel_key("digits", "stable"), b"{")
-    write(registry, out)
+    overwrite(store, channel_key("digits", "stable"), b"{")
+    write(store, out)
     assert "unreadable channel digits:stable" in words(out)

@@ -32,9 +32,9 @@ def ask(server: HttpServer, path: str, method: str = "GET", **headers: str) -> t
 
 
 @pytest.fixture
-def site(registry: Store, out: Path) -> Path:
-    publish_small(registry)
-    write(registry, out)
+def site(store: Store, out: Path) -> Path:
+    publish_small(store)
+    write(store, out)
     return out
 
 

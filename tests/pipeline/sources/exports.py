@@ -8,6 +8,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.request import ExportRequest
+from tests.enginesmith.user_code.here import serve_here
 
 X = TensorSpec("x", "float32", ("batch", 3))
 BATCH = Dim("batch", 1, 4, 8)
@@ -52,3 +53,10 @@ def fails(request: ExportRequest, words: str) -> None:
 
 def failed(exported) -> list[str]:
     return [check.name for check in exported.checks if not check.passed]
+
+
+@pytest.fixture(autouse=True)
+def user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of torch sources runs in this process, in each file that imports this."""
+    for module in ("pipeline.sources.export", "pipeline.drafts.torch_model"):
+        monkeypatch.setattr(f"{module}.start_user_process", serve_here)

@@ -16,16 +16,12 @@ from enginesmith.core.errors import DataError, digest_of_file
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
-from tests.enginesmith.user_code.here import serve_here
 from tests.pipeline.quantization.small_nets import build
-from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
+from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request, user_code_here
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 
-
-@pytest.fixture(autouse=True)
-def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.sources.export.start_user_process", serve_here)
+__all__ = ["user_code_here"]  # a fixture
 
 
 class TestCapture:

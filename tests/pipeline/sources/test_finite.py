@@ -12,7 +12,6 @@ from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import check_weights
 from pipeline.sources.request import ExportRequest
-from tests.pipeline.projects import Project, weights, write_model
 from validation.data.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 4))
@@ -104,13 +103,3 @@ def test_calibration_names_constants_that_are_not_finite(tmp_path: Path) -> None
         DataError, match=r"sample 0 makes tensor 'h' infinite.*constants first: 'c' holds -inf at \[3\]"
     ):
         observe(tmp_path / "m.onnx", Samples.open(tmp_path / "x.npz", (X,), (BATCH,)))
-
-
-def test_a_build_blames_the_weight_and_no_sample(project: Project) -> None:
-    values = weights()
-    values["w2"][3, 5] = np.nan
-    write_model(project.folder / "tiny.onnx", values)
-    done = project.build()
-    assert done.code == 2
-    assert "weight 'w2' holds nan at [3, 5]; repair it, or train or export the model again" in done.err
-    assert "sample" not in done.err

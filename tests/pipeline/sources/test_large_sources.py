@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from builders.onnx_graphs.bodies import list_shards
 from builders.onnx_graphs.weights import load_graph, to_array
@@ -11,6 +10,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.onnx_model import list_external, load_onnx
 from pipeline.sources.request import ExportRequest
+from tests.pipeline.quantization.small_nets import build
 from tests.pipeline.sources.exports import BATCH, LINEAR, failed, run, torch_request
 from validation.golden.golden_set import GoldenSet
 
@@ -20,12 +20,7 @@ WIDE = TensorSpec("x", "float32", ("batch", 40))
 def large_onnx(folder, value: float = 2.0) -> ExportRequest:
     """y = relu(x w), with a weight that nothing reads beside it; both lie in weights.bin."""
     arrays = {"w": np.full((40, 40), value, np.float32), "unread": np.ones((40, 40), np.float32)}
-    ends = [[helper.make_tensor_value_info(name, 1, ["batch", 40])] for name in ("x", "y")]
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
-    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", *ends, weights), opset_imports=[helper.make_opsetid("", 20)], ir_version=9
-    )
+    model = build("float[batch,40] x", "float[batch,40] y", "p = MatMul(x, w) y = Relu(p)", arrays)
     onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     return ExportRequest("onnx", folder, "m.onnx", (WIDE,), (BATCH,), most_embedded_bytes=1000)
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from enginesmith.core.errors import ModelError
 from pipeline.sources.onnx_header import read_header
 from pipeline.sources.onnx_model import load_onnx, specs_of
+from tests.pipeline.quantization.small_nets import build
 
 SIZES = st.one_of(st.none(), st.integers(-3, 1 << 40), st.sampled_from(["n", "?", "None", "-1", "größe", "a b"]))
 TYPES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16])
@@ -47,11 +48,7 @@ def test_any_other_bytes_are_refused_or_read(tmp_path_factory: pytest.TempPathFa
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", 1, [3])], [helper.make_tensor_value_info("y", 1, [3])],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    onnx.save(build("float[3] x", "float[3] y", "y = Identity(x)", {}), tmp_path / "m.onnx")
     whole = (tmp_path / "m.onnx").read_bytes()
     for size in (0, 5, len(whole) // 2, len(whole) - 1):
         (tmp_path / "m.onnx").write_bytes(whole[:size])

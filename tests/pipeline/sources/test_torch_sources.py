@@ -14,14 +14,10 @@ from pipeline.sources.export import export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
-from tests.enginesmith.user_code.here import serve_here
-from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
+from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request, user_code_here
 from validation.golden.golden_set import GoldenSet
 
-
-@pytest.fixture(autouse=True)
-def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.sources.export.start_user_process", serve_here)
+__all__ = ["user_code_here"]  # a fixture
 
 
 class TestEntryPoint:

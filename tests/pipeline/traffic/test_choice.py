@@ -1,15 +1,19 @@
 """Choosing buckets, and what they are said to save."""
 
+from dataclasses import replace
+
 import numpy as np
+import psutil
 import pytest
 
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, TensorSpec
-from pipeline.traffic.buckets import remark_on_load
+from pipeline.traffic.buckets import price_profile, remark_on_load
 from pipeline.traffic.choice import choose_buckets, search_buckets
 from pipeline.traffic.costs import resample_plans, serve_trace
 from pipeline.traffic.place import BucketOptions
 from tests.pipeline.traffic import instances
+from tests.validation.latency.reports import latency_report
 from validation.traffic.trace import BatchPolicy
 
 RNG = np.random.default_rng(0)
@@ -122,3 +126,14 @@ def test_intervals_hold_the_truth_of_most_samples():
 
     truth, _ = saved(draw(100_000), 0)
     assert sum(low <= truth <= high for low, high in (saved(draw(300), seed)[1] for seed in range(40))) >= 33
+
+
+def test_a_profile_costs_its_build_and_its_share_of_the_memory():
+    report = latency_report()
+    most = max(bucket.memory_bytes for bucket in report.buckets)
+    loaded = replace(report, loaded_bytes=most - psutil.virtual_memory().total // 1000, memory_resettable=True)
+    found = price_profile(loaded, 3.0, None)
+    assert found.seconds_a_day == pytest.approx(3.0 + 86.4, rel=0.01) and "3 s of compiling" in found.words
+    unknown = price_profile(replace(loaded, memory_resettable=False), None, None)
+    assert unknown.seconds_a_day == 0.0 and "no build on record" in unknown.words
+    assert price_profile(loaded, 3.0, 7.5).seconds_a_day == 7.5

@@ -1,5 +1,7 @@
 """Buckets written into specs: comments and layout stay."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -15,6 +17,12 @@ source: {onnx: tiny.onnx}
 inputs: {x: {dtype: float32, shape: [batch, length]}}
 targets: [cpu]
 """
+
+
+def spec_with(folder: Path, dims: str) -> Path:
+    write_model(folder / "tiny.onnx", weights())
+    (folder / "tiny.yaml").write_text(HEAD + dims)
+    return folder / "tiny.yaml"
 
 
 @pytest.mark.parametrize(
@@ -35,9 +43,7 @@ targets: [cpu]
     ],
 )  # fmt: skip
 def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, wanted):
-    path = tmp_path / "tiny.yaml"
-    write_model(tmp_path / "tiny.onnx", weights())
-    path.write_text(HEAD + dims)
+    path = spec_with(tmp_path, dims)
     path.chmod(0o640)
     write_buckets(path, {"length": (3, 8)})
     assert path.read_text() == HEAD + wanted and path.stat().st_mode & 0o777 == 0o640
@@ -46,18 +52,14 @@ def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, w
 
 @pytest.mark.parametrize("dims", ["dims: {batch: &all {max: 8}, length: *all}\n", "base: &all {max: 8}\n"])
 def test_what_cannot_be_placed_is_told_and_the_file_stays(tmp_path, dims):
-    path = tmp_path / "tiny.yaml"
-    write_model(tmp_path / "tiny.onnx", weights())
-    path.write_text(HEAD + dims)
+    path = spec_with(tmp_path, dims)
     with pytest.raises(InputError, match=r"under dims.length: buckets: \[3, 8\]"):
         write_buckets(path, {"length": (3, 8)})
     assert path.read_text() == HEAD + dims and [*tmp_path.glob(".*")] == []
 
 
 def test_several_dims_at_once(tmp_path):
-    path = tmp_path / "tiny.yaml"
-    write_model(tmp_path / "tiny.onnx", weights())
-    path.write_text(HEAD + "dims: {batch: {max: 8}, length: {max: 9}}\n")
+    path = spec_with(tmp_path, "dims: {batch: {max: 8}, length: {max: 9}}\n")
     write_buckets(path, {"length": (3, 9), "batch": (1, 8)})
     found = yaml.safe_load(path.read_text())["dims"]
     assert found == {"batch": {"buckets": [1, 8]}, "length": {"buckets": [3, 9]}}

@@ -1,19 +1,20 @@
 """`enginesmith backends list`: what it says is what the backends would do, in a table that fits 100 columns."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from builders.backends import discovery
-from enginesmith.cli import main
 from pipeline.cli.machines.doctor import row_of
+from tests.pipeline.projects import Project, exit_code
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["backends", "list", *words])
-    assert ended.value.code == 0
+    assert exit_code("backends", "list", *words) == 0
     return capsys.readouterr().out
 
 
@@ -61,18 +62,24 @@ def test_every_fact_is_in_the_json(capsys):
 
 def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
     out = said(capsys, "tensorrt-rtx")
-    assert (
-        "option tf32: false" in out
-        and "10 mantissa bits" in out
-        and "builds for sm_75: fp16 int8" in out
-        and "onnxruntime" not in out
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["backends", "list", "onnxrun"])
-    assert ended.value.code == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
+    assert "option tf32: false" in out and "10 mantissa bits" in out
+    assert "builds for sm_75: fp16 int8" in out and "onnxruntime" not in out
+    assert exit_code("backends", "list", "onnxrun") == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
 
 
 def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
     cls = discovery.load("onnxruntime")
     monkeypatch.setattr(cls, "refuses", lambda self, request: "no dims; give sizes" if request.profiles else None)
     assert not row_of(discovery.configure("onnxruntime", {})).dynamic
+
+
+def test_findings_in_json_name_the_remedy(project: Project) -> None:
+    findings = {item["subject"]: item for item in project.run("doctor", "--json").json["findings"]}
+    assert findings["onnxruntime"]["state"] == "ok" and findings["tensorrt"]["state"] == "missing"
+    assert "pip install" in findings["tensorrt"]["detail"]
+
+
+def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
+    command = [sys.executable, "-m", "enginesmith", "doctor", "--registry", str(project.registry)]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
+    assert "temporary space" in done.stdout and "Traceback" not in done.stderr

@@ -38,7 +38,7 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     assert "no Prefect server is configured" in run("--registry", registry)
 
 
-def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path) -> None:
+def test_the_registry_means_the_same_everywhere_and_is_not_opened() -> None:
     for given, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
         _, plan = deployed("--registry", given)
         assert plan and plan.deployments()[0].parameters["registry"] == uri

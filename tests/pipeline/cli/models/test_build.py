@@ -6,7 +6,7 @@ import pytest
 
 from enginesmith.core.types import BuildFailure
 from enginesmith.registry.manifest import EngineEntry
-from pipeline.cli.models.build import show_outcome
+from pipeline.cli.models.build import is_stuck, show_outcome
 from pipeline.compile.publication.publish import HINTS
 from pipeline.outcome import Outcome, UnitResult
 from pipeline.values import Attributed
@@ -14,9 +14,18 @@ from tests.pipeline.projects import Project
 from tests.pipeline.quantization.small_nets import build
 
 
-def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
-    done = project.build("--precision", "bf16")
-    assert done.code == 2 and "bf16" in done.err and "fp32, int8" in done.err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--precision", "bf16"), "precisions bf16: not in the spec, which has fp32, int8"),
+        (("--target", "cpu,sm_90"), "targets sm_90: not in the spec"),
+    ],
+)
+def test_a_selection_that_the_spec_does_not_have_is_refused(
+    project: Project, words: tuple[str, ...], said: str
+) -> None:
+    done = project.build(*words)
+    assert done.code == 2 and said in done.err
 
 
 def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: Project) -> None:
@@ -110,3 +119,36 @@ def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(cap
         ),
         *("tiny: nothing was published, because no engine passed", "report: p"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "units", "stuck"),
+    [
+        ({"refused": 2}, 2, True),
+        ({"refused": 2}, 3, False),
+        ({"failed": 1, "refused": 0}, 5, True),
+        ({"build": 1, "unknown": 2}, 3, False),
+        ({}, 0, False),
+    ],
+)
+def test_what_makes_a_plan_end_with_1(counts: dict[str, int], units: int, stuck: bool) -> None:
+    assert is_stuck(counts, units) is stuck
+
+
+def test_a_plan_of_refusals_alone_ends_with_1(project: Project) -> None:
+    project.change_spec(targets=["sm_75"], precisions=["fp32"], calibration=None)
+    done = project.run("plan", project.spec)
+    assert done.code == 1 and "0 build, 0 cached, 1 refused" in done.out
+    assert project.run("plan", "--all", project.spec.parent).code == 1
+
+
+def test_each_mistake_of_several_starts_with_error(project: Project) -> None:
+    project.change_spec(modle="x", precisions=["fp31"])
+    lines = project.run("plan", project.spec).err.splitlines()
+    assert len(lines) == 2 and all(line.startswith(f"error: {project.spec}:") for line in lines)
+
+
+def test_a_plan_builds_nothing(project: Project) -> None:
+    units = project.run("plan", project.spec, "--json").json["units"]
+    assert {unit["action"] for unit in units} == {"build", "refused"}
+    assert not (project.registry / "models").exists() and not (project.registry / "records" / "build").exists()

@@ -6,21 +6,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
-from enginesmith.cli import main
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.spec.ensembles.model import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
+from tests.pipeline.projects import exit_code, raising
 from tests.stateful_ensembles import write_stateful_ensemble
 
 
 def init(*words: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["init", *map(str, words)])
-    return int(ended.value.code or 0)
+    return exit_code("init", *words)
 
 
 def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -33,8 +32,6 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
 
 
 def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
-    from onnx import helper
-
     model = write(tmp_path / "net.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])  # fmt: skip # noqa: E501
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2)).astype("f4"))
     assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
@@ -45,16 +42,12 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
 
 
 def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(tmp_path, capsys):
-    from onnx import helper
-
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
     said = capsys.readouterr().err
-    assert (
-        "int8 can take 100 % of the multiplications with weights" in said
-        and "no data: engines are proven on random inputs, and int8 is left out" in said
-    )
+    assert "int8 can take 100 % of the multiplications with weights" in said
+    assert "no data: engines are proven on random inputs, and int8 is left out" in said
     assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
     assert "x: float32 [batch, 2, 2]" in said
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
@@ -66,8 +59,6 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     ("usual", "other", "dims"), [(64, 64, (32, 64, 128)), (64, 20, (10, 64, 128)), (3, 300, (1, 3, 300))]
 )
 def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_path, usual, other, dims):
-    from onnx import helper
-
     model = write(tmp_path / "net.onnx", [helper.make_node("Exp", ["x"], ["y"])], [value("x", ["batch", "height", 2])])
     lines = [json.dumps({"x": [[[index, 1]] * (other if index == 5 else usual)]}) for index in range(9)]
     (tmp_path / "requests.jsonl").write_text("\n".join(lines))
@@ -78,8 +69,6 @@ def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_pa
 
 
 def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
-    from onnx import helper
-
     rows = helper.make_node("Reshape", ["x", "shape"], ["y"])
     shape = helper.make_node("Constant", [], ["shape"], value_ints=[0, 91, 11])
     model = write(tmp_path / "net.onnx", [shape, rows], [value("x", ["batch", "k"])])
@@ -90,13 +79,10 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     halving(tmp_path / "net.onnx")
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype("f4"))
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(np, "savez_compressed", fail)
+    monkeypatch.setattr(np, "savez_compressed", raising(KeyboardInterrupt()))
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 130
     assert sorted(tmp_path.iterdir()) == before
 
@@ -199,8 +185,6 @@ def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: 
 
 
 def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
-    from onnx import helper
-
     def sums(name: str, inputs: list[str], outputs: list[str], mask: str) -> Path:
         nodes = [helper.make_node("Sum", [*inputs, mask], [output]) for output in outputs]
         shown = [[value(each, ["n", 4]) for each in names] for names in ((*inputs, mask), outputs)]
@@ -217,8 +201,6 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
 
 
 def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, capsys):
-    import onnx
-
     text = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[batch, 4] x, float[batch, 4] state) => (float[batch, 4] y, float[batch, 4] stateN) {
@@ -250,13 +232,10 @@ def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_target
     monkeypatch.setattr("pipeline.cli.models.build._compile", compile_spec)
     model = halving(tmp_path / "net.onnx")
     for _ in range(2):
-        with pytest.raises(SystemExit) as ended:
-            main(["build", str(model), "--target", "l4,h100", "--registry", str(tmp_path / "registry")])
-        assert ended.value.code == 0
+        assert exit_code("build", model, "--target", "l4,h100", "--registry", tmp_path / "registry") == 0
     assert load_spec(tmp_path / "net.yaml").targets == ("l4", "h100")
     # A spec that was there is built as it is, or the part of it that is asked for.
     assert asked == [("net.yaml", None), ("net.yaml", "l4,h100")]
     halving(tmp_path / "other.onnx").rename(tmp_path / "Net.onnx")
-    with pytest.raises(SystemExit) as ended:
-        main(["build", str(tmp_path / "Net.onnx")])
-    assert ended.value.code == 2 and "net.yaml is the spec of another model" in capsys.readouterr().err
+    assert exit_code("build", tmp_path / "Net.onnx") == 2
+    assert "net.yaml is the spec of another model" in capsys.readouterr().err

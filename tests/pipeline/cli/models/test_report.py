@@ -7,8 +7,6 @@ import pytest
 
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.evidence.attestations import attest
-from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import draw_page, published_document, read_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
@@ -21,8 +19,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> CanaryReport:
 
 
 def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) -> None:
-    store = open_store(str(built.registry))
-    manifest = load(store, "tiny", "1")
+    store, manifest = built.published()
     before = published_document(store, manifest)
     report = next(item for item in before.reports if item.verdict == "proven")
     attest(

@@ -20,7 +20,7 @@ from pipeline.orchestration.runs.recorder import new_run, record_run
 from pipeline.progress.events import Planned
 from pipeline.spec.model import load_spec
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan, run_state, running
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, raising
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_shows_phase_prediction_and_the_end_of_its_log(going:
 
 
 def test_watching_ends_with_the_run(going: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(going.registry)
+    store = going.store
     key = run_key(running().id)
 
     def meanwhile(_: float) -> None:
@@ -121,10 +121,7 @@ def test_watching_ends_with_the_run(going: Project, monkeypatch: pytest.MonkeyPa
 
 
 def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(report.time, "sleep", stop)
+    monkeypatch.setattr(report.time, "sleep", raising(KeyboardInterrupt()))
     done = going.run("status", "--watch")
     assert done.code == 0 and "the run goes on" in done.err
 
@@ -150,7 +147,7 @@ def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
-    store = open_store(going.registry)
+    store = going.store
     run = running(1, log="b" * 64, log_bytes=1, state="built")
     store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())
     done = going.run("status", run.id, "--log", UNIT)

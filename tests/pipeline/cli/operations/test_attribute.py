@@ -8,11 +8,10 @@ import yaml
 
 from enginesmith.core.errors import ModelError, StepError
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
 from pipeline.compile.steps.attributions import Suspect
 from pipeline.values import NOT_BUILT
-from tests.pipeline.projects import Project, weights, write_data, write_model
+from tests.pipeline.projects import Project, raising, weights, write_data, write_model
 from validation.attribution.result import attributions
 
 GRAPH = "graph int8 (uint8 activations, fp32 elsewhere)"
@@ -40,14 +39,13 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     assert "attribution" not in fine and failed["status"] == "failed"
     (told,) = failed["attribution"]
     assert told["stage"] == "quantization" and told["name"] == GRAPH and told["headline"].startswith("node (MatMul)")
-    store = open_store(loud.registry)
-    manifest = locate(store, parse_reference("tiny")).manifest
+    store, manifest = loud.published()
     found = attributions(store, manifest)[GRAPH]
     assert [row.node for row in found.blamed] == ["node"] and found.proposal is not None
     expected = {"quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}}
     assert yaml.safe_load(found.proposal.snippet or "") == expected
     assert told["snippet"] == found.proposal.snippet and not any("attribution" in name for name in manifest.sources)
-    page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    page = loud.page()
     assert "Which node drifted" in page and "with 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
     words = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "int8")
@@ -61,7 +59,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
 
 def test_what_is_proven_is_published_before_what_failed_is_looked_at(loud, monkeypatch):
     def run_out(suspect: Suspect, *_: object) -> None:
-        there = locate(open_store(loud.registry), parse_reference("tiny:candidate")).manifest
+        there = locate(loud.store, parse_reference("tiny:candidate")).manifest
         assert [entry.status for entry in there.engines] == ["proven", "failed"]
         raise StepError("attribute graph int8: still running after its limit of 300 s", "timeout")
 
@@ -110,10 +108,10 @@ def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> No
 
 
 def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(built, monkeypatch):
-    def fail(*_: object) -> None:
-        raise ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")
-
-    monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", fail)
+    monkeypatch.setattr(
+        "pipeline.compile.steps.attributions._run_attribution",
+        raising(ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")),
+    )
     asked = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
     done = built.run(*asked)
     assert done.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in done.out

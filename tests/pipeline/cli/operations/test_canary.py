@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from enginesmith.cli import main
 from enginesmith.core.hardware.cpu_kinds import this_kind
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, exit_code
 from tests.waiting import PATIENCE_S, until
 from validation.canary.observations import read_observations
 from validation.canary.report import read_report
@@ -22,9 +20,8 @@ COMMAND = [sys.executable, "-m", "enginesmith"]
 def record(project: Project, requests: int, per_second: float) -> Path:
     path = project.folder / "traffic.jsonl"
     np.savez(project.folder / "samples.npz", x=np.load(project.folder / "golden.npz")["x"])
-    words = ["traffic", "record", str(path), "--samples", str(project.folder / "samples.npz")]
-    with pytest.raises(SystemExit, match="0"):
-        main([*words, "--per-second", str(per_second), "--requests", str(requests)])
+    words = ("traffic", "record", path, "--samples", project.folder / "samples.npz")
+    assert exit_code(*words, "--per-second", per_second, "--requests", requests) == 0
     return path
 
 
@@ -38,10 +35,8 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
     out = tmp_path / "canary"
     told = run(built, path, out, "--looks", "2", "--scale", "2").json
     assert told["paired"] and told["traffic"]["recorded"] == 300 and "made up" in told["notes"][0]
-    assert (
-        told["candidate"]["engine"] == told["baseline"]["engine"]
-        and told["candidate"]["precision"] == told["baseline"]["precision"]
-    )
+    assert told["candidate"]["engine"] == told["baseline"]["engine"]
+    assert told["candidate"]["precision"] == told["baseline"]["precision"]
     assert told["verdict"] != "FAIL" and told["looks"]["requests"] == [150, 300]
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert [len(one) for one in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output

@@ -58,20 +58,6 @@ def test_a_scratch_registry_takes_what_is_built_and_the_shared_one_is_only_read(
     assert any(scratch.rglob("blobs/sha256/*/*")) and not (scratch / "models").exists()
 
 
-@pytest.mark.parametrize(
-    ("reference", "remedy"),
-    [
-        ("other@1", "the spec is of model 'tiny'"),
-        ("tiny:nowhere", "nowhere"),
-        ("tiny@77", "77"),
-        ("tiny@../1", "version name"),
-    ],
-)
-def test_a_reference_that_cannot_be_compared_with_is_bad_input(built: Project, reference: str, remedy: str) -> None:
-    done = built.run("check", built.spec, *QUICK, "--against", reference)
-    assert done.code == 2 and remedy in done.err and "Traceback" not in done.err
-
-
 def test_a_model_without_versions_names_the_remedy(project: Project) -> None:
     done = project.run("check", project.spec, *QUICK)
     assert done.code == 2 and "--against none" in done.err
@@ -94,13 +80,6 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monke
 def test_a_loss_of_a_metric_that_the_spec_does_not_have_is_bad_input(built: Project) -> None:
     done = built.run("check", built.spec, *QUICK, "--worse", "acuracy=0.1")
     assert done.code == 2 and "--worse acuracy: the spec has no such task metric; it has" in done.err
-
-
-def test_the_spec_of_an_ensemble_is_refused_with_the_remedy(built: Project) -> None:
-    spec = built.folder / "whole.yaml"
-    spec.write_text("model: whole\ngraphs: {one: tiny.yaml}\n")
-    done = built.run("check", spec, *QUICK)
-    assert done.code == 2 and "is the spec of an ensemble; give that of one of its graphs" in done.err
 
 
 @pytest.mark.parametrize(

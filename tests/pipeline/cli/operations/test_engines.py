@@ -5,8 +5,6 @@ import shlex
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.registry.manifest import request_of
-from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.lookup import load
 from pipeline.operations.golden import FuzzEngine
 from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
@@ -23,8 +21,7 @@ def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(bu
 
 
 def test_an_engine_from_another_version_fails_and_each_failure_names_the_command_that_repeats_it(built, tmp_path):
-    store = open_store(built.registry)
-    manifest = load(store, "tiny", "1")
+    store, manifest = built.published()
     entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")
     write_model(tmp_path / "other.onnx", weights(seed=9))
     shapes = ModelShapes((TensorSpec("x", "float32", ("batch", 8)),), (Dim("batch", 1, 4, 8),))

@@ -24,7 +24,6 @@ from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load, locate
 from pipeline.operations.refit import RefitEngine, cannot
 from pipeline.values import EngineBlob
@@ -75,7 +74,7 @@ def project(first: Path, known: None, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def manifest(project: Project, version: str) -> Manifest:
-    return load(open_store(project.registry), "tiny", version)
+    return load(project.store, "tiny", version)
 
 
 def entry(project: Project, version: str, backend: str) -> EngineEntry:
@@ -122,14 +121,14 @@ def test_weights_of_another_version_make_a_version_without_the_spec(project: Pro
 
 
 def test_a_stripped_engine_is_proven_with_the_weights_of_its_model(project: Project) -> None:
-    stored = onnx.load(open_store(project.registry).path(str(entry(project, "1", "stripped").digest)))
+    stored = onnx.load(project.store.path(str(entry(project, "1", "stripped").digest)))
     zeroed = [numpy_helper.to_array(tensor) for tensor in stored.graph.initializer]
     assert all(not array.any() for array in zeroed if array.ndim)
     assert entry(project, "1", "stripped").status == "proven"
 
 
 def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project: Project, tmp_path: Path) -> None:
-    store = open_store(project.registry)
+    store = project.store
     located = locate(store, parse_reference("tiny@1"))
     for backend in ("whole", "stripped"):
         engine = entry(project, "1", backend)
@@ -171,7 +170,7 @@ def test_an_engine_that_was_not_built_for_it_is_not_refitted(project: Project) -
 
 def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> Any:
     """The worker's side, in this process."""
-    store = open_store(project.registry)
+    store = project.store
     before = request_of(entry(project, "1", "whole"))
     wanted = replace(
         before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
@@ -182,7 +181,7 @@ def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> An
 
 
 def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project, tmp_path: Path) -> None:
-    store = open_store(project.registry)
+    store = project.store
     model = onnx.load_from_string(store.read_blob(str(entry(project, "1", "whole").graph)))
     model.graph.node[2].op_type = "Sigmoid"
     onnx.save(model, tmp_path / "other.onnx")
@@ -192,7 +191,7 @@ def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project,
 
 def test_an_engine_that_does_not_take_the_weights_says_so(project: Project, tmp_path: Path) -> None:
     same = tmp_path / "same.onnx"
-    same.write_bytes(open_store(project.registry).read_blob(str(entry(project, "1", "whole").graph)))
+    same.write_bytes(project.store.read_blob(str(entry(project, "1", "whole").graph)))
     with pytest.raises(EnginesmithError, match="did not take the new weights: gain"):
         refit_job(project, tmp_path, same, gain=2)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.state import read_channel
 from tests.pipeline.cli.operations.test_check import files_of
@@ -57,7 +56,7 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     done = built.run("rehearse", *WORDS, "--apply")
     assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
     assert "enginesmith rollback tiny:candidate    # to undo it" in done.out
-    store = open_store(str(built.registry))
+    store = built.store
     before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
     for old, new in zip(before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)

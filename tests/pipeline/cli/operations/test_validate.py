@@ -11,7 +11,6 @@ import pytest
 from builders.execution.local import LocalExecutor
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.validate import validate
@@ -34,8 +33,7 @@ def test_validating_holds_an_engine_to_the_limits_it_was_published_under(project
 
 
 def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_message(built: Project) -> None:
-    store = open_store(built.registry)
-    manifest = load(store, "tiny", "1")
+    store, manifest = built.published()
     foreign = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
     executor = LocalExecutor()
     with pytest.raises(IntegrityError, match=r"tiny@1: its spec does not fit.*from-elsewhere"):
@@ -52,7 +50,7 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
 def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(built, monkeypatch, version, said):
     here = {"onnxruntime": version} if version else {}
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
-    store, executor = open_store(built.registry), LocalExecutor()
+    store, executor = built.store, LocalExecutor()
     manifest = load(store, "tiny", "1")
     found = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
     assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2

@@ -6,6 +6,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key
 from tests.enginesmith.cli.commands import run, told
 from tests.enginesmith.registries import engine, flip
+from tests.pipeline.projects import Project
 
 
 def test_show(mixed: Store) -> None:
@@ -38,9 +39,8 @@ def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
     data = mixed.read(key := channel_key("digits", "stable")) or b""
     mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)
     found = run("registry", "fsck")
-    assert (
-        found.exit_code == 1 and "to rewrite stale snapshots, run `enginesmith registry fsck --repair`" in found.stderr
-    )
+    assert found.exit_code == 1
+    assert "to rewrite stale snapshots, run `enginesmith registry fsck --repair`" in found.stderr
     assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout
     mended = run("registry", "fsck", "--repair")
     assert mended.exit_code == 1 and "\nrepaired: " in mended.stdout and "to mend it" not in mended.stderr
@@ -62,3 +62,8 @@ def test_promote_and_rollback(mixed: Store) -> None:
 def test_no_registry(tmp_path: Path) -> None:
     result = run("list", "--registry", str(tmp_path / "absent"))
     assert isinstance(result.exception, UnavailableError) and result.exception.exit_code == 3
+
+
+def test_the_same_is_written_for_node_exporter(built: Project, tmp_path: Path) -> None:
+    assert built.run("registry", "metrics", "--textfile", tmp_path / "enginesmith.prom").code == 0
+    assert "enginesmith_registry_up 1.0" in (tmp_path / "enginesmith.prom").read_text()

@@ -34,6 +34,12 @@ def stable_rollout(store: Store) -> Rollout:
     return rollout
 
 
+def started(store: Store, *options: object) -> Rollout:
+    """The rollout of version 2 in these waves."""
+    said("rollout", "start", "digits@2", WHERE, *options)
+    return stable_rollout(store)
+
+
 def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "0s", "--why", "faster")
     assert "digits:stable: rollout" in text and "is running (started, wave 50%; the channel serves version 1)" in text
@@ -149,8 +155,7 @@ def test_there_is_none(serving: Store) -> None:
 
 
 def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
-    said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--gate", "health=90%")
-    rollout = stable_rollout(serving)
+    rollout = started(serving, "--wave", "50%,100%", "--gate", "health=90%")
     reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
     others = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
     now = datetime.now(UTC)
@@ -178,8 +183,7 @@ def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
 
 def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.rollout.receiving.MOST_NODES", 3)
-    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    rollout = stable_rollout(serving)
+    rollout = started(serving, "--wave", "100%")
     now, clock = datetime.now(UTC), [datetime.now(UTC).timestamp()]
 
     def take(receiver: ReportReceiver, node: str, channel: str = "stable") -> int:
@@ -197,8 +201,7 @@ def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, mon
 
 
 def test_labels_decide_who_is_reached(serving: Store) -> None:
-    said("rollout", "start", "digits@2", WHERE, "--wave", "label=canary,100%")
-    rollout = stable_rollout(serving)
+    rollout = started(serving, "--wave", "label=canary,100%")
     now = datetime.now(UTC)
     report = NodeReport("n1", "", "2", format_time(now), format_time(now))
     sent = SentReport("digits", "stable", rollout.id, report)
@@ -212,8 +215,7 @@ def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.
     refused = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
     assert isinstance(refused, InputError) and f"anybody may send there: set {TOKEN}" in str(refused)
     monkeypatch.setenv(TOKEN, "secret")
-    said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    rollout = stable_rollout(serving)
+    rollout = started(serving, "--wave", "100%")
     time = format_time(datetime.now(UTC))
     sent = SentReport("digits", "stable", rollout.id, NodeReport("n1", "", "2", time, time))
     with make_server(serving, HttpAddress("127.0.0.1", 0)) as server:
@@ -226,8 +228,7 @@ def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.
 
 
 def test_reports_over_http(serving: Store) -> None:
-    said("rollout", "start", "digits@2", WHERE, "--wave", "100%", "--gate", "health=90%")
-    rollout = stable_rollout(serving)
+    rollout = started(serving, "--wave", "100%", "--gate", "health=90%")
     clock = [datetime.now(UTC).timestamp()]
 
     def post(node: str, **changes: str) -> int:

@@ -10,7 +10,6 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import canonical_json
 from enginesmith.core.reports.latency import BucketLatency, MachineKind, Quantile, SystemLoad
 from enginesmith.registry.evidence.latencies import attach_latency
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from tests.pipeline.projects import Project
 from tests.validation.latency.reports import latency_report
@@ -32,8 +31,7 @@ def bucket(batch: int, seconds: float) -> BucketLatency:
 
 def tell(project: Project, unit: str, machine: MachineKind, one_s: float, more_s: float) -> None:
     """Put a latency report on record: one_s for a batch, more_s for each sample of it."""
-    store = open_store(str(project.registry))
-    manifest = load(store, "tiny", "1")
+    store, manifest = project.published()
     entry = next(entry for entry in manifest.engines if entry.unit == unit)
     buckets = tuple(bucket(batch, one_s + more_s * batch) for batch in (1, 4, 8))
     report = replace(latency_report(), engine=str(entry.digest), machine=machine, unit=unit, buckets=buckets)
@@ -49,7 +47,7 @@ def timed(built: Project) -> Project:
 
 
 def _unit(project: Project, target: str) -> str:
-    engines = load(open_store(str(project.registry)), "tiny", "1").engines
+    engines = load(project.store, "tiny", "1").engines
     return next(entry.unit for entry in engines if entry.usable and entry.target == target)
 
 

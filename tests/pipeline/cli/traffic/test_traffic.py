@@ -1,12 +1,56 @@
-"""`enginesmith traffic show` as a user calls it."""
+"""`enginesmith traffic` as a user calls it: shown, recorded from stdin, and made into the buckets of a spec."""
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
-from tests.pipeline.cli.traffic.conftest import record
-from tests.pipeline.projects import Project
+from enginesmith.recording.recorder import Recorder
+from tests.pipeline.projects import Project, exit_code
+
+EPOCH = 1_772_409_600.0
+SPEC = """\
+# What words cost.
+model: words
+source: {onnx: words.onnx}
+inputs: {x: {dtype: float32, shape: [batch, length]}}
+dims:
+  batch: {min: 1, opt: 2, max: 2}
+  length: {min: 1, opt: 32, max: 64}   # words of a text
+targets: [cpu]
+"""
+
+
+def record(path: Path, lengths, at=None, **head) -> Path:
+    with Recorder(path, **head) as recorder:
+        for index, length in enumerate(lengths):
+            when = EPOCH + 0.01 * index if at is None else at[index]
+            recorder.append({"x": np.ones((1, length), np.float32)}, when)
+    return path
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """The path of the spec."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        words (float[batch, length] x) => (float[batch] y) {
+            axis = Constant <value = int64[1] {1}> ()
+            e = Exp(x)
+            y = ReduceSum <keepdims = 0> (e, axis)
+        }
+        """
+    )
+    onnx.save(model, tmp_path / "words.onnx")
+    path = tmp_path / "words.yaml"
+    path.write_text(SPEC)
+    return path
 
 
 @pytest.fixture
@@ -27,24 +71,10 @@ def test_histograms_rates_and_a_picture(words, tmp_path, run):
     assert found["per_second"] == pytest.approx(100.0) and found["beyond"] == {"length": 1}
 
 
-@pytest.mark.parametrize(
-    ("make", "words_of_error"),
-    [
-        (lambda folder: folder / "none.jsonl", "does not exist"),
-        (lambda folder: (folder / "empty").mkdir() or folder / "empty", "holds no traffic"),
-        (lambda folder: record(folder / "a.jsonl", [1], model="other"), "traffic of 'other', and this is 'words'"),
-        (lambda folder: record(folder / "a.jsonl", [1, 2], at=[1.8e12, 1.9e12]), "at is 1.8e+12; give seconds"),
-    ],
-)
-def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run, make, words_of_error):
-    done = run("traffic", "show", make(tmp_path), "--model", words)
-    assert done.code == 2 and words_of_error in done.err and "Traceback" not in done.err
-
-
-def test_requests_of_another_model_name_the_line(words, tmp_path, run):
-    (tmp_path / "other.jsonl").write_text(json.dumps({"inputs": {"ids": [[1]]}}) + "\n")
-    done = run("traffic", "show", tmp_path / "other.jsonl", "--model", words)
-    assert done.code == 2 and "other.jsonl:1" in done.err and "'ids'" in done.err
+def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run):
+    place = record(tmp_path / "a.jsonl", [1, 2], at=[1.8e12, 1.9e12])
+    done = run("traffic", "show", place, "--model", words)
+    assert done.code == 2 and "at is 1.8e+12; give seconds" in done.err and "Traceback" not in done.err
 
 
 def test_the_model_must_be_known(words, tmp_path, run):
@@ -53,3 +83,93 @@ def test_the_model_must_be_known(words, tmp_path, run):
     assert done.code == 2 and "does not name the model of the requests; give --model SPEC or --model REF" in done.err
     done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "a.gif")
     assert done.code == 2 and "written as .svg" in done.err
+
+
+COMMAND = [sys.executable, "-m", "enginesmith", "traffic", "record"]
+
+
+def test_requests_from_stdin(tmp_path):
+    path, other = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
+    lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    done = subprocess.run([*COMMAND, path], input=text, text=True, capture_output=True, check=True)
+    assert "2 requests recorded" in done.stderr
+    head, first, second = map(json.loads, path.read_text().splitlines())
+    assert head["kind"] == "enginesmith-traffic" and first == lines[0] and second["at"] > 1e9
+    for place, text, said in ((path, '{"inputs": 3}\n', "inputs is missing"), (other, "[]\n", "an object is needed")):
+        bad = subprocess.run([*COMMAND, place], input=text, text=True, capture_output=True)
+        assert bad.returncode == 2 and said in bad.stderr
+    assert not other.exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((3, 2)), "z": np.zeros((4, 2))}, "every input needs as many"),
+        ({"x": np.array(["a", "b"])}, "numbers and truth values can be recorded"),
+        ({"x": np.array(1.0)}, "has no axes"),
+        (None, "cannot be read as .npz or .npy"),
+    ],
+)
+def test_a_mistake_in_the_first_request_leaves_no_file(tmp_path, capsys, arrays, words):
+    samples, path = tmp_path / "samples.npz", tmp_path / "traffic.jsonl"
+    np.savez(samples, **arrays) if arrays else samples.write_bytes(b"")
+    assert exit_code("traffic", "record", path, "--samples", samples, "--per-second", "5") == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not path.exists()
+
+
+QUICK = ("--seconds", "0.002", "--profile-price", "0")
+
+
+def test_the_buckets_of_traffic_are_written_into_the_spec(words, tmp_path, run):
+    place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20 + [70])
+    out = tmp_path / "buckets.svg"
+    found = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", out, "--write", "--json")
+    assert found.code == 0, found.err
+    edges = found.json["buckets"]["length"]
+    assert 1 <= len(edges) <= 3 and edges[-1] == 64
+    assert found.json["beyond"] == {"length": {"70": 1}} and found.json["fallback_share"] == pytest.approx(1 / 111)
+    plans = {plan["name"]: plan for plan in found.json["choice"]["plans"]}
+    assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
+    assert plans["one profile"]["saved"]["low"] <= plans["one profile"]["saved"]["value"]
+    assert "chosen: up to 64" in out.read_text()
+    assert words.read_text() == SPEC.replace("opt: 32, max: 64", f"buckets: [{', '.join(map(str, edges))}]")
+
+    shown = run("traffic", "buckets", words, "--traffic", place, "--most", 1, *QUICK)
+    assert shown.code == 0 and "length: buckets [64]" in shown.out and "fallback: 0.901 % of the requests" in shown.out
+    assert "price of a profile: 0 engine seconds per day (as given)" in shown.out
+
+
+def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
+    words.write_text(SPEC + "validation: {latency: {seconds: 0.005, buckets: all}}\n")
+    assert run("build", words).code == 0
+    place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20)
+    found = run("traffic", "buckets", words, "--traffic", place, "--latencies", "words", "--json")
+    assert found.code == 0 and found.json["engine"] == "words@1 cpu fp32 onnxruntime"
+    assert found.json["choice"]["timed"] > 2
+    assert "of compiling a day" in found.json["price"]["words"]
+    found = run(
+        "traffic", "buckets", words, "--traffic", place, "--engine", "words@1", "--batch", "1", *QUICK, "--json"
+    )
+    assert found.code == 0 and found.json["choice"]["plans"][0]["batch"] == 1.0
+    words.write_text(SPEC.replace("model: words", "model: others"))
+    done = run("traffic", "buckets", words, "--traffic", place, "--engine", "words")
+    assert done.code == 2 and "words is an engine of words, and SPEC is others" in done.err
+    assert run("traffic", "show", place, "--model", "words").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words_of_error"),
+    [
+        (("--engine", "words", "--latencies", "words"), "give --engine, to time it, or --latencies"),
+        (("--latencies", "nothing"), "nothing"),
+        (("--out", "picture.txt"), "pictures are written as .svg"),
+        (("--most", "0"), "--most"),
+    ],
+)
+def test_options_that_do_not_fit(words, tmp_path, run, options, words_of_error):
+    place = record(tmp_path / "traffic.jsonl", [3, 4, 5])
+    done = run("traffic", "buckets", words, "--traffic", place, *options)
+    assert done.code == 2 and words_of_error in done.err and "Traceback" not in done.err

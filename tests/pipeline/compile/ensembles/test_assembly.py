@@ -22,13 +22,11 @@ from pipeline.compile.ensembles.whole import (
 from pipeline.orchestration import catalog
 from pipeline.spec.ensembles.model import load_ensemble
 from tests.ensembles import DECODER, ENCODER, write_ensemble
+from tests.pipeline.projects import raising
 
 
 def test_data_that_does_not_suit_a_graph_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise DataError("state 'past' has come to length=5")
-
-    monkeypatch.setattr(catalog, "compile_locked", refuse)
+    monkeypatch.setattr(catalog, "compile_locked", raising(DataError("state 'past' has come to length=5")))
     with pytest.raises(DataError, match=r"^graph 'encoder': state 'past' has come to length=5$"):
         enginesmith.build(write_ensemble(tmp_path / "project"), registry=tmp_path / "registry")
 

@@ -8,12 +8,11 @@ import pytest
 
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import page_data_key, page_key
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication import pages
 from pipeline.orchestration.artifacts import artifacts_of, show_document
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, raising
 from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import HOSTILE, hostile
@@ -36,7 +35,7 @@ def version() -> VersionDocument:
 
 
 def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
-    store = open_store(str(built.registry))
+    store = built.store
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
     assert pages.draw_page(pages.read_version(data, "tiny@1")).encode() == page
     spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
@@ -50,10 +49,7 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
 
 
 def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project, monkeypatch):
-    def fail(_document: object) -> str:
-        raise ZeroDivisionError("a picture <of> nothing")
-
-    monkeypatch.setattr("validation.reporting.html.render", fail)
+    monkeypatch.setattr("validation.reporting.html.render", raising(ZeroDivisionError("a picture <of> nothing")))
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     done = project.build()
     assert done.code == 0 and done.json["version"] == "1"
@@ -72,7 +68,7 @@ def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
         pages.read_document(tmp_path / "a.json")
     with pytest.raises(IntegrityError, match="not whole"):
         pages.read_version(json.dumps({"kind": pages.VERSION, "model": "m"}).encode(), "m@1")
-    store = open_store(str(built.registry))
+    store = built.store
     with pytest.raises(UnknownNameError, match="it is lost; publish the version again"):
         pages.published_document(store, replace(load(store, "tiny", "1"), version="7"))
 

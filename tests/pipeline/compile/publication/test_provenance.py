@@ -11,7 +11,7 @@ from in_toto_attestation.v1.statement import Statement
 
 from enginesmith.cli import enginesmith
 from enginesmith.core.errors import canonical_json
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.publish import publish
 from pipeline.compile.publication import pages
@@ -29,9 +29,8 @@ def test_the_sbom_is_valid_cyclonedx_and_the_same_each_time() -> None:
     assert found["numpy"]["purl"].startswith("pkg:pypi/numpy@") and found["numpy"]["licenses"]
 
 
-def test_the_statement_is_in_toto_and_slsa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_statement_is_in_toto_and_slsa(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(pages.IMAGE, "registry.example/builder@sha256:" + "a" * 64)
-    store = open_store(tmp_path / "registry", create=True)
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
     found = pages.provenance_statement(draft(store), entries, STARTED, "b" * 64)
     statement = Statement(subjects=[], predicate_type="", predicate={})
@@ -44,8 +43,7 @@ def test_the_statement_is_in_toto_and_slsa(tmp_path: Path, monkeypatch: pytest.M
     assert predicate.run_details.metadata.started_on.seconds > 0
 
 
-def test_provenance_is_signed_with_the_manifest_and_no_part_of_what_a_version_is(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_provenance_is_signed_with_the_manifest_and_no_part_of_what_a_version_is(store: Store, tmp_path: Path) -> None:
     entry = engine(store)
 
     def published(started: str) -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from builders.onnx_graphs.outline import save_graph
 from builders.onnx_graphs.weights import load_graph, set_place
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import IntegrityError
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import StoredGraph, fetch_graph, put_graph, runnable
 from validation.attribution.onnx_graph import OnnxGraph
 
@@ -28,11 +28,6 @@ def model_in(folder: Path, dtype: type = np.float32) -> ModelProto:
     ends = [[helper.make_tensor_value_info(name, kind, ["n", WIDTH])] for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *ends, [weight])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 @pytest.fixture

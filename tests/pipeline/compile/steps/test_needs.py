@@ -107,7 +107,7 @@ def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_buil
     pytest.importorskip("tensorrt_rtx")
     project.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {}})
     spec = load_spec(project.spec)
-    store = open_store(str(project.registry), create=True)
+    store = open_store(project.registry, create=True)
     compile_model(Run(spec, RunContext(store, LocalExecutor(1), OutOfMemoryOnce())))
     (entry,) = load(store, spec.model, "1").engines
     assert entry.options["workspace_mib"] == LEAN_WORKSPACE_MIB

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from enginesmith.core.types import Session
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import answers_here, open_reference, this_machine
 from pipeline.values import Exported, KeptAnswers, OnnxModel, Proof
 from tests.pipeline.quantization.small_nets import build
@@ -16,11 +16,6 @@ from validation.comparison.sessions import drift_checks
 from validation.golden.free_running import RecordedSession
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import default_budget
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 @pytest.fixture

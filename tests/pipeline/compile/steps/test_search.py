@@ -6,33 +6,31 @@ from typing import Any
 
 import pytest
 
-from builders.execution.jobs import Job, Watch, ignore_event
+from builders.execution.jobs import Job
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.plan import describe_deciding
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.search import SearchQuantization, SearchResults, choose
 from pipeline.spec.model import load_spec
 from pipeline.values import Observed, Searched, SearchResult
-from tests.pipeline.compile.test_steps import EXPORTED
+from tests.pipeline.compile.test_steps import EXPORTED, Answering
 from tests.pipeline.projects import Project
 
 RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 GPU, CPU = Searched("int8"), Searched("uint8")
 
 
-class Searching:
-    """An executor that notes the kinds that a job searches, and finds the same for each."""
+class Searching(Answering):
+    """Notes the kinds that a job searches, and finds the same for each."""
 
     def __init__(self, blob: str, ended: str = "") -> None:
         self.result = SearchResult(blob, blob, blob, blob, {}, 1.0, "found", ended)
         self.asked: list[tuple[Searched, ...]] = []
 
-    def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
+    def answer(self, job: Job[Any]) -> SearchResults:
         assert isinstance(job.request, SearchQuantization) and job.request.most_s < job.limits.timeout_s
         self.asked.append(tuple(item.kind for item in job.request.kinds))
         return SearchResults((self.result,) * len(job.request.kinds))
-
-    def cancel(self) -> None: ...
 
 
 def searching(folder: Path, ended: str = "") -> tuple[Searching, RunContext]:

@@ -15,11 +15,11 @@ from builders.backends.tensorrt.build import keep_grown, merge_caches, use_given
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.registry.gc import collect
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.store.layout import timing_key
 from pipeline.compile.steps import engines
 from pipeline.compile.steps.engines import TimingCache
+from tests.pipeline.projects import raising
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,6 @@ class Tunes:
         if b"bad" in words:
             raise EnginesmithError("these do not go together")
         return b" ".join(sorted(words))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return open_store(tmp_path / "registry", create=True)
 
 
 @pytest.fixture(autouse=True)
@@ -120,9 +115,7 @@ def test_caches_that_do_not_merge_are_replaced_with_a_note(build: Build) -> None
 
 
 def test_a_registry_that_fails_is_a_note(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
-        raise UnavailableError("down")
-
+    refuse = raising(UnavailableError("down"))
     monkeypatch.setattr(FileStore, "replace", refuse)
     assert build("one") == (None, ["the timing cache was not kept: down"])
     monkeypatch.setattr(FileStore, "read", refuse)

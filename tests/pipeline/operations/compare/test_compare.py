@@ -91,10 +91,8 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), BackendComparison)))
     assert "session" in columns and text.startswith("median: of the runtime's own call")
     assert "fp32 b is refused: a | b" in text and "recommended: cpu fp32 a: because" in text
-    assert (
-        "faster: x against y; too few runs" in text
-        and "faster: x against z, by the times that each had alone (2,330 times)" in text
-    )
+    assert "faster: x against y; too few runs" in text
+    assert "faster: x against z, by the times that each had alone (2,330 times)" in text
 
 
 def test_a_busy_machine_is_said_once_with_the_remedy():
@@ -118,3 +116,22 @@ def test_what_cannot_be_compared_is_refused(project: Project):
         widen_spec(spec, asked("cpu", "tensorrt-rtx"))
     with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
         widen_spec(spec, asked("cpu", "onnxruntim"))
+
+
+def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
+    project.change_spec(precisions=["fp32"], calibration=None)
+    done = project.run(
+        "backends", "compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json"
+    )
+    assert done.code == 1
+    engines = {engine["backend"]: engine for engine in done.json["engines"]}
+    assert engines["tensorrt-rtx"]["status"] == "unproven" and engines["tensorrt-rtx"]["build_s"] > 0
+    assert engines["tensorrt"]["status"] == "refused" and "pip install" in engines["tensorrt"]["reason"]
+    assert done.json["recommendation"]["unit"] is None and done.json["duels"] == []
+
+
+def test_a_precision_that_the_spec_does_not_have_is_refused(project: Project):
+    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp8")
+    assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
+    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")
+    assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err

@@ -20,6 +20,7 @@ from pipeline.orchestration.deployments.plan import KINDS, DeploymentPlan, Wante
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.gpu_workers import FIELDS
 from tests.pipeline.orchestration.deployments.planned import deployed
+from tests.pipeline.projects import raising
 
 ROOT = Path(__file__).parents[4]
 EVERY = [
@@ -70,12 +71,8 @@ def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(m
     counts = trigger.match["prefect.run-count"]
     assert "1" in counts and len(counts) < 20, "a run that kills its machine would start for ever"
     assert {"prefect.flow-run.AwaitingRetry"} <= trigger.expect, "a person was faster"
-
-    def away(*_: object) -> None:
-        raise UnavailableError("cannot reach the Ray cluster")
-
     module = importlib.import_module("pipeline.orchestration.flows.compile_model")
-    monkeypatch.setattr(module, "compile_any", away)
+    monkeypatch.setattr(module, "compile_any", raising(UnavailableError("cannot reach the Ray cluster")))
     for name in ("get_run_logger", "FlowProgress"):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(module, "start_executors", lambda *_, **__: nullcontext())

@@ -17,6 +17,7 @@ from pipeline.orchestration import watch
 from pipeline.orchestration.flows import advance_rollouts as module
 from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, overwrite, publish_engines
+from tests.pipeline.projects import raising
 from tests.pipeline.rollout.fleet import plan
 
 
@@ -66,10 +67,7 @@ def test_a_rollout_that_ends_otherwise_is_sent(started, sent):
 
 
 def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
-    def away(*_):
-        raise UnavailableError("no server")
-
-    monkeypatch.setattr(watch, "send_event", away)
+    monkeypatch.setattr(watch, "send_event", raising(UnavailableError("no server")))
     assert advance(started).is_completed()
     found = read_rollout(open_store(started), "digits", "stable")
     assert found is not None and found.state == "done"

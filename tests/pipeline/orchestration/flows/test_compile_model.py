@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import ParameterTypeError
 
+from pipeline.orchestration.flows.collect_garbage import collect_garbage
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project
 
@@ -82,10 +84,14 @@ def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(proje
 @pytest.mark.server
 @pytest.mark.slow
 def test_an_ensemble_is_built_as_a_flow(tmp_path: Path, home: Path) -> None:
-    path = write_ensemble(tmp_path / "project")
-    command = [sys.executable, "-m", "enginesmith", "build", path, "--registry", tmp_path / "registry", "--json"]
-    words = [*map(str, command), "--runner", "prefect"]
-    environment = {**os.environ, "PREFECT_HOME": str(home)}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    project = Project(tmp_path / "project")
+    project.spec = write_ensemble(project.folder)
+    done = with_prefect(project, home)
     assert done.returncode == 0, done.stderr
     assert keys(json.loads(done.stdout)) == {"cpu fp32": "proven", "cpu int8": "proven"}
+
+
+@pytest.mark.parametrize("days", [-1.0, 1e9, float("nan")])
+def test_a_grace_period_that_no_calendar_has_is_refused_before_the_run(days: float) -> None:
+    with pytest.raises(ParameterTypeError, match="grace_days"):
+        collect_garbage.validate_parameters({"grace_days": days})

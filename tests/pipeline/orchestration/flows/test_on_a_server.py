@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup, state
 from tests.pipeline.held import hold
 from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
@@ -39,7 +38,7 @@ def said(prefect: Prefect, run: str | None = None) -> list[str]:
 
 def served(project: Project) -> tuple[list[str], str | None]:
     """The model's versions, and the one that `stable` serves."""
-    store = open_store(project.registry)
+    store = project.store
     channel = state.read_channel(store, "tiny", "stable")
     return lookup.versions(store, "tiny"), channel.version if channel else None
 

@@ -69,7 +69,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return found
 
 
-def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(taken, monkeypatch):
+def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(taken):
     def build(item: Unit, _work: object) -> str:
         return item.name
 

@@ -20,6 +20,7 @@ from pipeline.fleet.inventory import Access
 from pipeline.orchestration.kuberay.apply import Kubernetes, RayHead, finish, main
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
 from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Load, Pod
+from tests.pipeline.projects import raising
 
 Object = dict[str, Any]
 HEAD = Pod("head", None, "2.60.0")
@@ -200,12 +201,8 @@ def test_workers_that_run_are_stopped_only_where_that_is_asked_for(wanted: Objec
 def test_a_job_that_is_killed_half_way_is_allowed_to_go_on_by_the_next_one(wanted: Object) -> None:
     live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
     cluster = Fake(live, [HEAD, worker("a", "l4"), worker("b", "l4")], idle=True)
-
-    def kill(_: float) -> None:
-        raise SystemExit(137)
-
     with pytest.raises(SystemExit):
-        apply_waiting(cluster, wanted, "enginesmith-ray", FakeHead(), kill)
+        apply_waiting(cluster, wanted, "enginesmith-ray", FakeHead(), raising(SystemExit(137)))
     cluster.idle = False
     cluster.reconcile(cluster.written[-1]["spec"])
     assert "up to date" in apply(cluster, wanted, "enginesmith-ray")
@@ -346,11 +343,7 @@ def test_what_an_upgrade_left_ends_as_soon_as_it_is_idle_and_nothing_else_is_wri
 
 def test_without_a_head_nothing_builds_and_one_that_is_silent_says_nothing(monkeypatch: Any) -> None:
     assert RayHead("127.0.0.1:9").load() == RayHead("no.such.host.invalid:9").load() == Load()
-
-    def silent(*_: Any) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(socket, "create_connection", silent)
+    monkeypatch.setattr(socket, "create_connection", raising(TimeoutError()))
     assert RayHead("127.0.0.1:9").load() is None
 
 

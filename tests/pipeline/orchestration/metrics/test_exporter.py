@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError, canonical_json
 from enginesmith.registry.registered_specs import Registration, SpecBundle
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.store.layout import channel_key, registered_key, run_key
 from enginesmith.registry.versions import channels
@@ -23,7 +23,7 @@ from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.orchestration.runs.runs import run_state, running
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import Project, raising
 from tests.pipeline.rollout.fleet import at, begin, begin_and_look, look, plan, reached, registry, tell
 
 DASHBOARD = Path(__file__).parents[4] / "manifests" / "grafana" / "enginesmith.json"
@@ -55,7 +55,7 @@ def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> No
 
 
 def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: Project) -> None:
-    exporter = Exporter(open_store(built.registry))
+    exporter = Exporter(built.store)
     assert exporter.refresh()
     found = {family.name for family in exporter.registry().collect()}
     assert found == {metric.name for metric in live.METRICS}
@@ -67,11 +67,6 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
         if name != "le"
     }
     assert labels <= {(metric.name, label) for metric in live.METRICS for label in metric.labels}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def test_a_registered_spec_has_a_time_which_is_read_every_ten_minutes(store: Store, monkeypatch: Any) -> None:
@@ -133,13 +128,13 @@ def test_a_rollout_that_halts_while_the_exporter_runs_is_counted_until_the_next_
 
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_MODELS", 0)
-    view = Looker(open_store(built.registry)).look()
+    view = Looker(built.store).look()
     assert view.values[live.ENGINES] and not view.values[live.DRIFT]  # counts are of all models
     assert not view.values[live.LAST_RUN] and view.values[live.LEFT_OUT] == view.values[live.MODELS] == {(): 1}
 
 
 def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    looker = Looker(open_store(built.registry))
+    looker = Looker(built.store)
     first = looker.look()
     monkeypatch.setattr(live, "load", None)
     assert looker.look().values == first.values
@@ -179,13 +174,9 @@ def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypa
 
 def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(built, monkeypatch):
     said: list[str] = []
-    exporter = Exporter(open_store(built.registry), said.append)
+    exporter = Exporter(built.store, said.append)
     exporter.refresh()
-
-    def refuse(*_: Any) -> Any:
-        raise UnavailableError("the disk is gone")
-
-    monkeypatch.setattr(FileStore, "children", refuse)
+    monkeypatch.setattr(FileStore, "children", raising(UnavailableError("the disk is gone")))
     assert not exporter.refresh() and not exporter.refresh()
     values = {sample.name: sample.value for family in exporter.collect() for sample in family.samples}
     assert values["enginesmith_registry_up"] == 0 and values["enginesmith_models"] == 1

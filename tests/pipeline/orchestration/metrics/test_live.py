@@ -1,9 +1,6 @@
 """Metrics are served on a port that a scraper reaches, and all of them are documented."""
 
-import json
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import reachable
 from pipeline.orchestration.metrics import live as definitions
 from pipeline.orchestration.metrics.live import Exporter, serve_metrics
-from tests.pipeline.projects import Project
 from tests.waiting import PATIENCE_S
 
 TROUBLES = ("errors", "retries")
@@ -55,18 +51,6 @@ def test_a_scraper_reaches_the_port_while_it_is_served(tmp_path: Path) -> None:
             pass
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0, "closed with the run"
-
-
-def test_a_build_loads_no_prometheus_and_no_opentelemetry(built: Project) -> None:
-    code = (
-        "import json, sys\nfrom enginesmith.cli import main\n"
-        f"try:\n    main(['build', {str(built.spec)!r}, '--registry', {str(built.registry)!r}, '--quiet'])\n"
-        "except SystemExit: pass\n"
-        "loaded = {'prometheus_client', 'opentelemetry', 'prefect', 'ray', 'onnx', 'matplotlib'} & set(sys.modules)\n"
-        "print(json.dumps(sorted(loaded)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stderr.splitlines()[-1]) == []
 
 
 def test_documented_metrics_are_the_exported_ones() -> None:

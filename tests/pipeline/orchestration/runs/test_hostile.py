@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.builds.build_history import BUCKETS_S, Past, read_pasts, read_totals
 from enginesmith.registry.builds.runs import parse_run
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.metrics import live
 from pipeline.orchestration.metrics.live import Looker
@@ -82,8 +82,7 @@ def test_text_of_a_run_does_nothing_to_the_terminal(tmp_path: Path, capsys: pyte
     assert "[red]no[/red]" in project.run("status", "digits").out
 
 
-def test_an_exporter_survives_a_registry_of_nonsense(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_an_exporter_survives_a_registry_of_nonsense(store: Store) -> None:
     store.create(run_key("20260101T000000Z.digits.000000"), b"{")
     store.create("history/totals.json", b"[]")
     store.create("models/digits/versions/1/manifest.json", b"{}")

@@ -2,8 +2,6 @@
 
 import threading
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,19 +12,14 @@ from enginesmith.registry.builds import runs
 from enginesmith.registry.builds.build_history import read_pasts, read_totals
 from enginesmith.registry.builds.runs import RunState, parse_run
 from enginesmith.registry.gc import collect
-from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.store.layout import TOTALS, history_key, run_key, run_live_key
 from pipeline.orchestration.runs import recorder
 from pipeline.orchestration.runs.recorder import RunRecorder, Tracker, new_run, new_tracker, record_run
 from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
 from tests.pipeline.orchestration.runs.runs import EXPECTED, OTHER, REFUSED, UNIT, plan, tell_all
+from tests.pipeline.projects import raising
 from tests.waiting import PATIENCE_S
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def begun(store: FileStore) -> RunState:
@@ -114,11 +107,8 @@ def test_a_run_that_is_stopped_says_so(store: FileStore, error: BaseException, s
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    def refuse(*_: Any) -> Any:
-        raise UnavailableError("No space left on device")
-
     for name in names:
-        monkeypatch.setattr(FileStore, name, refuse)
+        monkeypatch.setattr(FileStore, name, raising(UnavailableError("No space left on device")))
 
 
 def test_a_registry_that_fails_costs_a_warning_once_and_no_build(store, monkeypatch, capsys):

@@ -123,7 +123,7 @@ def test_damages_are_those_of_groups_quantized_alone(monkeypatch):
         assert noise == pytest.approx(np.square(actual - exact).sum() / np.square(exact).sum(), rel=1e-3)
 
 
-def test_a_group_without_a_finite_answer_has_damage_without_bound(monkeypatch):
+def test_a_group_without_a_finite_answer_has_damage_without_bound():
     weights = {"a0": np.eye(WIDTH), "a1": np.eye(WIDTH), "one": np.float32(1)}
     model = wrap("u = MatMul(x, a0)\n v = Add(u, one)\n w = Log(v)\n y = MatMul(w, a1)", weights)
     given = {"x": np.full((4, WIDTH), -0.999, np.float32)}

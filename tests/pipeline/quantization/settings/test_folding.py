@@ -31,11 +31,12 @@ VALUES = """
 """
 
 
-def attention(text: str = VALUES + "y = MatMul(a, wo)", output: str = OUTPUT) -> onnx.ModelProto:
+def attention(text: str = VALUES + "y = MatMul(a, wo)", inputs: str = INPUT, output: str = OUTPUT) -> onnx.ModelProto:
     rng = np.random.default_rng(3)
     weights: dict[str, object] = {name: rng.normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
     weights |= {"bv": rng.normal(size=WIDTH), "heads": np.array([0, 0, HEADS, 4]), "whole": np.array([0, 0, WIDTH])}
-    return prepare_model(build(INPUT, output, text, weights))
+    weights |= {"free": np.array([0, 0, -1]), "mix": rng.normal(size=(15, WIDTH))}
+    return prepare_model(build(inputs, output, text, weights))
 
 
 def inputs() -> dict[str, np.ndarray]:
@@ -88,11 +89,7 @@ def test_factors_go_through_a_relu(head: str) -> None:
     ],
 )
 def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> None:
-    rng = np.random.default_rng(3)
-    weights: dict[str, object] = {name: rng.normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
-    weights |= {"bv": rng.normal(size=WIDTH), "heads": np.array([0, 0, HEADS, 4]), "whole": np.array([0, 0, WIDTH])}
-    weights |= {"free": np.array([0, 0, -1]), "mix": rng.normal(size=(15, WIDTH))}
-    model = prepare_model(build(f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y", text, weights))
+    model = attention(text, f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y")
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
     found = find_folds(model, [group]).get(group.activation)
     changed, _ = smoothed(model)
