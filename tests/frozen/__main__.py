@@ -1,12 +1,14 @@
 """Writes the frozen registry: `python -m tests.frozen` builds two versions of a small model and does to them what
-operators do, so that each kind of document is there once."""
+operators do, so that each kind of document is there once. `python -m tests.frozen promises` writes `promises.json`."""
 
+import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from tests.frozen.surface import ARCHIVE, PROMISES, surface
 from tests.pipeline.projects import write_project
 
 COMMANDS = (
@@ -23,7 +25,10 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Write `registry.zip` beside this file."""
+    """Write `registry.zip` beside this file, or what is promised of the present tree."""
+    if sys.argv[1:] == ["promises"]:
+        PROMISES.write_text(json.dumps(surface(), indent=0) + "\n")
+        return
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
         write_project(project)
@@ -37,9 +42,7 @@ def main() -> None:
                 check=True,
             )
         registry = Path(folder) / "registry"
-        with zipfile.ZipFile(
-            Path(__file__).with_name("registry.zip"), "w", zipfile.ZIP_DEFLATED, compresslevel=9
-        ) as file:
+        with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
             for path in sorted(registry.rglob("*")):
                 if path.is_file():
                     file.write(path, path.relative_to(registry))

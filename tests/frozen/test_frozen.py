@@ -1,23 +1,19 @@
 """The frozen registry is read by this commit as by the one that wrote it."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from enginesmith.cli import enginesmith
-
-ARCHIVE = Path(__file__).with_name("registry.zip")
+from tests.frozen.surface import unpack
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> str:
     """The frozen registry, in a folder of its own."""
-    with zipfile.ZipFile(ARCHIVE) as file:
-        file.extractall(tmp_path / "registry")
-    return str(tmp_path / "registry")
+    return unpack(tmp_path)
 
 
 def run(registry: str, *arguments: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 from tests.simulation import actors, folders, rules, runs
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/concepts/registry-protocol.md").read_text()
+PAGES = ("concepts/registry-protocol.md", "decisions/0031-no-needed-blob-is-deleted.md")
+PAGE = "".join((ROOT / "docs" / name).read_text() for name in PAGES)
 HOLDERS = (rules.Rules, actors.Registry, folders.Folder, runs)
 
 
