@@ -23,6 +23,7 @@ from pipeline.orchestration.metrics.live import METRICS
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = Path(__file__).with_name("registry.zip")
+FILES = Path(__file__).with_name("files.zip")
 PROMISES = Path(__file__).with_name("promises.json")
 PACKAGES = ("client", "compile_caches", "recording", "serving", "user_code")
 
@@ -43,7 +44,7 @@ def surface() -> dict[str, list[str]]:
         "metrics": (f"{each.name}{{{','.join(each.labels)}}}" for each in METRICS),
         "router metrics": ROUTER_METRICS,
         "spec keys": (f"{name}: {key}" for name, schema in documents.items() for key in _keys(schema, schema, "")),
-        "chart values": (path for path in _members(chart, "") if "*" not in path),
+        "chart values": (path for path in members(chart, "") if "*" not in path),
     }
     return {kind: sorted(set(found)) for kind, found in names.items()}
 
@@ -82,16 +83,16 @@ def _printed() -> Iterator[str]:
         registry = unpack(Path(folder))
         for words in PRINTED:
             printed = CliRunner().invoke(command_line, [*words.split(), "--json", "--registry", registry]).stdout
-            yield from (f"{words}: {key}" for key in _members(json.loads(printed), ""))
+            yield from (f"{words}: {key}" for key in members(json.loads(printed), ""))
 
 
-def _members(value: object, path: str) -> Iterator[str]:
+def members(value: object, path: str) -> Iterator[str]:
     """Dotted paths of the keys in a JSON value; '*' for an item."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield f"{path}{key}"
-        yield from _members(inner, f"{path}{key}.")
+        yield from members(inner, f"{path}{key}.")
     for inner in value if isinstance(value, list) else ():
-        yield from _members(inner, f"{path}*.")
+        yield from members(inner, f"{path}*.")
 
 
 def _python() -> Iterator[str]:
