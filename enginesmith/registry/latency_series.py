@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated
 
-from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.codec import document_error, encode, parse_as
 from enginesmith.core.errors import IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import is_name, version_order
 from enginesmith.core.reports.latency import MachineKind
@@ -148,7 +148,7 @@ def parse_series(data: bytes, key: str) -> LatencySeries:
     try:
         series = parse_as(data, MAX_BYTES, LatencySeries)
     except IntegrityError as error:
-        raise IntegrityError(f"{key} is no series of latencies: {error}; move it away, and a new one begins") from error
+        raise document_error(f"{key} is no series of latencies", error, "move it away, and a new one begins") from error
     if series.key != key:
         raise IntegrityError(
             f"{key} is the series of something else ({series.key}); move it away, and a new one begins"

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeVar
 from annotated_types import Predicate, doc
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import Complete, encode, parse_as
+from enginesmith.core.codec import Complete, document_error, encode, parse_as
 from enginesmith.core.errors import (
     ConflictError,
     EnginesmithError,
@@ -210,7 +210,7 @@ def _parse(key: str, data: bytes, limit: int, kind: type[Document]) -> Document:
         return parse_as(data, limit, kind)
     except Malformed as error:
         remedy = "restore it, or stop all writers, delete it and run `enginesmith registry gc`"
-        raise IntegrityError(f"{key}: {error}; {remedy}") from error
+        raise document_error(key, error, remedy) from error
 
 
 # Leases: nothing that a writer to a registry refers to is deleted by garbage collection meanwhile.

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Interval, Predicate, doc
 
-from enginesmith.core.codec import decode, encode, parse_as
+from enginesmith.core.codec import decode, document_error, encode, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import Name, is_suffix
 from enginesmith.core.parsing import Malformed, parse_json
@@ -238,7 +238,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
         if duplicate := next((name for name in part_names if part_names.count(name) > 1), None):
             raise Malformed(f"two of its graphs and functions are called {duplicate!r}")
     except Malformed as error:
-        raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
+        raise document_error(where, error, _REMEDY if place else "") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
         raise Misplaced(
             f"{where}: it is that of {manifest.model}@{manifest.version}; it was moved by hand; move it back"
@@ -341,7 +341,7 @@ def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
     try:
         return parse_as(store.read_blob(digest, MAX_ENSEMBLE_BYTES), MAX_ENSEMBLE_BYTES, _EnsembleEngine).engines
     except Malformed as error:
-        raise IntegrityError(f"engine {digest} of an ensemble: {error}; build it again") from error
+        raise document_error(f"engine {digest} of an ensemble", error, "build it again") from error
 
 
 def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Annotated, Literal, Protocol
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import Excerpt, decode, encode, parse_as
+from enginesmith.core.codec import Excerpt, decode, document_error, encode, parse_as
 from enginesmith.core.errors import (
     Digest,
     EnginesmithError,
@@ -327,7 +327,7 @@ def parse_run(key: str, data: bytes) -> RunState:
     try:
         return parse_as(data, MAX_STATE_BYTES, RunState)
     except IntegrityError as error:
-        raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
+        raise document_error(key, error, "it is only a memory: delete it") from error
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:

@@ -11,8 +11,8 @@ from typing import Annotated
 
 from annotated_types import Len, Predicate, doc
 
-from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.errors import Digest, IntegrityError, canonical_json, digest_of_bytes
+from enginesmith.core.codec import document_error, encode, parse_as
+from enginesmith.core.errors import Digest, canonical_json, digest_of_bytes
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Format, Requirement
@@ -102,7 +102,6 @@ def _read_all(store: Documents, manifest: Manifest) -> Iterator[tuple[Attachment
             if attachment.key() != key or attachment.manifest != manifest.digest:
                 raise Malformed("it is not the document its name says: it was edited by hand, moved or damaged")
         except Malformed as error:
-            raise IntegrityError(
-                f"{key} of {store.uri}: {error}; delete it, and attach its file again (`enginesmith registry attach`)"
-            ) from error
+            remedy = "delete it, and attach its file again (`enginesmith registry attach`)"
+            raise document_error(f"{key} of {store.uri}", error, remedy) from error
         yield attachment, data

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core.codec import Excerpt, decode, encode, parse_as
+from enginesmith.core.codec import Excerpt, decode, document_error, encode, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.evaluation import judge
@@ -173,7 +173,7 @@ def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
             if canary_key(manifest.model, manifest.version, verdict.target, verdict.report) != key:
                 raise Malformed("it is not the verdict its name says: it was edited by hand or moved")
         except Malformed as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and run the canary again") from error
+            raise document_error(f"{key} of {store.uri}", error, "delete it, and run the canary again") from error
         verdicts.append(verdict)
     return sorted(verdicts, key=lambda verdict: (verdict.target, verdict.created_at))
 

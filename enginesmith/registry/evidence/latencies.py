@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from enginesmith.core.codec import parse_as
+from enginesmith.core.codec import document_error, parse_as
 from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine, product_of
 from enginesmith.core.names import version_order
@@ -40,7 +40,7 @@ def read_latency_report(store: Store, report: str) -> LatencyReport:
     try:
         return _parse(store.read_blob(report))
     except IntegrityError as error:
-        raise IntegrityError(f"blob {report} is no latency report: {error}; {_REMEDY}") from error
+        raise document_error(f"blob {report} is no latency report", error, _REMEDY) from error
 
 
 def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyReport]:
@@ -54,7 +54,7 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
             if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
                 raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
         except IntegrityError as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; {_REMEDY}") from error
+            raise document_error(f"{key} of {store.uri}", error, _REMEDY) from error
         yield report
 
 

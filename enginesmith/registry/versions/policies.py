@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core.codec import Excerpt, encode, parse_as
+from enginesmith.core.codec import Excerpt, NewerFormatError, document_error, encode, parse_as
 from enginesmith.core.errors import ConflictError, Digest, InputError, IntegrityError, UndecidedError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.machine import parse_targets
@@ -177,9 +177,8 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
     try:
         return parse_as(data, MAX_BYTES, ChannelPolicy)
     except IntegrityError as error:
-        raise IntegrityError(
-            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
-        ) from error
+        remedy = "set it again with `enginesmith registry policy set`"
+        raise document_error(f"policy of {model or '*'}:{channel}", error, remedy) from error
 
 
 def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
@@ -211,10 +210,19 @@ def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
 def write(
     store: Store, model: str | None, channel: str, policy: ChannelPolicy, *, by: str = "", why: str = ""
 ) -> ChannelPolicy:
-    """Set a channel's policy and return it. Raises as `normalize`, and ConflictError for a concurrent change."""
+    """Set a channel's policy and return it; a damaged one is replaced.
+
+    Raises as `normalize`, ConflictError for a concurrent change, and NewerFormatError for a policy of a newer release.
+    """
     at = now()
     new_policy = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
+    try:
+        read(store, model, channel)
+    except NewerFormatError:
+        raise
+    except IntegrityError:
+        pass
     try:
         is_written = store.replace(key, canonical_json(encode(new_policy)), store.read(key))
     except UndecidedError:
