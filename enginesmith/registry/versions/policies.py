@@ -172,8 +172,10 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
     Raises IntegrityError if it cannot be read.
     """
     data = store.read(policy_key(model, channel))
-    if data is None:
-        return None
+    return None if data is None else _parse(data, model, channel)
+
+
+def _parse(data: bytes, model: str | None, channel: str) -> ChannelPolicy:
     try:
         return parse_as(data, MAX_BYTES, ChannelPolicy)
     except IntegrityError as error:
@@ -217,14 +219,15 @@ def write(
     at = now()
     new_policy = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
+    old_bytes = store.read(key)
     try:
-        read(store, model, channel)
+        _parse(old_bytes or b"{}", model, channel)
     except NewerFormatError:
         raise
     except IntegrityError:
-        pass
+        pass  # replaced, as the error of a damaged policy says
     try:
-        is_written = store.replace(key, canonical_json(encode(new_policy)), store.read(key))
+        is_written = store.replace(key, canonical_json(encode(new_policy)), old_bytes)
     except UndecidedError:
         is_written = False
     if not is_written:
