@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from enginesmith import open_onnx
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import TensorSpec
 from enginesmith.recording.traffic import read_traffic
@@ -87,6 +88,7 @@ def test_an_unknown_field_is_named_and_its_document_stays(place: Project, patter
     [
         ("canary/report.json", lambda path: read_report(path.read_bytes())),
         ("results.json", Results.load),
+        ("pulled/tiny-1-cpu-int8.json", open_onnx),
         ("carried/carry.json", lambda path: OfflineBundle.load(path.parent)),
         ("traffic.jsonl", lambda path: read_traffic(path, [TensorSpec("x", "float32", ("batch", 8))])),
     ],
