@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.codec import Excerpt, check_format, decode
 from enginesmith.core.errors import DataError, Digest, IntegrityError, digest_of_bytes, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import FileName
@@ -22,6 +22,7 @@ from enginesmith.core.state import State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 
 # Of a description.
+FORMAT = 1
 MOST_BYTES = 16 << 20
 
 
@@ -78,10 +79,12 @@ def decode_description(document: Mapping[str, object], kind: type[Described], pa
 
 
 def read_description(path: Path | str) -> dict[str, object]:
-    """The JSON beside a pulled engine. Raises DataError for a file that is none."""
+    """The JSON beside a pulled engine. Raises DataError for a file that is none, or of a newer release."""
     try:
         with Path(path).open("rb") as stream:
-            return parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
+            document = parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
+        check_format("its description", document.get("format"), FORMAT)
+        return document
     except (OSError, IntegrityError) as error:
         raise DataError(f"{path} describes no engine: {error}") from error
 

@@ -24,6 +24,7 @@ from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.state import padding_of, parts_folder, state_ends, states_of, with_int8_states
+from enginesmith.descriptions import FORMAT
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.download import download, journal_of
@@ -256,9 +257,6 @@ def _lock_download(partial: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
-
-
-FORMAT = 1
 
 
 def folder_name(located: Located, engine: EngineEntry) -> str:

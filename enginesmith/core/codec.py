@@ -17,14 +17,14 @@ import dataclasses
 import math
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
 from enginesmith.core.parsing import Malformed, Timestamp, is_time, parse_json, read_stamp, stamp
 from enginesmith.core.requirements import UNIONS, Format, acceptor, describe, rules
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PLAIN = frozenset({str, bool, int, NoneType})
+_TOO_NEW = "is {}; this enginesmith reads {}: upgrade enginesmith"
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
 _Reader: TypeAlias = Callable[[object], Any]
 
@@ -46,7 +47,31 @@ class Excerpt:
 
 
 class NewerFormatError(Malformed):
-    """A document of a format that a newer release writes."""
+    """A document of a format that a newer release writes. The remedy is to upgrade, and nothing else."""
+
+    exit_code = InputError.exit_code
+
+
+def document_error(where: str, error: Exception, remedy: str = "") -> IntegrityError:
+    """The error of a document that cannot be read, with its place. remedy: for another error than a newer format."""
+    if isinstance(error, NewerFormatError):
+        return NewerFormatError(f"{where}: {error}")
+    return IntegrityError(f"{where}: {error}; {remedy}" if remedy else f"{where}: {error}")
+
+
+@contextmanager
+def explain_damage(document: str, remedy: str) -> Iterator[None]:
+    """Turn a Malformed of the block into a `document_error`: 'the document: what is wrong; the remedy'."""
+    try:
+        yield
+    except Malformed as error:
+        raise document_error(document, error, remedy) from error
+
+
+def check_format(what: str, number: object, newest: int) -> None:
+    """Raise NewerFormatError for the number of a format that is newer. what: the document, for the message."""
+    if isinstance(number, int) and number > newest:
+        raise NewerFormatError(f"{what}: format {_TOO_NEW.format(number, newest)}")
 
 
 class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as Malformed
@@ -343,7 +368,7 @@ class _Plan:
         """Raise _Newer for a newer format, _Mismatch for an unknown key and for a missing one."""
         for key, newest_format in self.formats.items():
             if isinstance(format_number := mapping.get(key), int) and format_number > newest_format:
-                raise _Newer(f".{key} is {format_number}; this enginesmith reads {newest_format}: upgrade enginesmith")
+                raise _Newer(f".{key} {_TOO_NEW.format(format_number, newest_format)}")
         if self.field_names is not None and not mapping.keys() <= self.field_names:
             name = min(map(str, mapping.keys() - self.field_names))
             name_list = ", ".join(sorted(self.field_names))

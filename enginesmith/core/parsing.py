@@ -6,8 +6,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -86,15 +86,6 @@ MAX_DEPTH = 64
 
 class Malformed(IntegrityError):  # noqa: N818 - says what the document is
     """A document with a missing or wrong field; the message starts with the path of the field."""
-
-
-@contextmanager
-def explain_damage(document: str, remedy: str) -> Iterator[None]:
-    """Turn a Malformed of the block into an IntegrityError: 'the document: what is wrong; the remedy'."""
-    try:
-        yield
-    except Malformed as error:
-        raise IntegrityError(f"{document}: {error}; {remedy}") from error
 
 
 def find(document: object, path: str, kind: type[T], default: D) -> T | D:

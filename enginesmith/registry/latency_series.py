@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated
 
-from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.codec import encode, explain_damage, parse_as
 from enginesmith.core.errors import canonical_json, digest_of
 from enginesmith.core.names import is_name, version_order
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.latency import MachineKind
 from enginesmith.core.requirements import Amount, Format
 from enginesmith.registry.store.base import Store, change

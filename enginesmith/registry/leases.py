@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeVar
 from annotated_types import Predicate, doc
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import Complete, encode, parse_as
+from enginesmith.core.codec import Complete, encode, explain_damage, parse_as
 from enginesmith.core.errors import (
     ConflictError,
     EnginesmithError,
@@ -27,7 +27,7 @@ from enginesmith.core.errors import (
     is_digest,
 )
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, explain_damage, stamp
+from enginesmith.core.parsing import Malformed, stamp
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.manifest import Manifest, load_pinned, parse
 from enginesmith.registry.store import base

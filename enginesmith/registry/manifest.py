@@ -9,10 +9,10 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Interval, Predicate, doc
 
-from enginesmith.core.codec import decode, encode, parse_as
+from enginesmith.core.codec import decode, document_error, encode, explain_damage, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import Name, is_suffix
-from enginesmith.core.parsing import Malformed, explain_damage, parse_json
+from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.requirements import Count, Cpu, Format, Gpu, JsonObject, Requirement, Unknown, Weights
 from enginesmith.core.state import FUNCTION, EnsembleFunction, PinnedGraph, read_functions
 from enginesmith.core.types import (
@@ -243,7 +243,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
         if duplicate := next((name for name in part_names if part_names.count(name) > 1), None):
             raise Malformed(f"two of its graphs and functions are called {duplicate!r}")
     except Malformed as error:
-        raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
+        raise document_error(where, error, _REMEDY if place else "") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
         raise Misplaced(f"{where}: it is that of {manifest.reference}; it was moved by hand; move it back")
     return manifest

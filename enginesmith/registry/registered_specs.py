@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.codec import encode, explain_damage, parse_as
 from enginesmith.core.errors import (
     Digest,
     EnginesmithError,
@@ -15,7 +15,7 @@ from enginesmith.core.errors import (
     digest_of,
 )
 from enginesmith.core.names import FilePath, Name, inside, is_name, version_order
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.text import now
 from enginesmith.registry.leases import hold_lease, secure_version, unmark, version_name
 from enginesmith.registry.manifest import Manifest

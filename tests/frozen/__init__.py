@@ -1,4 +1,6 @@
-"""A registry as an earlier commit wrote it, which every later commit must read: `registry.zip`.
+"""What an earlier commit wrote, and every later commit must read: a registry, specs and files of users; and the names
+that are promised from 0.1.0 (docs/reference/promises.md).
 
-`python -m tests.frozen` writes it anew. Do that only when a format's number changes, and keep the old file beside it.
+`python -m tests.frozen` writes them anew. Do that only when a format's number changes, and keep the old files beside
+them.
 """

@@ -1,23 +1,53 @@
-"""The frozen registry is read by this commit as by the one that wrote it."""
+"""The frozen registry, specs and files of users are read by this commit as by the one that wrote them."""
 
 import json
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from enginesmith.cli import enginesmith
+from tests.frozen.reading import SPECS, VALUES, values
+from tests.frozen.surface import PROMISES, members, unpack
 
-ARCHIVE = Path(__file__).with_name("registry.zip")
+READ = json.loads(VALUES.read_text())
+
+
+@pytest.fixture(scope="module")
+def now_read() -> dict[str, Any]:
+    return values()
+
+
+def differences(before: Any, now: Any, path: str = "") -> list[str]:
+    """Paths at which `now` is not what it was; new keys are none."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [text for key in before for text in differences(before[key], now.get(key), f"{path}.{key}")]
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = zip(before, now, strict=True)
+        return [text for index, (old, new) in enumerate(pairs) for text in differences(old, new, f"{path}[{index}]")]
+    return [] if before == now else [f"{path}: {before!r:.80} is now {now!r:.80}"]
+
+
+@pytest.mark.parametrize("name", sorted(READ))
+def test_a_frozen_file_is_read_as_before(now_read: dict[str, Any], name: str) -> None:
+    assert differences(READ[name], now_read[name]) == []
+
+
+@pytest.mark.parametrize("kind", ["spec", "ensemble"])
+def test_frozen_specs_have_all_promised_keys(kind: str) -> None:
+    files = [SPECS / "ensemble.yaml"] if kind == "ensemble" else SPECS.glob("*.yaml")
+    names = {path.rpartition(".")[2] for file in files for path in members(yaml.safe_load(file.read_text()), "")}
+    promised = {key for key in json.loads(PROMISES.read_text())["spec keys"] if key.startswith(f"{kind}: ")}
+    lacking = {key for key in promised if key.rpartition(".")[2].removeprefix(f"{kind}: ") not in names}
+    assert {key for key in lacking if "ensemble: golden.metric." not in key} == set()  # specs have those
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> str:
     """The frozen registry, in a folder of its own."""
-    with zipfile.ZipFile(ARCHIVE) as file:
-        file.extractall(tmp_path / "registry")
-    return str(tmp_path / "registry")
+    return unpack(tmp_path)
 
 
 def run(registry: str, *arguments: str) -> str:
@@ -36,6 +66,9 @@ def test_every_document_is_read_and_whole(registry: str) -> None:
     ]
     for reference in ("tiny@1", "tiny:stable", "tiny@2"):
         assert json.loads(run(registry, "show", reference, "--json"))["model"] == "tiny"
+    shown = json.loads(run(registry, "show", "tiny@1", "--json"))
+    assert [entry["name"] for entry in shown["attachments"]] == ["notes.txt"] and shown["latencies"]
+    assert json.loads(run(registry, "show", "tiny@2", "--json"))["canaries"]
     moves = json.loads(run(registry, "registry", "history", "tiny:stable", "--json"))
     assert sorted(move["action"] for move in moves) == ["promote", "promote", "rollback"]
     assert json.loads(run(registry, "rollout", "status", "tiny:stable", "--json"))[0]["channel"] == "stable"

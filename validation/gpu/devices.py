@@ -19,7 +19,7 @@ from builders.backends.optional_methods import PackageNotFoundError, version
 from builders.onnx_graphs.bodies import list_shards
 from enginesmith.arrays import Array
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode
+from enginesmith.core.codec import decode, document_error, encode
 from enginesmith.core.errors import Digest, IntegrityError, ModelError, UnavailableError, canonical_json, digest_of_file
 from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import CPU
@@ -218,9 +218,8 @@ class OfflineBundle:
             about = document.model, document.version, document.manifest, document.golden
             return cls(*about, engines, folder, document.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
-            raise IntegrityError(
-                f"{folder} was not written by `enginesmith validate --carry` ({str(error)[:200]}); carry it anew"
-            ) from error
+            where = f"{folder} is no folder that `enginesmith validate --carry` wrote"
+            raise document_error(where, error, "carry it anew") from error
 
 
 def _check_engine(entry: _Entry, folder: Path) -> BundledEngine:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated
 
-from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.codec import NewerFormatError, encode, parse_as
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UndecidedError, canonical_json
 from enginesmith.core.parsing import Presence, this_process
 from enginesmith.core.requirements import Amount, Count, Format
@@ -145,10 +145,13 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
     """
 
     def add(key: str, new: Sequence[Past], cap: int) -> None:
-        # Sets: where the response to a write was lost, the write is repeated, and must add nothing twice.
-        change(
-            store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, cap))))
-        )
+        def with_new(data: bytes | None) -> bytes | None:
+            if _is_newer(data, _HistoryDocument):
+                return None
+            # Sets: where the response to a write was lost, the write is repeated, and must add nothing twice.
+            return canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, cap))))
+
+        change(store, key, with_new)
 
     for backend, pasts in builds.items():
         for model in dict.fromkeys(past.model for past in pasts):
@@ -165,6 +168,15 @@ def _newest(pasts: set[Past], cap: int) -> tuple[Past, ...]:
         if unit_counts[past.unit] <= MOST_OF_UNIT and len(newest_builds) < cap:
             newest_builds.append(past)
     return tuple(newest_builds[::-1])
+
+
+def _is_newer(data: bytes | None, kind: type[object]) -> bool:
+    """Whether a document is of a newer release, which would lose what this one does not know of it."""
+    try:
+        parse_as(data or b"{}", MAX_BYTES, kind)
+    except IntegrityError as error:
+        return isinstance(error, NewerFormatError)
+    return False
 
 
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
@@ -223,7 +235,9 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
     Raises UnavailableError, and ConflictError when the document keeps changing.
     """
 
-    def add(data: bytes | None) -> bytes:
+    def add(data: bytes | None) -> bytes | None:
+        if _is_newer(data, Totals):
+            return None
         totals = read_totals(data)
         tallies = {tally.labels: tally for tally in totals.builds}
         for backend, pasts in builds.items():

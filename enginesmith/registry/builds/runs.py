@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Annotated, Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import Excerpt, decode, encode, parse_as
+from enginesmith.core.codec import Excerpt, decode, encode, explain_damage, parse_as
 from enginesmith.core.errors import (
     Digest,
     EnginesmithError,
@@ -21,7 +21,7 @@ from enginesmith.core.errors import (
     digest_of,
 )
 from enginesmith.core.names import is_name
-from enginesmith.core.parsing import Malformed, explain_damage, parse_json
+from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.requirements import Amount, Count, Format, JsonObject
 from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.store.base import Store, change

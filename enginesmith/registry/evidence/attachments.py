@@ -11,10 +11,10 @@ from typing import Annotated
 
 from annotated_types import Len, Predicate, doc
 
-from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.codec import encode, explain_damage, parse_as
 from enginesmith.core.errors import Digest, canonical_json, digest_of_bytes
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Format, Requirement
 from enginesmith.registry.manifest import BlobSize, Manifest, Number
 from enginesmith.registry.store.base import Documents

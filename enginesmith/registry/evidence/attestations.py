@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.codec import Excerpt, explain_damage, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of, digest_of_bytes
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.manifest import STATUSES, EngineEntry, Manifest, Status, pinned_engines

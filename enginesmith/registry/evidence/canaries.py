@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core.codec import Excerpt, decode, encode, parse_as
+from enginesmith.core.codec import Excerpt, decode, encode, explain_damage, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.evaluation import judge
 from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, explain_damage, parse_json
+from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.requirements import Format, hardware_of
 from enginesmith.core.types import NO_LAYERS, Target
 from enginesmith.registry.manifest import EngineEntry, Manifest

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from enginesmith.core.codec import parse_as
+from enginesmith.core.codec import explain_damage, parse_as
 from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine, product_of
 from enginesmith.core.names import version_order
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.latency import BucketLatency, Interval, LatencyReport, MachineKind, Timed, timed_alike
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Documents, Store

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core.codec import Excerpt, encode, parse_as
+from enginesmith.core.codec import Excerpt, NewerFormatError, encode, explain_damage, parse_as
 from enginesmith.core.errors import ConflictError, Digest, InputError, IntegrityError, UndecidedError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Format
 from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.attestations import Attestation, JudgedEntry, judge_entries
@@ -167,8 +167,10 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
     Raises IntegrityError if it cannot be read.
     """
     data = store.read(policy_key(model, channel))
-    if data is None:
-        return None
+    return None if data is None else _parse(data, model, channel)
+
+
+def _parse(data: bytes, model: str | None, channel: str) -> ChannelPolicy:
     remedy = "set it again with `enginesmith registry policy set`"
     with explain_damage(f"policy of {model or '*'}:{channel}", remedy):
         return parse_as(data, MAX_BYTES, ChannelPolicy)
@@ -203,12 +205,22 @@ def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
 def write(
     store: Store, model: str | None, channel: str, policy: ChannelPolicy, *, by: str = "", why: str = ""
 ) -> ChannelPolicy:
-    """Set a channel's policy and return it. Raises as `normalize`, and ConflictError for a concurrent change."""
+    """Set a channel's policy and return it; a damaged one is replaced.
+
+    Raises as `normalize`, ConflictError for a concurrent change, and NewerFormatError for a policy of a newer release.
+    """
     at = now()
     new_policy = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
+    old_bytes = store.read(key)
     try:
-        is_written = store.replace(key, canonical_json(encode(new_policy)), store.read(key))
+        _parse(old_bytes or b"{}", model, channel)
+    except NewerFormatError:
+        raise
+    except IntegrityError:
+        pass  # replaced, as the error of a damaged policy says
+    try:
+        is_written = store.replace(key, canonical_json(encode(new_policy)), old_bytes)
     except UndecidedError:
         is_written = False
     if not is_written:

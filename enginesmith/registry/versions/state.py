@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
-from enginesmith.core.codec import NewerFormatError, encode, parse_as
+from enginesmith.core.codec import NewerFormatError, encode, explain_damage, parse_as
 from enginesmith.core.errors import ConflictError, Digest, EnginesmithError, InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed, explain_damage
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import MAX_COUNT, Count, Format
 from enginesmith.registry.rollouts.state import WHOLE, EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of

@@ -149,7 +149,7 @@ def request_line(**changes):
         (request_line(inputs={"x": {"dtype": "float32", "shape": [1], "data": "?"}}), "not base64"),
         (request_line(inputs=encode_inputs({**inputs(), "x": np.full((2, 3), np.inf, np.float32)})), "NaN or infinity"),
         (json.dumps({"kind": "enginesmith-observations", "format": 1}), "traffic of format 1"),
-        (json.dumps({"kind": "enginesmith-traffic", "format": 9}), "of format 9; traffic of format 1 is needed"),
+        (json.dumps({"kind": "enginesmith-traffic", "format": 9}), "format is 9; this enginesmith reads 1"),
         (json.dumps({"kind": "enginesmith-traffic", "format": 1, "sampling": -1}), "sampling is -1"),
         ("{", "is not JSON"),
     ],

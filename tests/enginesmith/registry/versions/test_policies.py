@@ -138,7 +138,8 @@ def test_a_policy_edited_by_hand_is_refused_and_reported(store: Store) -> None:
     document = json.loads(store.read(key) or b"")
     for edited in ({**document, "format": 2}, {**document, "extra": 1}, {**document, "canary": "no"}, {}):
         store.replace(key, json.dumps(edited).encode(), store.read(key))
-        with pytest.raises(IntegrityError, match=r"policy of digits:stable.*enginesmith registry policy set"):
+        remedy = "upgrade enginesmith$" if edited.get("format") == 2 else "enginesmith registry policy set"
+        with pytest.raises(IntegrityError, match=f"policy of digits:stable.*{remedy}"):
             channels.promote(store, manifest, "stable")
         assert [(problem.kind, problem.what) for problem in verify(store).problems] == [("edited", key)]
 
