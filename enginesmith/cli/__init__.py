@@ -184,7 +184,7 @@ _KEEP_NOTHING = frozenset({"profile", "traffic capacity", "traffic show"})
 # with onnx, `google.cloud` does not). tests/enginesmith/cli/test_extras.py holds it to pyproject.toml.
 _PACKAGES = {
     "build": ("PIL google jinja2 junitparser matplotlib ml_dtypes numpy onnx onnx_ir onnxruntime prometheus_client "
-              "pydantic safetensors tensorrt_rtx"),
+              "pydantic pydantic_core safetensors tensorrt_rtx"),
     "export": "onnxscript torch",
     "prefect": "httpx prefect",
     "signing": "cryptography model_signing",

@@ -25,10 +25,10 @@ def test_the_default_is_what_stable_serves(store: Store) -> None:
     for content in ("a", "b"):
         publish_engines(store, [engine(store, data=content.encode())], content, channel="candidate")
     found = find_served(store, "digits", None, HERE)
-    assert found and (found.name, found.channel) == ("digits@2", "candidate")
+    assert found and (found.manifest.reference, found.channel) == ("digits@2", "candidate")
     first = find_served(store, "digits", "digits@1", HERE)
     assert first and first.channel is None
     promote(store, first.manifest, "stable", by="a test", why="")
     found = find_served(store, "digits", None, HERE)
-    assert found and (found.name, found.channel) == ("digits@1", "stable")
+    assert found and (found.manifest.reference, found.channel) == ("digits@1", "stable")
     assert list(found.here) == [found.pulled.unit] == ["cpu fp32 onnxruntime"]
