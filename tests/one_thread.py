@@ -24,6 +24,9 @@ class Done:
             raise self._error
         return self._value
 
+    def cancel(self) -> bool:
+        return False
+
 
 class Inline:
     """An executor that runs each call where it is submitted."""

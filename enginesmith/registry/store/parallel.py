@@ -19,7 +19,8 @@ def side_by_side(
 ) -> Iterator[tuple[Item, Result]]:
     """Each item with what `work` gives for it, in order, by `at_once` threads; a few parts ahead of the reader.
 
-    Raises what `work` raises, after the results of earlier parts.
+    Raises what `work` raises, after the results of earlier parts; parts that no thread has begun are then dropped, as
+    they are where the reader stops.
     """
     if len(items) < 2:
         yield from ((item, work(item)) for item in items)
@@ -27,11 +28,15 @@ def side_by_side(
     size = min(_MOST_IN_PART, max(1, len(items) // (4 * at_once)))
     with ThreadPoolExecutor(min(at_once, len(items))) as pool:
         running: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
-        for first_index in range(0, len(items), size):
-            part = items[first_index : first_index + size]
-            running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
-            if len(running) > 2 * at_once:
-                part, future = running.popleft()
+        try:
+            for first_index in range(0, len(items), size):
+                part = items[first_index : first_index + size]
+                running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
+                if len(running) > 2 * at_once:
+                    part, future = running.popleft()
+                    yield from zip(part, future.result(), strict=True)
+            for part, future in running:
                 yield from zip(part, future.result(), strict=True)
-        for part, future in running:
-            yield from zip(part, future.result(), strict=True)
+        finally:
+            for _, future in running:
+                future.cancel()

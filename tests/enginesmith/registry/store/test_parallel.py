@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -37,3 +38,26 @@ def test_an_error_comes_out_at_its_item() -> None:
         for item, _ in side_by_side(work, range(20), at_once=2):
             found.append(item)
     assert found == list(range(7))[: len(found)] and len(found) > 4
+
+
+def test_after_an_error_no_waiting_part_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel, cancelled, begun = Future.cancel, threading.Semaphore(0), []
+
+    def cancel_and_tell(future: "Future[object]") -> bool:
+        answer = cancel(future)
+        cancelled.release()
+        return answer
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 0:
+            raise ValueError("none")
+        if item == 5:  # the first of the second part, while the third one waits for the thread
+            cancelled.acquire(timeout=2)
+            cancelled.acquire(timeout=2)
+        return item
+
+    monkeypatch.setattr(Future, "cancel", cancel_and_tell)
+    with pytest.raises(ValueError, match="none"):
+        list(side_by_side(work, range(20), at_once=1))
+    assert max(begun) < 10
