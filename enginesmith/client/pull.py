@@ -23,8 +23,7 @@ from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes,
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.state import padding_of, parts_folder, state_ends, states_of, with_int8_states
-from enginesmith.descriptions import FORMAT
+from enginesmith.core.state import DESCRIPTION_FORMAT, padding_of, parts_folder, state_ends, states_of, with_int8_states
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.download import download, journal_of
@@ -300,7 +299,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     """What a server needs to load an engine, and the engine's origin, as a JSON object."""
     manifest = located.manifest
     origin = {
-        "format": FORMAT,
+        "format": DESCRIPTION_FORMAT,
         "file": file,
         "model": manifest.model,
         "version": manifest.version,
