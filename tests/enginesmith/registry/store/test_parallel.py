@@ -27,6 +27,14 @@ def test_requests_run_side_by_side_and_not_all_at_once() -> None:
     assert sum(1 for _ in results) == 3999
 
 
+def test_items_of_long_work_are_handed_over_one_by_one() -> None:
+    started: list[int] = []
+    results = side_by_side(started.append, range(400), at_once=4, most_in_part=1)
+    next(results)
+    assert len(started) <= 9
+    results.close()  # type: ignore[attr-defined]
+
+
 def test_an_error_comes_out_at_its_item() -> None:
     def work(item: int) -> int:
         if item == 7:
