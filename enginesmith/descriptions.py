@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from enginesmith.core.codec import Excerpt, check_format, decode
+from enginesmith.core.codec import Excerpt, decode, refuse_newer
 from enginesmith.core.errors import DataError, Digest, IntegrityError, digest_of_bytes, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.requirements import LIBRARY_ENTRY, Count, Library, Requirement, numbers
-from enginesmith.core.state import State
+from enginesmith.core.state import DESCRIPTION_FORMAT, State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 
 # Of a description.
-FORMAT = 1
 MOST_BYTES = 16 << 20
 
 
@@ -83,7 +82,7 @@ def read_description(path: Path | str) -> dict[str, object]:
     try:
         with Path(path).open("rb") as stream:
             document = parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
-        check_format("its description", document.get("format"), FORMAT)
+        refuse_newer("its description", document.get("format"), DESCRIPTION_FORMAT)
         return document
     except (OSError, IntegrityError) as error:
         raise DataError(f"{path} describes no engine: {error}") from error

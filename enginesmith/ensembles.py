@@ -291,10 +291,7 @@ class Ensemble(Session):
                 engine = read_description(file)
                 if engine.get("digest") != graph.digest:
                     raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
-                details = decode(engine, DescribedGraph, "")
-                run = opens(check_engine(file, engine))
-                rows = call_rows(details.inputs, details.outputs, details.profiles)
-                nodes[graph.name] = EnsembleGraph(run, details.inputs, graph.sources, details.outputs, rows)
+                nodes[graph.name] = _open_graph(file, engine, graph.sources, opens)
                 stateful_engines |= {graph.name: engine} if "state" in engine else {}
             graphs = {name: node.sources for name, node in nodes.items()}
             loader, parts = functions or load_function, path.parent / parts_folder(ensemble.model, ensemble.version)
@@ -348,9 +345,22 @@ class Ensemble(Session):
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
+def _open_graph(
+    description: Path,
+    engine: Mapping[str, object],
+    sources: Mapping[str, str],
+    opens: Callable[[Path], Callable[[Tensors], Tensors]],
+) -> EnsembleGraph:
+    """A graph of an ensemble, opened. engine: the JSON in the file `description`."""
+    details = decode(engine, DescribedGraph, "")
+    run = opens(check_engine(description, engine))
+    rows = call_rows(details.inputs, details.outputs, details.profiles)
+    return EnsembleGraph(run, details.inputs, sources, details.outputs, rows)
+
+
 def _join_states(
     engines: Mapping[str, Mapping[str, object]], nodes: Mapping[str, EnsembleGraph], inputs: Sequence[TensorSpec]
-) -> tuple[list[TensorSpec], list[State], dict[str, tuple[int, int]]]:
+) -> tuple[list[TensorSpec], tuple[State, ...], dict[str, tuple[int, int]]]:
     """The inputs of an ensemble, those that are states in the dtypes of their engines; its states; and the ends of
     their dims. engines: the JSON of those that have states."""
     states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
@@ -363,7 +373,7 @@ def _join_states(
         dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
     state_inputs = {state.input for state in states}
     specs = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
-    return specs, states, ends
+    return specs, tuple(states), ends
 
 
 def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:

@@ -24,6 +24,9 @@ class Done:
             raise self._error
         return self._value
 
+    def cancel(self) -> bool:
+        return False
+
 
 class Inline:
     """An executor that runs each call where it is submitted."""
@@ -44,7 +47,9 @@ class Inline:
         return iter([fn(*args) for args in zip(*iterables, strict=False)])
 
 
-def side_by_side(work: Callable[[Any], Any], items: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
+def side_by_side(
+    work: Callable[[Any], Any], items: Iterable[Any], *_: object, **__: object
+) -> Iterator[tuple[Any, Any]]:
     """As `parallel.side_by_side`: all work is done before the first result, and raises after the results before it."""
     results: list[tuple[Any, Any, Exception | None]] = []
     for item in items:

@@ -18,21 +18,11 @@ if TYPE_CHECKING:
     from enginesmith.client.layouts.triton import Triton as Triton
     from enginesmith.client.layouts.triton_config import DynamicBatching as DynamicBatching
     from enginesmith.client.resolve import Policy as Policy
-    from enginesmith.client.watching.server import (
-        Command as Command,
-    )
-    from enginesmith.client.watching.server import (
-        HealthCommand as HealthCommand,
-    )
-    from enginesmith.client.watching.server import (
-        HealthUrl as HealthUrl,
-    )
-    from enginesmith.client.watching.server import (
-        Post as Post,
-    )
-    from enginesmith.client.watching.server import (
-        ReportUrl as ReportUrl,
-    )
+    from enginesmith.client.watching.server import Command as Command
+    from enginesmith.client.watching.server import HealthCommand as HealthCommand
+    from enginesmith.client.watching.server import HealthUrl as HealthUrl
+    from enginesmith.client.watching.server import Post as Post
+    from enginesmith.client.watching.server import ReportUrl as ReportUrl
     from enginesmith.registry.rollouts.state import ServingNode as ServingNode
 
 _HOMES = {

@@ -121,13 +121,14 @@ class Client:
         from enginesmith.registry.evidence.latencies import measured_latencies
 
         located, ranking = self._rank(reference, target)
-        store, fetcher, resolution = self._locator.store, self._fetcher(progress), ranking.resolution()
+        store, fetcher = self._locator.store, self._fetcher(progress)
         latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
+        resolution = ranking.resolution()
         pulled = [
             download_engine(store, located, replace(resolution, chosen=engine), Path(dest), fetcher)
             for engine in resolution.ranked
         ]
-        return [replace(engine, latency=latencies.get(str(engine.engine.digest))) for engine in pulled]
+        return [replace(each, latency=latencies.get(str(each.engine.digest))) for each in pulled]
 
     def place(
         self,

@@ -23,8 +23,7 @@ from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes,
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.state import padding_of, parts_folder, state_ends, states_of, with_int8_states
-from enginesmith.descriptions import FORMAT
+from enginesmith.core.state import DESCRIPTION_FORMAT, padding_of, parts_folder, state_ends, states_of, with_int8_states
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.download import download, journal_of
@@ -164,11 +163,9 @@ class BlobFetcher:
     def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Where they are other bytes, they are downloaded anew: of a list of places from what is left of it, ever shorter;
-        of any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError is
-        raised.
+        Other bytes are downloaded again from the start, as `_list_sources` says; then IntegrityError is raised.
         """
-        for source in (store, *getattr(store, "list_rests", lambda: [store])()):
+        for source in _list_sources(store):
             actual_digest = download(
                 partial,
                 blob,
@@ -259,6 +256,13 @@ def _lock_download(partial: Path) -> Iterator[None]:
             return
 
 
+def _list_sources(store: Store) -> Iterator[Store]:
+    """The store, and what is read after it where its bytes were wrong: of a list of places what is left of it, ever
+    shorter; any other store once more, since a resumed part or the network may have been at fault."""
+    yield store
+    yield from getattr(store, "list_rests", lambda: [store])()
+
+
 def folder_name(located: Located, engine: EngineEntry) -> str:
     """The name of the folder of an engine, unique by the digest of its description."""
     description = describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}")
@@ -295,7 +299,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     """What a server needs to load an engine, and the engine's origin, as a JSON object."""
     manifest = located.manifest
     origin = {
-        "format": FORMAT,
+        "format": DESCRIPTION_FORMAT,
         "file": file,
         "model": manifest.model,
         "version": manifest.version,

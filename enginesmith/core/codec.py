@@ -68,7 +68,7 @@ def explain_damage(document: str, remedy: str) -> Iterator[None]:
         raise document_error(document, error, remedy) from error
 
 
-def check_format(what: str, number: object, newest: int) -> None:
+def refuse_newer(what: str, number: object, newest: int) -> None:
     """Raise NewerFormatError for the number of a format that is newer. what: the document, for the message."""
     if isinstance(number, int) and number > newest:
         raise NewerFormatError(f"{what}: format {_TOO_NEW.format(number, newest)}")

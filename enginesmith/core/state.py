@@ -210,6 +210,10 @@ def _make_function(
     return EnsembleFunction(name, file, function, inputs, outputs, input_sources, files)
 
 
+# Of the JSON beside a pulled engine: here, because a pull writes it and must not import what opens engines.
+DESCRIPTION_FORMAT = 1
+
+
 def parts_folder(model: str, version: str) -> str:
     """The folder of a pulled ensemble's graphs and functions: unique, since no name has an '@'."""
     return f"{model}@{version}"

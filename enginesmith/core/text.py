@@ -1,5 +1,5 @@
-"""Text for messages, and small helpers of the standard library: commands with a time limit, worker threads, zip
-files."""
+"""Text for messages, and small helpers of the standard library: commands with a time limit, worker threads, objects
+that close themselves, zip files."""
 
 import difflib
 import json

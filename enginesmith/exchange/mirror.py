@@ -130,7 +130,7 @@ def _copy_version(
     with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder:
         pending_blobs = [digest for digest in blobs if sizes.get(digest) is None]
         copy = partial(_copy_blob, source, dest, Path(folder))
-        for digest, size in side_by_side(copy, pending_blobs, _AT_ONCE):
+        for digest, size in side_by_side(copy, pending_blobs, _AT_ONCE, most_in_part=1):
             say(digest)
             sizes[digest] = size
     # The last moment to stop: the lease must still be held, and every blob be there.

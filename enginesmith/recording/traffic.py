@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from enginesmith.arrays import Array, check_inputs, dtype_of, stored_arrays
-from enginesmith.core.codec import check_format
+from enginesmith.core.codec import refuse_newer
 from enginesmith.core.errors import DataError, EnginesmithError, digest_of_file
 from enginesmith.core.types import Tensors, TensorSpec
 from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in
@@ -144,8 +144,9 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
 
 def _read_head(record: Record) -> tuple[float, str, str]:
     """The share of the traffic that was recorded, how it was generated ('' if not), and the model that was asked (''
-    where that is not said). Raises ValueError."""
-    check_format("traffic", record.get("format"), FORMAT)
+    where that is not said). Raises ValueError, NewerFormatError for traffic of a newer release."""
+    if record.get("kind") == TRAFFIC:
+        refuse_newer("traffic", record.get("format"), FORMAT)
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
         head_text = f"{str(record.get('kind'))[:60]!r} of format {str(record.get('format'))[:20]}"
         raise ValueError(f"is the head of {head_text}; traffic of format {FORMAT} is needed")

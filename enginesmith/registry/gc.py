@@ -29,7 +29,7 @@ from enginesmith.registry.versions.lookup import versions
 from enginesmith.registry.versions.state import Channel, change_channel
 
 GRACE = timedelta(days=7)
-# Why documents are deleted that no garbage mark is of, by kind.
+# Why documents are deleted that have no garbage mark, by kind.
 _WHY = {
     "record": "a blob it speaks of is deleted",
     "series": "its model has no version left",
@@ -118,8 +118,8 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
 
 
 def _tend_reports(sweep: Sweep, now: datetime) -> None:
-    """Delete reports of nodes that are gone, and ask so many of the others for them that about `MOST_REPORTERS`
-    report."""
+    """Delete the reports of nodes that are gone, and set the share of nodes that report outside of rollouts, such that
+    about `rollouts.reports.MOST_REPORTERS` of a channel do."""
     gone_keys, heard_nodes = clear_gone(sweep.store, now)
     sweep.gone.update(dict.fromkeys(gone_keys, "report"))
     for (model, name), nodes in heard_nodes.items():
@@ -128,9 +128,8 @@ def _tend_reports(sweep: Sweep, now: datetime) -> None:
 
 
 def _with_share(nodes: list[str], channel: Channel | None) -> Channel | None:
-    """The state with the next share of nodes that report. nodes: digests of the names of those that were heard of.
-
-    None, which changes nothing, while a rollout has some of them report to itself.
+    """The state with the next share of nodes that report outside of rollouts. nodes: digests of the names of those that
+    have reported. None, which changes nothing, for a channel that is gone and while a rollout runs.
     """
     if channel is None or channel.active_rollout:
         return None

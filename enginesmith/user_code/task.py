@@ -148,18 +148,20 @@ class TorchProgram:
                 program = from_pt2(self.root / self.file, self.inputs)
             else:  # its code may import its local modules as long as it is asked
                 stack.enter_context(importing_from(self.root, self.file, self.module))
-                entry = (self.file, self.function, self.arguments, self.module)
-                model = build_module(self.root, entry, self.weights)
-                exported = capture(model, self.inputs, self.dims, self.root)
-                names = tuple(spec.name for spec in self.inputs)
-                notes = (
-                    () if self.weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
-                )
-                program = Program(exported, names, lambda tensors: model(**tensors), notes)
+                program = self._capture_module()
             channel.send(Captured(program.outputs, program.notes))
             while True:
                 request, arrays = channel.receive(Asked)
                 channel.answer(partial(self._answer, program, request, arrays))
+
+    def _capture_module(self) -> Program:
+        """The module that the entry point gives, captured. Raises ModelError naming the user's file and line."""
+        entry = (self.file, self.function, self.arguments, self.module)
+        model = build_module(self.root, entry, self.weights)
+        exported = capture(model, self.inputs, self.dims, self.root)
+        names = tuple(spec.name for spec in self.inputs)
+        notes = () if self.weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
+        return Program(exported, names, lambda tensors: model(**tensors), notes)
 
     def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[ArraysOnly, Arrays]:
         if asked.onnx is None:

@@ -105,6 +105,14 @@ def test_a_file_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path, name: str,
     assert caught.value.exit_code == 2
 
 
+def test_a_file_of_another_kind_asks_for_no_upgrade(tmp_path: Path) -> None:
+    (path := tmp_path / "log.jsonl").write_text('{"kind": "observations", "format": 2}\n')
+    with pytest.raises(EnginesmithError, match="is the head of 'observations' of format 2"):
+        read_traffic(path, [TensorSpec("x", "float32", ("batch", 8))])
+    with pytest.raises(EnginesmithError, match="this is not a canary report"):
+        read_report(b'{"kind": "latency", "format": 2}')
+
+
 def test_what_a_later_release_knows_of_builds_is_not_overwritten(place: Project) -> None:
     store = open_store(place.registry)
     keys = (TOTALS, history_key("onnxruntime"), history_key("onnxruntime", "tiny"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from enginesmith.arrays import Array, stored_arrays
 from enginesmith.core import parsing
-from enginesmith.core.codec import check_format, decode, encode
+from enginesmith.core.codec import decode, encode, refuse_newer
 from enginesmith.core.errors import DataError, InputError, IntegrityError, digest_of
 from validation.canary.judging.criteria import REPLICATES, Criterion, Verdict, is_finite, verdict_of
 from validation.canary.judging.judge import CanaryJudgement, Looks, overall
@@ -379,7 +379,8 @@ def read_report(data: bytes) -> CanaryReport:
     if not isinstance(document, dict):
         raise IntegrityError("the canary report is not a JSON object")
     stated_digest = document.pop("digest", None)
-    check_format("the canary report", document.get("format"), FORMAT)
+    if document.get("kind") == KIND:
+        refuse_newer("the canary report", document.get("format"), FORMAT)
     if document.get("kind") != KIND or document.get("format") != FORMAT:
         raise IntegrityError(f"this is not a canary report of format {FORMAT}; `enginesmith canary run` writes one")
     try:

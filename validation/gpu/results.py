@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import check_format, decode, encode
+from enginesmith.core.codec import decode, encode, refuse_newer
 from enginesmith.core.errors import IntegrityError, canonical_json
 from enginesmith.core.reports.latency import Quantile, Ratio
 from enginesmith.core.reports.proof import Answers, Check
@@ -319,7 +319,7 @@ class Results:
         """Read the parsed JSON of `to_bytes`. Raises IntegrityError for anything else."""
         if not isinstance(document, dict) or document.get("kind") != KIND:
             raise IntegrityError("no results of the GPU kit; `python -m validation.gpu --out FILE` writes them")
-        check_format("results of the GPU kit", document.get("format"), FORMAT)
+        refuse_newer("results of the GPU kit", document.get("format"), FORMAT)
         if document.get("format") != FORMAT:
             raise IntegrityError(f"results of format {str(document.get('format'))[:40]}; this version reads {FORMAT}")
         try:

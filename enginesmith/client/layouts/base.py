@@ -274,18 +274,26 @@ def rank_each(
     Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
     InputError for several machines and a layout of one.
     """
-    if isinstance(machines, AllGenerations):  # those that a usable engine is built for
-        located, entries = judge_located(store, located, policy)
-        capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
-        if not capabilities:
-            raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
-        machines = [Machine(capability) for capability in sorted(capabilities)]
+    if isinstance(machines, AllGenerations):
+        machines = _find_generations(store, located, policy)
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
-    layout_rankings = []
-    for machine in machines:
-        version, ranking = rank_located(store, located, machine, policy, sure=sure)
-        judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
-        reasons = {str(engine.entry.digest): reason for engine, reason in judgements if reason}
-        layout_rankings.append(ranking.rejecting(reasons, layout.remedy))
-    return version, layout_rankings
+    rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
+    judged, _ = rankings[0]
+    return judged, [_without_rejected(ranking, layout) for _, ranking in rankings]
+
+
+def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:
+    """A machine for each compute capability that a usable engine of the version is built for."""
+    _, entries = judge_located(store, located, policy)
+    capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
+    if not capabilities:
+        raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
+    return [Machine(capability) for capability in sorted(capabilities)]
+
+
+def _without_rejected(ranking: EngineRanking, layout: Layout) -> EngineRanking:
+    """The ranking without engines that a server of this layout cannot open."""
+    judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
+    reasons = {str(engine.entry.digest): reason for engine, reason in judgements if reason}
+    return ranking.rejecting(reasons, layout.remedy)

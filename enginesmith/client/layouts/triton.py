@@ -52,6 +52,7 @@ from enginesmith.client.layouts.triton_config import (
     label_source,
     largest_batch,
     read_warmup,
+    warmup_files,
     write_config,
 )
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
@@ -203,8 +204,8 @@ class TritonPlace(SharedFolder):
             stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
             number = str(triton_version(located.manifest.version))
             folder = self.root / number
-            is_there = _read_json(folder / f"{stem}.json").get("digest") == engine.digest
-            dest = folder if is_there else self.root / STAGING / number
+            is_described = _read_json(folder / f"{stem}.json").get("digest") == str(engine.digest)
+            dest = folder if is_described else self.root / STAGING / number
             return download_engine(store, located, resolution, dest, fetcher, file=f"{stem}{file_suffix(engine)}")
 
         return download_best(ranking, download)
@@ -260,11 +261,10 @@ class TritonPlace(SharedFolder):
         self._prune(str(number), before, keep)
         if warmup:
             request = with_int8_states(make_request(engine))
-            is_batched = largest_batch(request) > 0  # Triton then adds the batch axis
+            is_batched = largest_batch(request) > 0
             make_folder(self.root / WARMUP / str(number))
-            for index, spec in enumerate(request.inputs):
-                tensor = warmup[spec.name].first_row() if is_batched else warmup[spec.name]
-                write_whole(self.root / WARMUP / str(number) / f"input{index}", tensor.data)
+            for name, data in warmup_files(request.inputs, warmup, is_batched).items():
+                write_whole(self.root / WARMUP / str(number) / name, data)
         is_new = staging.is_dir()
         if is_new and folder.exists():
             # Another engine of the version that is served: between two renames it is not there. Triton then keeps what

@@ -260,6 +260,14 @@ def write_config(
     return f"{HEADER}\n{write_message(config_fields)}"
 
 
+def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], batched: bool) -> dict[str, bytes]:
+    """The files, by name, that `write_config` refers to. batched: whether Triton adds the batch axis."""
+    return {
+        f"input{index}": (warmup[spec.name].first_row() if batched else warmup[spec.name]).data
+        for index, spec in enumerate(inputs)
+    }
+
+
 def largest_batch(request: BuildRequest) -> int:
     """The largest batch, where axis 0 of every input and output is the batch and any batch from 1 on will do; else 0.
 

@@ -335,18 +335,20 @@ class Sweep:
         """Delete what is due, a batch of each of some shards at a time."""
         pending_names = {shard: sorted(names) for shard, names in by_shard(due).items()}
         while pending_names:
-            shard_names = islice(pending_names.items(), _SHARDS_AT_ONCE)
-            batch = {shard: {name: due[name] for name in names[:BATCH]} for shard, names in shard_names}
-            deletable_names: list[str] = []
-            for shard, marks in self._change(batch, _take):
-                deletable_names += (name for name in batch[shard] if name in marks.going)
-            for name, _ in side_by_side(self._delete, deletable_names):
-                self.gone[name] = "version" if "@" in name else "blob"
-            for _ in self._change(batch, lambda marks, _: replace(marks, going={})):
-                pass
+            batch = {shard: names[:BATCH] for shard, names in islice(pending_names.items(), _SHARDS_AT_ONCE)}
+            self._delete_batch({shard: {name: due[name] for name in names} for shard, names in batch.items()})
             pending_names = {
                 shard: rest for shard, names in pending_names.items() if (rest := names[len(batch.get(shard, ())) :])
             }
+
+    def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
+        deletable_names: list[str] = []
+        for shard, marks in self._change(batch, _take):
+            deletable_names += (name for name in batch[shard] if name in marks.going)
+        for name, _ in side_by_side(self._delete, deletable_names):
+            self.gone[name] = "version" if "@" in name else "blob"
+        for _ in self._change(batch, lambda marks, _: replace(marks, going={})):
+            pass
 
     def _change(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginesmith.core.errors import ConflictError, InputError, UndecidedError
@@ -59,20 +59,22 @@ def place_in_bucket(uri: str) -> "BucketPlace":
 def bucket_at(uri: str) -> "BucketApi":
     """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
     scheme = scheme_of(uri)
-    place: Any = place_in_bucket(uri)
     try:
         match scheme:
             case "gs":
                 from enginesmith.registry.store.gcs.bucket import GcsBucket
+                from enginesmith.registry.store.gcs.place import parse_gcs_place
 
-                return GcsBucket(place)
+                return GcsBucket(parse_gcs_place(uri))
             case "az":
                 from enginesmith.registry.store.azure.bucket import AzureBucket
+                from enginesmith.registry.store.azure.place import parse_azure_place
 
-                return AzureBucket(place)
+                return AzureBucket(parse_azure_place(uri))
         from enginesmith.registry.store.s3.bucket import S3Bucket
+        from enginesmith.registry.store.s3.place import parse_place
 
-        return S3Bucket(place)
+        return S3Bucket(parse_place(uri))
     except ModuleNotFoundError as error:
         extra = BUCKETS[scheme]
         library = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
@@ -234,8 +236,8 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
 
     Of several with commas between them the last, which is the registry itself; those before it are nearer places to
     read from (`enginesmith.registry.store.nearest`). With `create`, it is created if it is absent, and must be
-    writable. Without `check`, a remote one is asked for nothing before its first use, and `check_marker` says whether a
-    registry is there.
+    writable. Without `check`, a remote one is asked for nothing before its first use, and the caller looks for the
+    marker (`layout.MARKER`).
 
     Raises InputError for what cannot be a registry (a file, a place with other content, a newer format, an unknown
     scheme, a server without conditional writes) and UnavailableError for what is absent or not writable.
@@ -263,13 +265,7 @@ def absolute_uri(uri: str) -> str:
 
     Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
     """
-    uris = []
-    for place in split_places(uri):
-        if "://" not in place:
-            uris.append(f"file://{quote(str(Path(place).expanduser().absolute()))}")
-        else:
-            uris.append(place_in_bucket(place).uri if _split(place).scheme in BUCKETS else place)
-    return ",".join(uris)
+    return ",".join(_absolute(place) for place in split_places(uri))
 
 
 def split_places(uri: str) -> tuple[str, ...]:
@@ -279,6 +275,12 @@ def split_places(uri: str) -> tuple[str, ...]:
     an empty one.
     """
     return tuple(_not_empty(place.strip()) for place in uri.split(","))
+
+
+def _absolute(uri: str) -> str:
+    if "://" not in uri:
+        return f"file://{quote(str(Path(uri).expanduser().absolute()))}"
+    return place_in_bucket(uri).uri if _split(uri).scheme in BUCKETS else uri
 
 
 def _split(text: str) -> SplitResult:

@@ -37,7 +37,7 @@ A key is a relative path with '/' between its parts::
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, NoReturn
 
@@ -162,18 +162,19 @@ def failed_data_key(model: str) -> str:
     return f"{FAILED}{check_model(model)}/report.json"
 
 
-def _name_evidence(kind: Literal["attestations", "attachments", "latency"]) -> Callable[[str, str, str, str], str]:
-    """The keys of documents about a blob of a version, by the model, the version and both digests."""
-
-    def name_document(model: str, version: str, blob: str, document: str) -> str:
-        return f"{evidence_prefix(kind, model, version)}{check_digest(blob)}/{check_digest(document)}.json"
-
-    return name_document
+def attestation_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one attestation: the report `report` about the engine `engine`, both digests."""
+    return f"{evidence_prefix('attestations', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
 
 
-# Of a validation report about an engine; of the document about an attachment; of a latency report about an engine.
-attestation_key = _name_evidence("attestations")
-attachment_key, latency_key = _name_evidence("attachments"), _name_evidence("latency")
+def attachment_key(model: str, version: str, blob: str, document: str) -> str:
+    """Key of the document about an attachment; it and the attached blob go by their digests."""
+    return f"{evidence_prefix('attachments', model, version)}{check_digest(blob)}/{check_digest(document)}.json"
+
+
+def latency_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one latency report about the engine `engine`; both are digests."""
+    return f"{evidence_prefix('latency', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
 
 
 def attribution_key(model: str, version: str, name: str) -> str:
@@ -233,18 +234,29 @@ def pin_key(model: str, version: str) -> str:
     return f"{model_prefix('pins', model)}{check_version(version)}.json"
 
 
-def _name_documents(folder: str, suffix: str = ".json") -> Callable[[str], str]:
-    """The keys of the documents directly in a folder, by their names."""
-    return lambda name: check_key(f"{folder}{name}{suffix}")
+def lease_key(lease: str) -> str:
+    """Key of a lease."""
+    return check_key(f"{LEASES}{lease}.json")
 
 
-lease_key = _name_documents(LEASES)
-# Of a part of the index of all models: a hexadecimal digit.
-index_key = _name_documents("index/")
-# Of a shard of the garbage marks: two hexadecimal digits.
-mark_shard_key = _name_documents(MARK_SHARDS)
-# Of what became of a run; and of what its running jobs printed last.
-run_key, run_live_key = _name_documents(RUNS), _name_documents(RUNS, ".live")
+def index_key(shard: str) -> str:
+    """Key of a part of the index of all models; `shard` is a hexadecimal digit."""
+    return check_key(f"index/{shard}.json")
+
+
+def mark_shard_key(shard: str) -> str:
+    """Key of a shard of the garbage marks; `shard` is two hexadecimal digits."""
+    return check_key(f"{MARK_SHARDS}{shard}.json")
+
+
+def run_key(run: str) -> str:
+    """Key of what became of a run."""
+    return check_key(f"{RUNS}{run}.json")
+
+
+def run_live_key(run: str) -> str:
+    """Key of what the running jobs of a run printed last."""
+    return check_key(f"{RUNS}{run}.live")
 
 
 def history_key(backend: str, model: str | None = None) -> str:

@@ -69,7 +69,10 @@ _Places = list[_Place]  # here, where `list` is no method
 def _delegated(
     method: Callable[Concatenate[Store, Arguments], Value], *, first: bool
 ) -> Callable[Concatenate["NearestStore", Arguments], Value]:
-    """A method of `Store` that is asked of the registry itself, or (`first`) of the first place that answers."""
+    """A method of `NearestStore` that calls `method` of `Store`, with the same arguments.
+
+    first: whether of the first place that answers; else of the registry itself, the last place, alone.
+    """
 
     def ask(place: _Place, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
         answer: Value = getattr(place.store, method.__name__)(*arguments, **options)
@@ -107,7 +110,7 @@ class NearestStore:
         """See `Store.locator`: where it is in the registry itself."""
         return f"{self._places[-1].uri.partition('?')[0]}/{key}"
 
-    # What writes, and what only writers ask for.
+    # What writes, and what only writers ask for: of the registry itself.
     put_file = _delegated(Store.put_file, first=False)
     put_and_digest_file = _delegated(Store.put_and_digest_file, first=False)
     put_bytes = _delegated(Store.put_bytes, first=False)
@@ -122,6 +125,7 @@ class NearestStore:
     strays = _delegated(Store.strays, first=False)
     sweep = _delegated(Store.sweep, first=False)
 
+    # What a reader asks for: of the first place that answers.
     size = _delegated(Store.size, first=True)
     path = _delegated(Store.path, first=True)
     fetch = _delegated(Store.fetch, first=True)

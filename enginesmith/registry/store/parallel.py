@@ -15,23 +15,29 @@ Result = TypeVar("Result")
 
 
 def side_by_side(
-    work: Callable[[Item], Result], items: Sequence[Item], at_once: int = AT_ONCE
+    work: Callable[[Item], Result], items: Sequence[Item], at_once: int = AT_ONCE, most_in_part: int = _MOST_IN_PART
 ) -> Iterator[tuple[Item, Result]]:
     """Each item with what `work` gives for it, in order, by `at_once` threads; a few parts ahead of the reader.
 
-    Raises what `work` raises, after the results of earlier parts.
+    most_in_part: items that a thread takes at a time; 1 for work that takes long.
+    Raises what `work` raises, after the results of earlier parts; parts that no thread has begun are then dropped, as
+    they are where the reader stops.
     """
     if len(items) < 2:
         yield from ((item, work(item)) for item in items)
         return
-    size = min(_MOST_IN_PART, max(1, len(items) // (4 * at_once)))
+    size = min(most_in_part, max(1, len(items) // (4 * at_once)))
     with ThreadPoolExecutor(min(at_once, len(items))) as pool:
         running: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
-        for first_index in range(0, len(items), size):
-            part = items[first_index : first_index + size]
-            running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
-            if len(running) > 2 * at_once:
-                part, future = running.popleft()
+        try:
+            for first_index in range(0, len(items), size):
+                part = items[first_index : first_index + size]
+                running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
+                if len(running) > 2 * at_once:
+                    part, future = running.popleft()
+                    yield from zip(part, future.result(), strict=True)
+            for part, future in running:
                 yield from zip(part, future.result(), strict=True)
-        for part, future in running:
-            yield from zip(part, future.result(), strict=True)
+        finally:
+            for _, future in running:
+                future.cancel()

@@ -8,7 +8,6 @@ verified them with model-signing, an optional dependency that takes seconds to i
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -136,13 +135,8 @@ def read_bundle(data: bytes) -> SignatureBundle:
     statement = parse_as(base64.b64decode(bundle.dsseEnvelope.payload), MAX_BYTES, _Statement)
     (resource,), material = statement.predicate.resources, bundle.verificationMaterial
     if (encoded := material.first_certificate) is not None:
-        from cryptography import x509
-
         certificate = base64.b64decode(encoded)
-        key_id = _key_id(
-            lambda: x509.load_der_x509_certificate(certificate).public_key(), "holds what is no certificate"
-        )
-        return SignatureBundle(key_id, resource.name, resource.digest, certificate, data)
+        return SignatureBundle(_key_id_of_certificate(certificate), resource.name, resource.digest, certificate, data)
     key_id = material.publicKey.hint if material.publicKey else ""
     return SignatureBundle(key_id, resource.name, resource.digest, None, data)
 
@@ -152,20 +146,30 @@ def key_id_of_pem(pem: bytes) -> str:
 
     Raises Malformed for what is no public key.
     """
-    from cryptography.hazmat.primitives import serialization
-
-    return _key_id(lambda: serialization.load_pem_public_key(pem), "is no public key in PEM")
-
-
-def _key_id(load: "Callable[[], PublicKeyTypes]", complaint: str) -> str:
-    """Id of the key that `load` gives. Raises Malformed with the complaint where that raises."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
     try:
-        pem = load().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return _key_id(serialization.load_pem_public_key(pem))
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise Malformed(f"{complaint} ({error})") from error
+        raise Malformed(f"is no public key in PEM ({error})") from error
+
+
+def _key_id_of_certificate(der: bytes) -> str:
+    """Id of the key in a certificate. Raises Malformed for what is no certificate."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return _key_id(x509.load_der_x509_certificate(der).public_key())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Malformed(f"holds what is no certificate ({error})") from error
+
+
+def _key_id(key: "PublicKeyTypes") -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(pem).hexdigest()
 
 

@@ -189,6 +189,15 @@ def check_leases(findings: Findings) -> None:
         )
 
 
+def check_series(findings: Findings) -> None:
+    """Series of latencies that cannot be read, or are not what their keys say."""
+    for key in findings.store.list(SERIES):
+        try:
+            parse_series(findings.store.read(key) or b"", key)
+        except IntegrityError as error:
+            findings.add("forgotten", key, str(error))
+
+
 @dataclass(frozen=True)
 class Repairs:
     """What was mended. blobs: digests of corrupt ones that were moved away.  channels: of which (`model:channel`) the
@@ -344,9 +353,5 @@ def verify(
     check_litter(findings, stored_digests)
     check_documents(findings)
     check_leases(findings)
-    for key in store.list(SERIES):
-        try:
-            parse_series(store.read(key) or b"", key)
-        except IntegrityError as error:
-            findings.add("forgotten", key, str(error))
+    check_series(findings)
     return findings.close()

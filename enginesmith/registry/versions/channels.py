@@ -113,7 +113,7 @@ def point(
     move = Move(
         manifest.version,
         manifest.digest,
-        store.now().isoformat(timespec="seconds"),  # by the store's clock, as evidence that comes later
+        _now(store),
         by,
         why,
         proven_only,
@@ -171,8 +171,7 @@ def rollback(
                 f"promote another one: `enginesmith list {model}` shows them"
             )
         secure_version(guard, manifest)
-        at = store.now().isoformat(timespec="seconds")
-        return replace(previous, at=at, by=by, why=why, action="rollback", canary=(), losses=())
+        return replace(previous, at=_now(store), by=by, why=why, action="rollback", canary=(), losses=())
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -251,6 +250,11 @@ def _move(
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
     refresh_channel(guard, model, name)  # a writer of evidence may have read the state before this move
     return new_channel
+
+
+def _now(store: Store) -> str:
+    """The time of a move: by the store's clock, as that of evidence that comes later."""
+    return store.now().isoformat(timespec="seconds")
 
 
 def _end_rollout(rollout: Rollout, move: Move) -> Rollout:

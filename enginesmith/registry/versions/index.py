@@ -188,8 +188,8 @@ def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
     """Models with the versions that their channels point to. Reads the channels, side by side."""
     channel_pairs = [(entry.model, name) for entry in models for name in entry.channels]
     pointers: dict[str, dict[str, str]] = {}
-    for (model, _), channel in side_by_side(lambda each: _read_pointers(store, each[0], [each[1]]), channel_pairs):
-        pointers.setdefault(model, {}).update(channel)
+    for (model, _), pointer in side_by_side(lambda pair: _read_pointers(store, pair[0], [pair[1]]), channel_pairs):
+        pointers.setdefault(model, {}).update(pointer)
     return [ListedModel(entry.model, tuple(entry.versions), pointers.get(entry.model, {})) for entry in models]
 
 

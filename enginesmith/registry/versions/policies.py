@@ -214,7 +214,8 @@ def write(
     key = policy_key(model, channel)
     old_bytes = store.read(key)
     try:
-        _parse(old_bytes or b"{}", model, channel)
+        if old_bytes is not None:
+            _parse(old_bytes, model, channel)
     except NewerFormatError:
         raise
     except IntegrityError:

@@ -96,8 +96,9 @@ class AbsentError(IntegrityError):
     """The server does not have this object, or not whole, or lists it for nobody."""
 
 
-# Connections without a request: of each process, since sockets must not be shared with a fork.
-_idle: dict[tuple[HttpLocation, int], deque[HTTPConnection]] = {}
+# Connections without a request. A fork closes its copies of them: two processes must not share a socket.
+_idle: dict[HttpLocation, deque[HTTPConnection]] = {}
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 @atexit.register
@@ -206,8 +207,8 @@ def _connect(place: HttpLocation) -> HTTPConnection:
 
 
 def _kept(place: HttpLocation) -> deque[HTTPConnection]:
-    """This process's idle connections to a server."""
-    return _idle.setdefault((place, os.getpid()), deque())
+    """The idle connections to a server."""
+    return _idle.setdefault(place, deque())
 
 
 def _authorization() -> dict[str, str]:

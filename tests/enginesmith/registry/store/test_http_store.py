@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -279,3 +280,10 @@ def test_blobs_lie_where_they_lie_in_a_folder(behind: HttpStore, site: Site) -> 
     digest = "ab" * 32
     behind.has(digest)
     assert site.seen[-1][:2] == ("HEAD", f"/{blob_key(digest)}")
+
+
+def test_a_fork_closes_its_copies_of_idle_connections(behind: HttpStore) -> None:
+    behind.read(channel_key("tiny", "stable"))
+    if not (child := os.fork()):
+        os._exit(len(requests._idle))
+    assert requests._idle and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_requests_run_side_by_side_and_not_all_at_once() -> None:
     assert sum(1 for _ in results) == 3999
 
 
+def test_items_of_long_work_are_handed_over_one_by_one() -> None:
+    started: list[int] = []
+    results = side_by_side(started.append, range(400), at_once=4, most_in_part=1)
+    next(results)
+    assert len(started) <= 9
+    results.close()  # type: ignore[attr-defined]
+
+
 def test_an_error_comes_out_at_its_item() -> None:
     def work(item: int) -> int:
         if item == 7:
@@ -37,3 +46,26 @@ def test_an_error_comes_out_at_its_item() -> None:
         for item, _ in side_by_side(work, range(20), at_once=2):
             found.append(item)
     assert found == list(range(7))[: len(found)] and len(found) > 4
+
+
+def test_after_an_error_no_waiting_part_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancel, cancelled, begun = Future.cancel, threading.Semaphore(0), []
+
+    def cancel_and_tell(future: "Future[object]") -> bool:
+        answer = cancel(future)
+        cancelled.release()
+        return answer
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 0:
+            raise ValueError("none")
+        if item == 5:  # the first of the second part, while the third one waits for the thread
+            cancelled.acquire(timeout=2)
+            cancelled.acquire(timeout=2)
+        return item
+
+    monkeypatch.setattr(Future, "cancel", cancel_and_tell)
+    with pytest.raises(ValueError, match="none"):
+        list(side_by_side(work, range(20), at_once=1))
+    assert max(begun) < 10
