@@ -198,8 +198,8 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
         lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
     labels = decisions[:max_rows]
     return RowSums(
-        len(e), int(agreeing.sum()), math.nan, k=k, named=count_classes(decisions),
-        changed=count_classes(decisions[~agreement]), ahead=tuple(ahead.tolist()), classes=classes,
+        len(e), int(agreeing.sum()), math.nan, k=k, named=count_by_class(decisions),
+        changed=count_by_class(decisions[~agreement]), ahead=tuple(ahead.tolist()), classes=classes,
         leads={name: tuple(lead[labels == name].tolist()) for name in np.unique(labels).tolist()},
     )  # fmt: skip
 
@@ -216,13 +216,13 @@ def _lead(rows: Array, middle: float) -> Array:
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
     """The decisions of integers, each of which is the class that it names; None of more than `MOST_CLASSES`."""
     e, agreement = expected.reshape(-1), (expected == actual).reshape(-1)
-    id_counts = count_classes(e)
+    id_counts = count_by_class(e)
     if len(id_counts) > MOST_CLASSES:
         return None
-    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=count_classes(e[~agreement]))
+    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=count_by_class(e[~agreement]))
 
 
-def count_classes(classes: Array) -> dict[int, int]:
+def count_by_class(classes: Array) -> dict[int, int]:
     """How often each class comes."""
     distinct, counts = np.unique(classes, return_counts=True)
     return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
