@@ -167,8 +167,9 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     drawn = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
     choice_note, choice = "", record.choice
     if choice:
-        floor_text = "" if choice.floor_db is None else f"{number_text(choice.floor_db)} dB were asked for"
-        floor_note = floor_text and f", where at least {floor_text}"
+        floor_note = ""
+        if choice.floor_db is not None:
+            floor_note = f", where at least {number_text(choice.floor_db)} dB were asked for"
         quality = decibels_text(choice.chosen.sqnr_db)
         choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{floor_note}."
     float_nodes: dict[str, list[str]] = {}
