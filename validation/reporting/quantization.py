@@ -164,7 +164,7 @@ def quantizations(
 def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
-    drawn = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
+    histograms = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
     choice_note, choice = "", record.choice
     if choice:
         floor_note = ""
@@ -181,7 +181,7 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         rows=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple((row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in drawn),
+        pictures=tuple((row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=frontier_svg(record.choice) if record.choice else "",
         chosen=choice_note,
