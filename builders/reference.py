@@ -77,8 +77,8 @@ class _VaryingPart:
 
 
 def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
-    """A session of a graph whose constant part was run once (`constant_part`), with the same bits in its outputs; None
-    where there is no such part, and where it cannot be read or run apart."""
+    """A session of a graph whose constant part was run once (`structure.cut_constant_part`), with the same bits in its
+    outputs; None where there is no such part, and where it cannot be read or run apart."""
     import onnxruntime as ort
 
     if this_kind().saturates:  # then the whole graph is rewritten as it is opened

@@ -1,10 +1,11 @@
-"""What a backend offers beyond the protocol's required methods: packages, shape profiles, optional calls."""
+"""What a backend offers beyond the protocol's required methods: packages, shape profiles, optional calls; and what
+backends share: checks of options and requests, and a session of engines that are functions."""
 
 import importlib.metadata
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -269,9 +270,9 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
 # What backends share: checks of options, and sessions of compilers whose engines are functions of arrays.
 
 
-def check_choice(backend: Backend, option: str, choices: Iterable[str]) -> None:
+def check_choice(backend: Backend, option: str, choices: Collection[str]) -> None:
     """Raise InputError where an option has another value than these."""
-    if (value := getattr(backend, option)) not in (choices := tuple(choices)):
+    if (value := getattr(backend, option)) not in choices:
         raise InputError(f"backends.{backend.name}.{option}: {value!r} is not one of {', '.join(map(repr, choices))}")
 
 
@@ -303,11 +304,12 @@ class FunctionSession(Session):
         self._function = None
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
-        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when it fails."""
+        """Run once. Raises DataError for arrays that fit no profile, and EnginesmithError when the function fails, when
+        it gives other arrays than the request's outputs, and after `close`."""
         if self._function is None:
             raise EnginesmithError(f"the session of this {self._title} engine is closed; open it again")
-        arrays, sizes = checked_inputs(self._check, inputs)
-        return checked_outputs(self._request, self._function(arrays), sizes, self._title)
+        arrays, dim_sizes = checked_inputs(self._check, inputs)
+        return checked_outputs(self._request, self._function(arrays), dim_sizes, self._title)
 
 
 def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray], dict[str, int]]":
@@ -335,10 +337,10 @@ def checked_outputs(
     for spec in request.outputs:
         array = arrays[spec.name]
         expected_shape = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
-        known_shape = [
-            size if size is not None else seen for size, seen in zip(expected_shape, array.shape, strict=False)
-        ]
-        if (array.dtype.name, array.ndim, [*array.shape]) != (spec.dtype, len(expected_shape), known_shape):
+        fits = array.ndim == len(expected_shape) and all(
+            expected in (None, size) for size, expected in zip(array.shape, expected_shape, strict=True)
+        )
+        if not fits or array.dtype.name != spec.dtype:
             raise EnginesmithError(
                 f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
                 f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"

@@ -136,7 +136,7 @@ class Writer:
     def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
         """Add a node with these outputs; the name of the first.
 
-        attributes: of the node.
+        operator: its type.  inputs, outputs: names.
         """
         from onnx import helper
 
@@ -150,8 +150,10 @@ Writing = Callable[[Writer, Scope], "list[onnx.NodeProto] | None"]
 def rewrite(
     graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer_scope: Scope | None = None
 ) -> None:
-    """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place. outer: what is
-    known around an inner graph; None for the model's own."""
+    """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place.
+
+    rules: by operator.  outer_scope: what is known around an inner graph; None for the model's own.
+    """
     scope = (outer_scope or Scope(opset)).inside(graph)
     new_nodes: list[onnx.NodeProto] = []
     for node in graph.node:

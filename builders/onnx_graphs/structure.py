@@ -256,7 +256,7 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
             node.input[1], is_changed = name, True
             del node.attribute[:]  # allowzero: that 0 is no copy
     if is_changed:
-        _drop_unread(model.graph)
+        _drop_unread_nodes(model.graph)
 
 
 def _lift_constants(graph: "onnx.GraphProto") -> None:
@@ -296,7 +296,7 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
     return shape if Counter(shape)[-1] <= 1 else None
 
 
-def _drop_unread(graph: "onnx.GraphProto") -> None:
+def _drop_unread_nodes(graph: "onnx.GraphProto") -> None:
     """Remove the nodes whose outputs nothing reads, in place."""
     set_items(graph.node, select_needed(graph.node, [value.name for value in graph.output]))
 

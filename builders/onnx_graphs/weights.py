@@ -163,8 +163,9 @@ def to_array(tensor: TensorProto) -> Array:
     if length != bytes_of(tensor):
         raise ModelError(wrong_length(tensor))
     if _bits_of(tensor.data_type) < 8:
-        embed(embedded := copied(tensor))
-        return numpy_helper.to_array(embedded)
+        whole_tensor = copied(tensor)
+        embed(whole_tensor)
+        return numpy_helper.to_array(whole_tensor)
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return np.asarray(np.memmap(file, kind, "r", offset, tuple(tensor.dims)))
 

@@ -139,7 +139,10 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"source": {"torch": "m.py:b", "onnx": "tiny.onnx"}}, "source: needs exactly one of torch, pt2, onnx; found"),
         ({"inputs": {"x": {"dtype": "float33", "shape": [1]}}}, "inputs.x.dtype: 'float33' is not known; did you mean"),
         ({"inputs": {"x": {"shape": [0, 8]}}}, "inputs.x.shape.0: 0: "),
-        ({"validation": {"canary": {"latency": {"p100": 0.1}}}}, "p100: is no quantile; use p50, p90, p99, p99.9"),
+        (
+            {"validation": {"canary": {"latency": {"p100": 0.1}}}},
+            "latency.p100 is no quantile; use p50, p90, p99, p99.9",
+        ),
         (
             {"validation": {"canary": {"latency": {"p99": 0}}}},
             "canary.latency.p99 is 0.0; it must be a number, above 0",

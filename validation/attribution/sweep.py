@@ -80,9 +80,12 @@ class Apart:
         names = tuple(segment.target for segment in window)
         if names not in self.sessions:
             boundary_names = {name for segment in window for name in segment.boundary}
-            given_names = [name for name in self.specs if name in boundary_names]
-            ranked_as = {n: TensorSpec(n, self.specs[n].dtype, values[n].shape) for n in given_names}
-            self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, ranked_as))
+            boundary_specs = {
+                name: TensorSpec(name, spec.dtype, values[name].shape)
+                for name, spec in self.specs.items()
+                if name in boundary_names
+            }
+            self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, boundary_specs))
         session = self.sessions[names]
         fed = {spec.name: values[spec.name] for spec in session.inputs}
         cast = {name: fed[name].astype(spec.dtype) for name, spec in self.specs.items() if name in fed}
@@ -173,8 +176,9 @@ class Sweep:
         ranked_rows = rank_segments(rows)
         inner: dict[str, list[str]] = {}
         for row in ranked_rows:
-            made_inside = {name for step in self.candidate.steps if step.name in row.computed_by for name in step.makes}
-            inner[row.tensor] = [name for name in points if name in made_inside and name not in cuts]
+            node_names = set(row.computed_by)
+            inner_tensors = {name for step in self.candidate.steps if step.name in node_names for name in step.makes}
+            inner[row.tensor] = [name for name in points if name in inner_tensors and name not in cuts]
         blamed_targets = [row.tensor for row in ranked_rows if row.blamed and inner[row.tensor]]
         worst_targets = [row.tensor for row in ranked_rows[:REFINED] if inner[row.tensor]]
         targets = blamed_targets[:REFINED] or ([] if any(row.blamed for row in rows) else worst_targets)

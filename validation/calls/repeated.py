@@ -180,9 +180,7 @@ class RepeatedCalls:
         for first_call in self._firsts:
             self._look_again(first_call)
         if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
-            # Two sets of inputs of one size and with an answer each, if there are such.
-            answered_pairs = ((a, b) for a, b in pairwise(pool) if a.first_outputs and b.first_outputs)
-            self._pair = next((pair for pair in answered_pairs if len({_form(x.copies) for x in pair}) == 1), ())
+            self._pair = _pair_of(pool)
             self._refill()
             if self.shared:
                 self._share()
@@ -308,6 +306,14 @@ class RepeatedCalls:
         if self._pair and self.shared:
             passed_note = "two threads that call at the same time"
             yield _check("calls threads", self.threads, f"{2 * AT_ONCE} calls", passed_note)
+
+
+def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
+    """Two sets of inputs of one size and with an answer each; none where there are no such."""
+    for first, second in pairwise(pool):
+        if first.first_outputs and second.first_outputs and _form(first.copies) == _form(second.copies):
+            return first, second
+    return ()
 
 
 def _check(name: str, fault: _Fault, summary: str, passed_note: str) -> Check:

@@ -206,7 +206,10 @@ def _describe_replay(report: CanaryReport) -> str:
 
 def _numbers(criterion: Criterion) -> tuple[str, str, str]:
     """Estimate, interval and margin of a criterion as text, with real minus signs."""
-    interval = "not measured" if criterion.note else describe_interval(criterion)
-    ends = (describe_value(value, criterion.kind) for value in (criterion.estimate, criterion.margin))
-    estimate, margin, interval = (text.replace("-", "−") for text in (*ends, interval))  # noqa: RUF001 - a minus sign
+    texts = (
+        describe_value(criterion.estimate, criterion.kind),
+        "not measured" if criterion.note else describe_interval(criterion),
+        describe_value(criterion.margin, criterion.kind),
+    )
+    estimate, interval, margin = (text.replace("-", "−") for text in texts)  # noqa: RUF001 - a real minus sign
     return estimate, interval, margin

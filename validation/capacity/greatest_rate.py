@@ -93,10 +93,7 @@ def batch_times(
     rows = np.array([[count, *others.values()] for count in counts.tolist()], np.int64)
     timed_sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
     inside_mask = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
-    # Sizes that lie on a line or plane do not say how each dim by itself changes the time.
-    logs = np.log(timed_sizes)
-    spans = len(logs) > logs.shape[1] and np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1]
-    if not others or not inside_mask.all() or not spans:
+    if not others or not inside_mask.all() or not _spans(timed_sizes):
         sizes_text = ",".join(f"{dim}={size}" for dim, size in others.items())
         place = f" at {sizes_text.replace(',', ' ')}" if sizes_text else ""
         ends = " ".join(
@@ -117,6 +114,13 @@ def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -
     distances = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
     half = np.hypot(spread[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
     return BatchTimes(times.curves_at(sizes), half)
+
+
+def _spans(timed_sizes: Array) -> bool:
+    """Whether sizes ([points, dims], above 0) say how each dim by itself changes the time: they lie on no line or
+    plane."""
+    logs = np.log(timed_sizes)
+    return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
 
 
 # The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.

@@ -90,9 +90,9 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     for offer, (parents, numbers) in zip(reversed(order), reversed(step_choices), strict=True):
         machine_counts[offer.name], state_index = int(numbers[state_index]), int(parents[state_index])
     machines = {name: number for name, number in reversed(machine_counts.items()) if number}
-    counted_offers = [(machines.get(offer.name, 0), offer) for offer in order]
-    rate = sum(n * machine.rate for n, machine in counted_offers)
-    return FleetMix(machines, rate, sum(n * machine.per_hour for n, machine in counted_offers))
+    rate = sum(machines.get(offer.name, 0) * offer.rate for offer in order)
+    per_hour = sum(machines.get(offer.name, 0) * offer.per_hour for offer in order)
+    return FleetMix(machines, rate, per_hour)
 
 
 def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float, bound: float) -> tuple[Array, Array]:

@@ -359,15 +359,16 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
 
     Raises EnginesmithError for whatever the session raises, and for an answer other than plain arrays by name.
     """
+    session_inputs = narrow(session, inputs)
     try:
-        answer: Any = session.run(narrow(session, inputs))
+        answer: Any = session.run(session_inputs)
     except EnginesmithError:
         raise
     except Exception as error:  # whatever a runtime raises
         raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
-    values = list(answer.values()) if isinstance(answer, Mapping) else [None]
-    if not all(isinstance(value, np.ndarray | np.generic) for value in values):
-        kinds = sorted({type(value).__name__ for value in values}) if isinstance(answer, Mapping) else ()
+    is_mapping = isinstance(answer, Mapping)
+    if not is_mapping or not all(isinstance(value, np.ndarray | np.generic) for value in answer.values()):
+        kinds = sorted({type(value).__name__ for value in answer.values()}) if is_mapping else []
         answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(kinds)}" if kinds else "")
         raise EnginesmithError(f"the session answered {answer_text}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}

@@ -40,8 +40,8 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class _Over:
-    """A source of samples over another one, which has its name and its digest."""
+class _Reading:
+    """A source that reads its samples from another source, and has the name and the digest of that one."""
 
     samples: SampleSource
 
@@ -57,7 +57,7 @@ class _Over:
 
 
 @dataclass(frozen=True)
-class JoinedSteps(_Over):
+class JoinedSteps(_Reading):
     """A source whose runs are steps of one or more samples of another; they are counted in steps."""
 
     steps: Steps
@@ -165,11 +165,11 @@ WINDOW = 8
 _DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True)
-class DigestCollector(_Over):
+@dataclass(frozen=True, eq=False)
+class DigestCollector(_Reading):
     """A source of samples that collects the digest of every run that passes, and of each of its rows."""
 
-    _seen: set[bytes] = field(default_factory=set)
+    _seen: set[bytes] = field(default_factory=set, init=False, repr=False)
 
     @property
     def seen(self) -> bytes:
@@ -249,7 +249,7 @@ MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
-class SequenceSamples(_Over):
+class SequenceSamples(_Reading):
     """Samples as steps with complete inputs. streams: over the model that gives the states; one pass at a time.
 
     order: for each sample which sequence it is of; None where all are of one.  steps: which samples are one step; None

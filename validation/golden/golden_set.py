@@ -173,8 +173,12 @@ class GoldenSequences:
     @property
     def lengths(self) -> tuple[int, ...]:
         """The steps of each sequence."""
-        inputs = (case.inputs for case in self.golden.cases)
-        return tuple(int(x[BEGINS].sum()) if BEGINS in x else len(next(iter(x.values()))) for x in inputs)
+        return tuple(_count_steps(case.inputs) for case in self.golden.cases)
+
+
+def _count_steps(inputs: Tensors) -> int:
+    begins = inputs.get(BEGINS)
+    return len(next(iter(inputs.values()))) if begins is None else int(begins.sum())
 
 
 def freeze(

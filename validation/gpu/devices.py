@@ -218,7 +218,7 @@ class OfflineBundle:
             about = document.model, document.version, document.manifest, document.golden
             return cls(*about, engines, folder, document.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
-            where = f"{folder} is no folder that `enginesmith validate --carry` wrote"
+            where = f"{folder} cannot be read as a folder of `enginesmith validate --carry`"
             raise document_error(where, error, "carry it anew") from error
 
 
@@ -307,7 +307,7 @@ def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[
 
 
 def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
-    """The engine of a request as `compatibility.open_engine` opens it, with the answers that were recorded of it."""
+    """The engine of a request as `discovery.open_engine` opens it, with the answers that were recorded of it."""
     return ReplaySession(request.inputs, request.outputs, answers, scope)
 
 

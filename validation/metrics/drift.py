@@ -168,13 +168,7 @@ def measure_rows(
 def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int) -> RowSums:
     e, a = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
-    log_p, log_q = log_softmax(e[finite]), log_softmax(a[finite])
-    p, q = np.exp(log_p), np.exp(log_q)
-    # Where it is smaller than tiny, so are its factors; rounding may leave both divergences a little outside.
-    log_m = np.log(np.maximum((p + q) / 2, np.finfo(np.float64).tiny))
-    kl = np.maximum(np.einsum("ij,ij->i", p, log_p - log_q), 0)
-    js = (np.einsum("ij,ij->i", p, log_p - log_m) + np.einsum("ij,ij->i", q, log_q - log_m)) / 2
-    js = np.clip(js, 0, math.log(2))
+    kl, js = _divergences(e[finite], a[finite])
     worst_index = None
     if len(js):
         row = start + int(np.flatnonzero(finite)[np.argmax(js)])
@@ -198,8 +192,8 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
         lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
     labels = decisions[:max_rows]
     return RowSums(
-        len(e), int(agreeing.sum()), math.nan, k=k, named=count_classes(decisions),
-        changed=count_classes(decisions[~agreement]), ahead=tuple(ahead.tolist()), classes=classes,
+        len(e), int(agreeing.sum()), math.nan, k=k, named=count_by_class(decisions),
+        changed=count_by_class(decisions[~agreement]), ahead=tuple(ahead.tolist()), classes=classes,
         leads={name: tuple(lead[labels == name].tolist()) for name in np.unique(labels).tolist()},
     )  # fmt: skip
 
@@ -216,13 +210,13 @@ def _lead(rows: Array, middle: float) -> Array:
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
     """The decisions of integers, each of which is the class that it names; None of more than `MOST_CLASSES`."""
     e, agreement = expected.reshape(-1), (expected == actual).reshape(-1)
-    id_counts = count_classes(e)
+    id_counts = count_by_class(e)
     if len(id_counts) > MOST_CLASSES:
         return None
-    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=count_classes(e[~agreement]))
+    return RowSums(e.size, int(agreement.sum()), math.nan, named=id_counts, changed=count_by_class(e[~agreement]))
 
 
-def count_classes(classes: Array) -> dict[int, int]:
+def count_by_class(classes: Array) -> dict[int, int]:
     """How often each class comes."""
     distinct, counts = np.unique(classes, return_counts=True)
     return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
@@ -243,6 +237,17 @@ def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
     top = np.argpartition(a, -k, axis=1)[:, -k:]
     members = np.take_along_axis(e, top, axis=1) >= least_values[:, None]
     return float((members & ~np.isnan(np.take_along_axis(a, top, axis=1))).sum() / k)
+
+
+def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
+    """KL and Jensen-Shannon divergence of each row, [rows] each, from finite logits [rows, classes]."""
+    log_p, log_q = log_softmax(e), log_softmax(a)
+    p, q = np.exp(log_p), np.exp(log_q)
+    kl = np.einsum("ij,ij->i", p, log_p - log_q)
+    # A mean below the least normal number is raised to that: what it is multiplied by is as small.
+    log_m = np.log(np.maximum((p + q) / 2, np.finfo(np.float64).tiny))
+    js = (np.einsum("ij,ij->i", p, log_p - log_m) + np.einsum("ij,ij->i", q, log_q - log_m)) / 2
+    return np.maximum(kl, 0), np.clip(js, 0, math.log(2))  # rounding may leave them a little outside
 
 
 def log_softmax(logits: Array) -> Array:

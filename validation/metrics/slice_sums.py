@@ -211,9 +211,7 @@ class ChunkSums:
         if self._features is None:
             (expected_sq, error_sq), cross = _dots(pair, pair).tolist(), float(_dots(rows, error))
         else:
-            off = error.reshape(-1, self._width)
-            by_blas = NARROW <= self._width <= PIECE
-            energies = np.asarray(np.vecdot(off, off) if by_blas else np.einsum("ij,ij->i", off, off))
+            energies = _row_energies(error, self._width)
             expected_sq, error_sq, cross = float(_dots(rows, rows)), float(energies.sum()), float(_dots(rows, error))
         actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
         if not actual_sq > CANCELLED * expected_sq:
@@ -292,6 +290,12 @@ def _dots(left: Array, right: Array) -> Array:
     if piece_end < left.shape[-1]:
         dot_products = dot_products + np.vecdot(left[..., piece_end:], right[..., piece_end:])
     return np.asarray(dot_products)
+
+
+def _row_energies(error: Array, width: int) -> Array:
+    """The sum of squares of each row of `width` elements."""
+    rows = error.reshape(-1, width)
+    return np.asarray(np.vecdot(rows, rows) if NARROW <= width <= PIECE else np.einsum("ij,ij->i", rows, rows))
 
 
 # The passes over two arrays that a drift is summed up from: chunks in float64 that stay in the cache, on threads.

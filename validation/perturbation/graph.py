@@ -422,7 +422,8 @@ def perturb_chain(
     """A chain of such graphs as one. opener: the chain with these sessions in the place of graphs, by name."""
     controls = dict[str, Array]()
     with opener({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
-        halves, grids = (any(getattr(graph, kind) for graph in graphs.values()) for kind in ("halves", "grids"))
+        halves = any(graph.halves for graph in graphs.values())
+        grids = any(graph.grids for graph in graphs.values())
         yield Perturbed(_Controls(chain, controls), halves, grids)
 
 

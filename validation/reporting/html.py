@@ -158,8 +158,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
-    built = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
-    plain_precisions = [entry.precision for entry in built if original and entry.graph == original]
+    quantized = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
+    plain_precisions = [entry.precision for entry in quantized if original and entry.graph == original]
     return VersionPage(
         manifest=version,
         reference=version.reference,

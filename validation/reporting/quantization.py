@@ -164,11 +164,12 @@ def quantizations(
 def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
-    drawn = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
+    histograms = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
     choice_note, choice = "", record.choice
     if choice:
-        floor_text = "" if choice.floor_db is None else f"{number_text(choice.floor_db)} dB were asked for"
-        floor_note = floor_text and f", where at least {floor_text}"
+        floor_note = ""
+        if choice.floor_db is not None:
+            floor_note = f", where at least {number_text(choice.floor_db)} dB were asked for"
         quality = decibels_text(choice.chosen.sqnr_db)
         choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{floor_note}."
     float_nodes: dict[str, list[str]] = {}
@@ -180,7 +181,7 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         rows=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple((row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in drawn),
+        pictures=tuple((row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=frontier_svg(record.choice) if record.choice else "",
         chosen=choice_note,

@@ -123,14 +123,16 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
         for output, cells in _cells(report):
             key = (report.precision, output, repr([cell and cell.checks for cell in cells.values()]))
             rows.setdefault(key, (cells, []))[1].append(report)
-    found = [DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()]
+    drift_rows = [
+        DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()
+    ]
     order: tuple[str, ...] = PRECISIONS
 
     def rank(row: DriftRow) -> tuple[bool, int]:
         precision = row.units[0].precision
         return not row.failed, order.index(precision) if precision in order else len(order)
 
-    return sorted(found, key=rank)
+    return sorted(drift_rows, key=rank)
 
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
@@ -302,13 +304,13 @@ class CourseRow:
 def courses(reports: Sequence[Report]) -> list[CourseRow]:
     """The drift along sequences of models with state, by stage; what several engines share is shown once."""
     rows = []
-    for course, units in _share((report, course) for report in reports for course in report.free_running):
+    for course, units in _group_equal((report, course) for report in reports for course in report.free_running):
         parts = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
         rows.append(CourseRow("export" if course.stage == "export" else _name(course, units), course, parts))
     return rows
 
 
-def _share(pairs: Iterable[tuple[Report, Measured]]) -> list[tuple[Measured, list[Report]]]:
+def _group_equal(pairs: Iterable[tuple[Report, Measured]]) -> list[tuple[Measured, list[Report]]]:
     """Each distinct value with the reports that have it, in the order of the stages."""
     groups: dict[str, tuple[Measured, list[Report]]] = {}
     for report, value in pairs:
@@ -318,7 +320,7 @@ def _share(pairs: Iterable[tuple[Report, Measured]]) -> list[tuple[Measured, lis
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     """Each distinct spread of the reports, in the order of the stages."""
-    spread_groups = _share((report, spread) for report in reports for spread in report.spreads)
+    spread_groups = _group_equal((report, spread) for report in reports for spread in report.spreads)
     name_counts = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
@@ -329,10 +331,11 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     colours = {unit: series(order.index(graph))["color"] for unit, graph in graphs.items()}
     shared_spreads = []
     for spread, units in spread_groups:
+        if spread.stage == "export":
+            shared_spreads.append(_SharedSpread(spread, "export", COLOURS["muted"]))
+            continue
         is_repeated = name_counts[spread.output, _name(spread, units)] > 1
-        name, colour = _name(spread, units, is_repeated), colours[units[0].unit]
-        pick = ("export", COLOURS["muted"]) if spread.stage == "export" else (name, colour)
-        shared_spreads.append(_SharedSpread(spread, *pick))
+        shared_spreads.append(_SharedSpread(spread, _name(spread, units, is_repeated), colours[units[0].unit]))
     return shared_spreads
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's ahead-of-time compiler: `backend` is what the rest of the house sees; `session` runs its packages."""
+"""PyTorch's ahead-of-time compiler: `backend` is what the other packages see; `session` runs its packages."""
 
 from builders.backends.aotinductor.backend import AotInductor
 

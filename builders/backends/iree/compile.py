@@ -35,12 +35,13 @@ def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
     none for them, as a turn may change them, and IREE, which can do that in no loop, takes a tensor without a shape for
     a scalar.
     """
-    for body in (body for node in walk_nodes(graph) if node.op_type == "Loop" for body in list_bodies(node)):
+    loops = (node for node in walk_nodes(graph) if node.op_type == "Loop")
+    for body in (body for loop in loops for body in list_bodies(loop)):
         # The body takes the turn's number and the condition first, and gives the condition.
         for body_input, body_output in zip(body.input[2:], body.output[1:], strict=False):
-            taken, given = body_input.type.tensor_type, body_output.type.tensor_type
-            if taken.HasField("shape") and not given.HasField("shape"):
-                given.shape.CopyFrom(taken.shape)
+            input_type, output_type = body_input.type.tensor_type, body_output.type.tensor_type
+            if input_type.HasField("shape") and not output_type.HasField("shape"):
+                output_type.shape.CopyFrom(input_type.shape)
     rewrite(graph, opset, _RULES)
 
 

@@ -211,6 +211,6 @@ class OnnxRuntime:
         return profile_nodes(engine.path, inputs, runs, workdir, level, self.intra_op_threads)
 
     def open_part(self, path: Path, *, as_written: bool = False) -> "OrtSession":
-        """See `parts.PartOpening`."""
+        """See `optional_methods.PartOpening`."""
         level = "ORT_DISABLE_ALL" if as_written else _LEVELS[self.graph_optimization][1]
         return OrtSession(path, level=level, threads=self.intra_op_threads)

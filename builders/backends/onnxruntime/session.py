@@ -21,7 +21,7 @@ from enginesmith.descriptions import find_library
 
 if TYPE_CHECKING:
     import numpy as np
-    from onnx import GraphProto
+    from onnx import GraphProto, NodeProto
 
 # Opens ONNX models with ONNX Runtime on the CPU, and makes its errors what, which node and remedy.
 #
@@ -250,8 +250,10 @@ _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. name, category: as the runtime writes them.  operator: type of the node, '' where it is
-    about none."""
+    """An event of the trace. name, category: as the runtime writes them.  begun, taken: in microseconds.
+
+    operator: type of the node, '' where it is about none.
+    """
 
     name: str
     category: str
@@ -378,11 +380,12 @@ def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[st
     ]
 
 
-def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> Untyped:
+def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> "NodeProto | None":
     """The graph's node of this name that is not in `used_places`, to which its place is added; None without one.
 
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
+    unused: list[tuple[int, NodeProto]]
     unused = [(i, graph_node) for i, graph_node in enumerate(graph.node) if i not in used_places]
     for name in (node.name, ""):
         for i, graph_node in unused:

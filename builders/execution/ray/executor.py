@@ -302,7 +302,7 @@ class RayExecutor:
             return self._listener
 
     def _connect_in_thread(self) -> bool:
-        """`cluster.connect`, in a thread that lives until this executor is closed: the processes of a Ray that is
+        """`task.connect`, in a thread that lives until this executor is closed: the processes of a Ray that is
         started here end with the thread that started them, and the caller's may be one of a pool."""
         connection: Future[bool] = Future()
         self._closed = close_event = threading.Event()

@@ -92,3 +92,22 @@ def test_more_profiles_than_a_plan_keeps_and_empty_tensors_are_refused():
     assert "more than 64 profiles" in optional_methods.refusal(graphs.request("cpu", profiles=many), "TVM")
     empty = (TensorSpec("image", "float32", ("batch", 0)),)
     assert "'image' has shape ('batch', 0)" in optional_methods.refusal(graphs.request("cpu", inputs=empty), "TVM")
+
+
+def test_a_session_of_a_function_gives_its_outputs_by_name_and_none_after_it_was_closed():
+    taken = []
+
+    def function(arrays):
+        taken.extend(arrays)
+        return [np.ones((2, 3), "f")]
+
+    session = optional_methods.FunctionSession(REQUEST, "TVM", function)
+    assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken] == [(2, 8)]
+    with pytest.raises(DataError):
+        session.run(image(17))
+    with pytest.raises(EnginesmithError, match="TVM answers 'logits' with float32"):
+        session.run(image(4))
+    session.close()
+    with pytest.raises(EnginesmithError, match="the session of this TVM engine is closed"):
+        session.run(image(2))
+    assert len(taken) == 2, "neither what fits no profile nor a closed session is run"

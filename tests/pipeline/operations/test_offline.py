@@ -102,7 +102,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(place, tmp_path, mo
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("carry.json", "is no folder that"), ("cases.npz", "changed on the way"), ("engines", "changed on")],
+    [("carry.json", "cannot be read as a folder of"), ("cases.npz", "changed on the way"), ("engines", "changed on")],
 )
 def test_a_folder_that_was_changed_on_the_way_is_not_run(returned_once, tmp_path, name, said):
     shutil.copytree(returned_once[0], tmp_path / "out")

@@ -56,6 +56,11 @@ def test_what_is_no_report_is_refused(bad):
         read_report(bad)
 
 
+def test_a_newer_document_of_another_kind_is_no_report_that_an_upgrade_would_read(failed):
+    with pytest.raises(IntegrityError, match="not a canary report of format 1"):
+        read_report(signed({**failed, "kind": "enginesmith-gpu-check", "format": 2}))
+
+
 def test_a_report_that_says_two_things_is_refused(failed):
     whole = json.dumps(failed)
     with pytest.raises(IntegrityError, match="'verdict' is given twice"):

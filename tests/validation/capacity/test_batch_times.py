@@ -49,6 +49,12 @@ def test_sizes_on_one_line_do_not_say_what_each_dim_costs():
         batch_times(line, "batch", {"length": 16}, 8)
 
 
+def test_an_empty_batch_that_was_timed_does_not_hide_what_was_not():
+    """The logarithm of 0 must not be taken where the sizes are refused anyway."""
+    with pytest.raises(DataError, match="batch=1 to 8 was not timed"):
+        batch_times([bucket(0.001, batch=0), bucket(0.001, batch=1)], "batch", {}, 8)
+
+
 def test_a_batch_beyond_what_was_timed_names_the_command_that_times_it():
     with pytest.raises(DataError, match=r"batch=1 to 8 was not timed.*--bucket batch=1 --bucket batch=8"):
         batch_times([bucket(0.001, batch=1), bucket(0.002, batch=4)], "batch", {}, 8)

@@ -39,7 +39,8 @@ class QualityThresholds:
 class Thresholds:
     """All margins of a canary, as `validation.canary` of a spec has them.
 
-    latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed requests.
+    latency: greatest relative slowdown by quantile; below 1 in a spec, while a caller in Python may allow more.
+    error_rate: greatest difference of the shares of failed requests.
     error_budget: share of failed requests up to which a candidate passes, whatever the difference is.
     quality: None compares no answers.  alpha: the probability of a wrong PASS, and of a wrong FAIL.
     """
@@ -77,5 +78,5 @@ def probability(name: str) -> float:
     match = _QUANTILE.fullmatch(name)
     value = float(match[1]) / 100.0 if match else 0.0
     if not 0.0 < value < 1.0:
-        raise InputError(f"latency.{name[:40]}: is no quantile; use p50, p90, p99, p99.9")
+        raise InputError(f"latency.{name[:40]} is no quantile; use p50, p90, p99, p99.9")
     return value

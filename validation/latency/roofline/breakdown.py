@@ -124,11 +124,13 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
         node = GraphNode(original.cost, reads, original.makes)
         sole_reads = [name for name in node.reads if readers[name] == 1 and name not in output_names]
         joined_groups = [group_of[name] for name in sole_reads if name in group_of]
-        if node.cost.op_type not in ELEMENTWISE or not joined_groups:
-            joined_groups = [len(groups)]
+        if node.cost.op_type in ELEMENTWISE and joined_groups:
+            group_index = max(joined_groups)
+        else:
+            group_index = len(groups)
             groups.append([])
-        groups[max(joined_groups)].append(node)
-        group_of |= dict.fromkeys(node.makes, max(joined_groups))
+        groups[group_index].append(node)
+        group_of |= dict.fromkeys(node.makes, group_index)
     return groups
 
 

@@ -161,15 +161,14 @@ _PER_INPUT = {
 # Operators whose output values depend on input values at the same place alone; they can be fused with their input.
 _ROWS = frozenset(_words("Softmax LogSoftmax QLinearSoftmax"))
 ELEMENTWISE = frozenset(_PER_VALUE) - _ROWS | VIEWS | {"Cast", "CastLike"}
+# Operators without products whose costs are known.
+_COUNTED = VIEWS | _SHAPES | _MOVES | _PER_VALUE.keys() | _PER_INPUT.keys()
 
 
 def size_bytes(tensor: TensorType) -> int:
     """Bytes of a tensor; types under a byte are packed."""
     dtype, shape = tensor
     return math.ceil(math.prod(shape) * _bits(dtype) / 8)
-
-
-_COUNTED = VIEWS | _SHAPES | _MOVES | _PER_VALUE.keys() | _PER_INPUT.keys()
 
 
 def _bits(dtype: str) -> int:

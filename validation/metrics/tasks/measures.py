@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Tensors
-from validation.metrics.drift import count_classes, is_exact
+from validation.metrics.drift import count_by_class, is_exact
 from validation.metrics.tasks.boxes import Detection
 from validation.metrics.tasks.scores import (
     NO_ANSWER,
@@ -189,9 +189,9 @@ class Segmentation(Score[Array, Array]):
         if self.terms.ignore is not None:
             valid_mask = targets != self.terms.ignore
             targets, answers = targets[valid_mask], answers[valid_mask]
-        self._wanted.update(count_classes(targets))
-        self._found.update(count_classes(answers))
-        self._both.update(count_classes(targets[targets == answers]))
+        self._wanted.update(count_by_class(targets))
+        self._found.update(count_by_class(answers))
+        self._both.update(count_by_class(targets[targets == answers]))
 
     def values(self) -> list[TaskValue]:
         """Mean of intersection over union, and the share of equal pixels."""

@@ -12,7 +12,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Tensors
-from validation.metrics.drift import count_classes, is_exact, log_softmax
+from validation.metrics.drift import count_by_class, is_exact, log_softmax
 from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, TextMetric, TopKMetric
 
 # What every kind of task metric answers, and how class indices are read from outputs.
@@ -146,7 +146,7 @@ class Accuracy(Score[Array, Array]):
 
     def add(self, targets: Array, answers: Array) -> None:
         """Count the equal ones, by class."""
-        self.right.update(count_classes(targets[targets == answers]))
+        self.right.update(count_by_class(targets[targets == answers]))
         self._rows += len(targets)
 
     def values(self) -> list[TaskValue]:
