@@ -160,16 +160,20 @@ def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried_points: dict[
     while low < high:
         middle = (low + high) // 2 if tried_points else 0
         if floor.sqnr_db is not None and 0 < len(tried_points) <= _PREDICTED:
-            # The least depth that should reach the floor, by what the last run was off.
-            beyond, middle = _beyond(trial, [*tried_points.values()][-1]), low
-            while middle < high - 1 and trial.predicted_db(trial.ranked[:middle]) - beyond < floor.sqnr_db:
-                middle += 1
+            middle = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
         if holds(middle):
             high = middle
         else:
             low = middle + 1
     holds(low)
     return low
+
+
+def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low: int, high: int) -> int:
+    """The least depth from `low` on, below `high`, that should reach the floor, by what the last run was off."""
+    beyond = _beyond(trial, last)
+    depths = range(low, high)
+    return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - beyond >= sqnr_db), high - 1)
 
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:
