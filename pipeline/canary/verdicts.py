@@ -81,7 +81,8 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
     with suppress(UnknownNameError):
         target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
     conditions = circumstances(terms.source, notes, TrafficReplayed(), target)
-    return write_report(make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, 0), out)
+    report = make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, seed=0)
+    return write_report(report, out)
 
 
 def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:

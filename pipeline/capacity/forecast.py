@@ -140,7 +140,7 @@ class Forecaster:
     say: Callable[[str], object] = str
 
     def forecast(self) -> CapacityForecast:
-        """The forecast."""
+        """The capacity of each engine on each kind of machine, and the cheapest mix of machines."""
         rows = list[EngineCapacity]()
         for kind in self.kinds:
             self.say(f"simulating {kind.entry.unit} on {kind.machine.title}")
@@ -265,12 +265,7 @@ class Forecaster:
         """The forecast with the cheapest mix, at the greatest rates and at the lower ends of their intervals."""
         best_rows = best_engines(forecast.engines)
         if not best_rows:
-            source = self.prices.source if self.prices else ""
-            machines = ", ".join(dict.fromkeys(row.machine for row in forecast.engines if row.greatest))
-            unpriced_text = f"{source} has no price for {machines}, on which engines were timed; add it"
-            return replace(
-                forecast, why_no_mix=unpriced_text if machines else "no engine that was timed keeps the limit"
-            )
+            return replace(forecast, why_no_mix=self._why_no_mix(forecast))
         rates = {name: row.greatest.rate for name, row in best_rows.items() if row.greatest}
         ends = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
         mixes = [self._mix(dict(zip(rates, counts, strict=True))) for counts in ends]
@@ -297,6 +292,14 @@ class Forecaster:
         if self.counts is not None:
             return self.counts.get(name, 0)
         return self.prices.machines[name].count if self.prices else None
+
+    def _why_no_mix(self, forecast: CapacityForecast) -> str:
+        carrying = [row for row in forecast.engines if row.greatest]
+        if not carrying:
+            return "no engine that was timed keeps the limit"
+        source = self.prices.source if self.prices else ""
+        machines = ", ".join(dict.fromkeys(row.machine for row in carrying))
+        return f"{source} has no price for {machines}, on which engines were timed; add it"
 
     def _why_too_few(self, rows: Mapping[str, EngineCapacity]) -> str:
         free = 1.0 - self.demand.headroom
@@ -379,8 +382,19 @@ def prepare(store: Store, manifest: Manifest, terms: CapacityTerms, say: Callabl
     workload = _asked(spec, leading_dim(kinds[0].entry.inputs), terms)
     usable_engines = [entry for entry in judge_entries(store, manifest) if entry.usable]
     engines = [entry for entry in usable_engines if terms.precision in (None, entry.precision)]
-    asked_terms = (terms.demand, terms.limit, workload, terms.serving)
-    return Forecaster(reference, *asked_terms, spec.named_dims(), kinds, engines, prices, counts, say)
+    return Forecaster(
+        reference=reference,
+        demand=terms.demand,
+        limit=terms.limit,
+        asked=workload,
+        serving=terms.serving,
+        dims=spec.named_dims(),
+        kinds=kinds,
+        engines=engines,
+        prices=prices,
+        counts=counts,
+        say=say,
+    )
 
 
 def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWorkload:

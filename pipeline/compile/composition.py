@@ -143,8 +143,9 @@ class Run(Work):
         unit_names = set[str]()
         other_units = [unit.unit for unit in candidates(self.spec, self.selection) if unit.precision != "fp32"]
         if any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units):
-            batches = list(graphs)
-            graphs = [replace(batches[-1], graphs=tuple(graph for batch in batches for graph in batch.graphs))]
+            all_batches = list(graphs)
+            all_graphs = tuple(graph for batch in all_batches for graph in batch.graphs)
+            graphs = [replace(all_batches[-1], graphs=all_graphs)]
         for batch in graphs:
             for ready_batch in self._plan_batch(batch):
                 units = tuple(unit for unit in ready_batch.plan.units if unit.name not in unit_names)

@@ -135,8 +135,8 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
 
 
 def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
-    """Of an ONNX model whose weights stay in files of their own: that no backend of the spec takes one; and a limit
-    that the widest engine which the spec asks for passes with its weights alone."""
+    """The mistakes that a spec can make with an ONNX model whose weights stay in files of their own: no backend of the
+    spec takes such a model; or `build.memory_mib` is less than the weights of the widest engine take."""
     path = spec.file(spec.source_file)
     size = graph_bytes(path)
     if not list_weight_files(path) or size <= MOST_EMBEDDED_BYTES:

@@ -142,9 +142,10 @@ def version_of(name: str) -> str:
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
     package_versions = {name: version_of(name) for name in packages}
-    for name in [name for name, installed in package_versions.items() if installed == "absent"]:
-        owners = sorted(set(importlib.metadata.packages_distributions().get(name, ())))
-        package_versions[name] = ", ".join(f"{owner} {version_of(owner)}" for owner in owners) or "absent"
+    for name in packages:
+        if package_versions[name] == "absent":
+            owners = sorted(set(importlib.metadata.packages_distributions().get(name, ())))
+            package_versions[name] = ", ".join(f"{owner} {version_of(owner)}" for owner in owners) or "absent"
     return package_versions
 
 

@@ -126,7 +126,8 @@ def _count_elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> i
 
 
 class _Probe:
-    """Runs a graph at sizes of its dims, for `_SECONDS` in all."""
+    """Runs a graph at sizes of its dims, for `_SECONDS` in all. inputs: whose dims it knows by name; may be set again
+    when dims get other names."""
 
     def __init__(self, run: Run, inputs: Sequence[TensorSpec]) -> None:
         self._run, self.inputs = run, inputs

@@ -212,8 +212,16 @@ def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, case
     registry = context.store.uri.removeprefix("file://")
     command = ["enginesmith", "debug", "fuzz", manifest.reference, "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
-    limits, drawn = spec.validation.limits_for(request.precision, "engine"), (seed, cases, tuple(command), only)
-    fuzz_request = FuzzEngine(engine_of(entry), manifest.golden, model_shapes(spec), limits, *drawn)
+    fuzz_request = FuzzEngine(
+        engine=engine_of(entry),
+        golden=manifest.golden,
+        shapes=model_shapes(spec),
+        limits=spec.validation.limits_for(request.precision, "engine"),
+        seed=seed,
+        count=cases,
+        command=tuple(command),
+        only=only,
+    )
     name = f"fuzz {entry.unit}"
     job = Job(name, fuzz_request, context.store.uri, engine_limits(spec, "proof"))
     return context.run_to_end(context.local, name, job)

@@ -112,7 +112,7 @@ def _run(name: str, request: Request[Result], on: Target, context: RunContext) -
 
 # The events that Enginesmith sends to a Prefect server: the fields of each, and the registry's record of those sent.
 #
-# `events`, and servers as in examples/drifting_server.py, send nothing else; triggers read nothing else; and
+# `watch`, and servers as in examples/drifting_server.py, send nothing else; triggers read nothing else; and
 # docs/guides/deployments.md has a table of them. Tests compare all of them. Prefect is not imported here, so that a run
 # with nothing to do need not load it.
 

@@ -173,7 +173,7 @@ def attribute_of(node: NodeProto, name: str, default: T) -> T:
 
 
 def unused_name(name: str, used_names: set[str]) -> str:
-    """The name, with as many underscores behind it as it takes to be none of `used_names`, which it then is too."""
+    """The name, with as many underscores behind it as it takes to be none of `used_names`, to which it is added."""
     while name in used_names:
         name += "_"
     used_names.add(name)

@@ -138,10 +138,8 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
         pairs = list(_measure_pairs(measuring, proven, pulled_unit))
         has_limits = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
-        paired_units, reason = (
-            {pair.unit for pair in pairs},
-            f"{baseline.manifest.reference} serves no such engine here",
-        )
+        paired_units = {pair.unit for pair in pairs}
+        reason = f"{baseline.manifest.reference} serves no such engine here"
         findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
     _, root = load_document(spec.path, KIND)

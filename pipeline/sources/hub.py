@@ -64,15 +64,18 @@ def fetch(hub_file: HubFile, folder: Path) -> None:
     cache_path = _download(hub_file)
     if hub_file.file.endswith(".onnx"):
         for name in list_locations(cache_path):
-            try:
-                path = str(PurePosixPath(hub_file.file).parent / inside(name))
-            except ValueError as error:
-                remedy = "take another file"
-                raise ModelError(f"{hub_file} keeps data in {name[:80]!r}, which {error}; {remedy}") from error
-            data_file = replace(hub_file, file=path)
+            data_file = replace(hub_file, file=_beside(hub_file, name))
             if not (folder / data_file.path).is_file():
                 _place(_download(data_file), folder / data_file.path)
     _place(cache_path, folder / hub_file.path)
+
+
+def _beside(hub_file: HubFile, name: str) -> str:
+    """The path of an external data file in the repository. Raises ModelError for one outside of the model's folder."""
+    try:
+        return str(PurePosixPath(hub_file.file).parent / inside(name))
+    except ValueError as error:
+        raise ModelError(f"{hub_file} keeps data in {name[:80]!r}, which {error}; take another file") from error
 
 
 def list_locations(path: Path) -> list[str]:

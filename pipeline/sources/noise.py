@@ -84,10 +84,17 @@ def measure_noise(
         try:
             request = MeasureNoise(model.resolve(), folder / "cases.safetensors")
             return run_job(Job("the float64 run", request, limits=limits), folder, start=start)
-        except StepError as error:  # in words that do not depend on the run: they are part of the golden set
-            memory_text = f"the float64 run needs more than {limits.memory_mib} MiB of memory"
-            reasons = {"timeout": f"the float64 run was ended after {limits.timeout_s:g} s", "memory": memory_text}
-            return Noise(reason=reasons.get(error.kind.removeprefix("node-"), _first_line(error)))
+        except StepError as error:
+            return Noise(reason=_why_ended(error, limits))
+
+
+def _why_ended(error: StepError, limits: ProcessLimits) -> str:
+    """Why the process left no result, in words that do not depend on the run: they are part of the golden set."""
+    if error.kind == "timeout":
+        return f"the float64 run was ended after {limits.timeout_s:g} s"
+    if error.kind in ("memory", "node-memory"):
+        return f"the float64 run needs more than {limits.memory_mib} MiB of memory"
+    return _first_line(error)
 
 
 def noise_memory_mib(model: Path) -> int:

@@ -23,7 +23,7 @@ from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import server_backends
-from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, choose_buckets
+from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, Measure, choose_buckets
 from pipeline.traffic.place import BucketOptions, SplitTrace, TrafficAtPlace, plan_task
 from pipeline.values import EngineBlob, Recorded, Selection
 from validation.plotting import seconds_text
@@ -148,12 +148,14 @@ def advise_buckets(
         reports.append(timer.measure(sizes, options.timing_s))
         return reports[-1].buckets
 
+    measure_more: Measure | None = measure
     if engine and recorded:
         reports.append(recorded_report(engine, work.context))
+        measure_more = None
     else:
         measure(task.first_sizes())
     price = price_profile(reports[0], timer.build_s, options.profile_price_s)
-    measure_more, max_profiles = None if engine and recorded else measure, options.max_profiles or MOST_PROFILES
+    max_profiles = options.max_profiles or MOST_PROFILES
     choice = choose_buckets(task, reports[0].buckets, measure_more, max_profiles, price.seconds_a_day)
     busy_reasons = tuple(dict.fromkeys(reason for report in reports for reason in report.busy))
     notes = (f"the machine was busy while the engine was timed: {'; '.join(busy_reasons)}",) if busy_reasons else ()

@@ -152,24 +152,26 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
     """The versions of runtimes by package. Raises InputError for what is no version."""
-    return {name: check_version(f"runtime {name}", version) or "" for name, version in runtimes.items()}
+    for name, version in runtimes.items():
+        check_version(f"runtime {name}", version)
+    return {**runtimes}
 
 
 def _send(fleet_state: "Reconciled") -> None:
     """Send the events for what is missing, each once the Prefect server has the one before."""
     from pipeline.orchestration.fleet import messages
-    from pipeline.orchestration.watch import send_event
 
     events = messages(fleet_state.work, fleet_state.registry)
+    if not events:
+        is_blocked = any(not work.ready for work in fleet_state.work)
+        remedy = "do what the column 'do first' says" if is_blocked else "no build and no proof is missing"
+        say(f"nothing to send: {remedy}")
+        return
+    from pipeline.orchestration.watch import send_event  # only now, as it loads Prefect
+
     for message in events:
         sent_event = send_event(message.event, message.model, message.payload)
         say(f"sent {message.event} of {message.model}: {sent_event.id}")
-    blocked_work = [work for work in fleet_state.work if not work.ready]
-    if not events:
-        say(
-            "nothing to send: "
-            + ("do what the column 'do first' says" if blocked_work else "no build and no proof is missing")
-        )
 
 
 def print_reconciled(fleet_state: "Reconciled") -> None:

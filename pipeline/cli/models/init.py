@@ -311,7 +311,10 @@ def _write(files: Mapping[Path, _Writer | bytes], force: bool) -> None:
             started_files = {path: stack.enter_context(start_atomic_write(path.parent)) for path in files}
             for path, file in started_files.items():
                 content = files[path]
-                file.stream.write(content) if isinstance(content, bytes) else content(file.stream)
+                if isinstance(content, bytes):
+                    file.stream.write(content)
+                else:
+                    content(file.stream)
             for path, file in started_files.items():
                 file.commit(path)
         except OSError as error:

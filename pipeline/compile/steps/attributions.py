@@ -194,7 +194,8 @@ def _judge_trials(
     # A quarter of the golden cases, those first that the two graphs differ most on.
     place = {name: index for index, name in enumerate(attribution.cases)}
     worst_first = sorted(golden.of_kind("golden"), key=lambda case: place.get(case.name, len(place)))
-    few, usual_drifts = worst_first[: -(-len(worst_first) // 4)] if limits else [], golden_drifts(golden)
+    few = worst_first[: math.ceil(len(worst_first) / 4)] if limits else []
+    usual_drifts = golden_drifts(golden)
 
     def judge(path: Path) -> Sequence[Check]:
         with ReferenceSession(path) as actual:

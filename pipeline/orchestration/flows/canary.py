@@ -116,4 +116,5 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
             report_lines.append(f"{model}: {error}")
             logger.error("%s", report_lines[-1])
     message = f"looked at {pluralize(len(models), 'model')}: {join_first(report_lines, 5) or 'none was missed'}"
-    return (Failed if failure_count else Completed)(message=message, data=report_lines)
+    end_state = Failed if failure_count else Completed
+    return end_state(message=message, data=report_lines)

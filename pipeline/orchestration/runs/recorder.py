@@ -37,7 +37,7 @@ class Tracker(events.Progress):
         self._logs: dict[str, KeptLog] = {}
         self._closed: list[tuple[str, KeptLog]] = []
         self._pasts: list[tuple[str, str, Past]] = []
-        # Numbers that grow with every event except printed text, and with every piece of that.
+        # `changes` grows with every event except printed text, `printed` with every piece of printed text.
         self.changes = self.printed = 0
 
     def emit(self, event: events.Event) -> None:

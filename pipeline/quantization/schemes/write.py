@@ -268,12 +268,12 @@ def write(
         variant_model, notes = quantize_int4(model, scheme, node_precisions, ranges)
     elif form:
         variant_model, notes = quantize_blocks(model, precision, scheme, searched_precisions, ranges)
+        notes = _with_reasons(notes, reasons)
     elif ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     else:
         quantize = quantize_fp8 if precision == "fp8" else quantize_int8
         variant_model, notes = quantize(model, ranges, scheme, searched_precisions)
-    if isinstance(notes, QuantizationNotes) and reasons:
         notes = _with_reasons(notes, reasons)
     quantize_states(variant_model, states)
     return variant_model, notes

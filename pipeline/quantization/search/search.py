@@ -17,7 +17,7 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import QuantizationScheme
+from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
@@ -69,12 +69,8 @@ def choose_each(
         limits = floor.graph if floor else None
         side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
         del model  # that its weights are not held while the search goes on
-        has_decisions = not side.expected or any(decides(values) for values in side.expected[0].values())
-        if floor is not None and floor.argmax_agreement is not None and not has_decisions:
-            raise DataError(
-                "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax "
-                "cannot change; ask for sqnr_db or cosine"
-            )
+        if floor is not None and floor.argmax_agreement is not None and side.expected:
+            _check_decisions(side.expected[0])
         try:
             trials = open_trials(side, targets, smoothing)
         except OutOfTimeError as ended:
@@ -98,13 +94,16 @@ def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None)
         if target.race is not None:
             point = _leave_slow_groups(trial, target.scheme, point, target.race)
     except OutOfTimeError as error:
-        # The most in int8 of what was run and holds the floor; all in float where nothing does.
-        holding = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
-        end_reason, best_points = str(error), map(trial.point, holding)
-        point = max(best_points, key=lambda candidate: candidate.share, default=trial.predict(trial.ranked))
+        end_reason, point = str(error), _find_best(trial, floor)
     depths = range(len(trial.ranked) + 1)
     frontier = [tried_points.get(depth) or trial.predict(trial.ranked[:depth]) for depth in depths]
     return replace(trial.choose(point, tuple(frontier)), ended=end_reason)
+
+
+def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
+    """The most in int8 of what was run and holds the floor; all in float where nothing does."""
+    holding = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
+    return max(map(trial.point, holding), key=lambda point: point.share, default=trial.predict(trial.ranked))
 
 
 def _leave_slow_groups(
@@ -126,6 +125,15 @@ def _leave_slow_groups(
         if trial.timings[name].lost:
             float_groups, current = (*float_groups, name), other_model
     return trial.point(float_groups)
+
+
+def _check_decisions(outputs: Tensors) -> None:
+    """Raises DataError when no output of the model holds decisions: a floor of these would hold whatever int8 does."""
+    if not any(decides(values) for values in outputs.values()):
+        raise DataError(
+            "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax cannot "
+            "change; ask for sqnr_db or cosine"
+        )
 
 
 def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
@@ -160,16 +168,20 @@ def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried_points: dict[
     while low < high:
         middle = (low + high) // 2 if tried_points else 0
         if floor.sqnr_db is not None and 0 < len(tried_points) <= _PREDICTED:
-            # The least depth that should reach the floor, by what the last run was off.
-            beyond, middle = _beyond(trial, [*tried_points.values()][-1]), low
-            while middle < high - 1 and trial.predicted_db(trial.ranked[:middle]) - beyond < floor.sqnr_db:
-                middle += 1
+            middle = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
         if holds(middle):
             high = middle
         else:
             low = middle + 1
     holds(low)
     return low
+
+
+def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low: int, high: int) -> int:
+    """The least depth from `low` on, below `high`, that should reach the floor, by what the last run was off."""
+    beyond = _beyond(trial, last)
+    depths = range(low, high)
+    return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - beyond >= sqnr_db), high - 1)
 
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:

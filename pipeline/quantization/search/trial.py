@@ -265,9 +265,20 @@ def open_trials(
         alone, cost = sweep(
             side.model, kind.groups, kind_plans, target.ranges, scheme, side.runs, side.clock.check, target.precision
         )
-        named_groups = {group.activation: group for group in kind.groups}
-        kind_parts = target.ranges, scheme, target.precision, named_groups, kind_plans, work
-        trials.append(SearchTrial(side, *kind_parts, alone, cost, eight_bits))
+        trials.append(
+            SearchTrial(
+                side=side,
+                ranges=target.ranges,
+                scheme=scheme,
+                precision=target.precision,
+                groups={group.activation: group for group in kind.groups},
+                plans=kind_plans,
+                work=work,
+                alone=alone,
+                cost=cost,
+                eight_bits=eight_bits,
+            )
+        )
     return trials
 
 

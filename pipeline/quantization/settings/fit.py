@@ -113,10 +113,11 @@ def _judge(
     levels: Levels,
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
+    # A setting is fitted on one half and judged on the other, both ways; a single row in all is its own judge.
     halves = [half for half in statistics.halves if half.sampled_rows]
-    samples = [  # fitted on one half and judged on the other, both ways; a single row in all is its own judge
-        (channel_sums, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)])
-        for channel_sums, judge in ((halves[0], halves[-1]), (halves[-1], halves[0]))
+    pairs = (halves[0], halves[-1]), (halves[-1], halves[0])
+    samples = [
+        (channel_sums, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)]) for channel_sums, judge in pairs
     ]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in samples) or 1.0 for weight in weights]
     # What makes the sum of the squared errors of a node's channels their mean, relative to its output.

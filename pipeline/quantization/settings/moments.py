@@ -93,7 +93,9 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
     `window.places`."""
     pads = window.padding(values.shape[2:])
     padded_values = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
+    # [n, channels, *starts, *reaches]: all that a window reaches from each place where it can start.
     spans = sliding_window_view(padded_values, window.reaches, axis=tuple(range(2, values.ndim)))
+    # The kernel reads every value of that, or with a dilation of 2 every second one.
     kernel: list[Any] = [..., *(slice(None, None, step) for step in window.dilations)]
     sample, *position = np.unravel_index(places, window.places(values.shape))
     begins = [index * stride for index, stride in zip(position, window.strides, strict=True)]

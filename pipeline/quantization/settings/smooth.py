@@ -357,16 +357,20 @@ def fit_convolutions(
     waists = find_waists(model, types, types)
     for index, batch in enumerate(parts):
         check("fitting convolutions")
-        # The last waist before what the later layers read.
-        later = {layer.site.activation for part in parts[index + 1 :] for layer in part}
-        makers = (place for place, node in enumerate(model.graph.node) if not later.isdisjoint(node.output))
-        first_place = next(makers, -1)
-        start = next((name for place, name in reversed(waists) if place <= first_place), None)
+        later_activations = {layer.site.activation for part in parts[index + 1 :] for layer in part}
+        start = _find_start(model, waists, later_activations)
         layer_moments, started_runs = moments_of(model, batch, started_runs, start)
         for layer in batch:
             check("fitting convolutions")
             _fit_layer(layer, nodes[layer.site.node], initializers, layer_moments.pop(layer.site.node), kinds, fits)
     return [_plans(kind, fit) for kind, fit in zip(kinds, fits, strict=True)]
+
+
+def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: set[str]) -> str | None:
+    """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
+    places = (place for place, node in enumerate(model.graph.node) if not tensors.isdisjoint(node.output))
+    first_place = next(places, -1)
+    return next((name for place, name in reversed(waists) if place <= first_place), None)
 
 
 def _plans(kind: FittedKind, fitted_kind: _Fitted) -> dict[str, SmoothingPlan]:

@@ -216,3 +216,12 @@ def test_each_reason_is_told_once_and_that_of_most_nodes_first() -> None:
     idle = str(QuantizationNotes(float_nodes=kept, precision="int4 weights").idle)
     assert idle.count("it multiplies two activations") == idle.count("no multiple of the block") == 1
     assert idle.index("no multiple of the block") < idle.index("it multiplies two activations") and "..." not in idle
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8-dynamic"])
+def test_where_nothing_is_searched_the_reasons_are_those_of_the_scheme(precision: str) -> None:
+    net, ranges = nets.conv_net(), nets.measured(nets.conv_net(), nets.images())
+    alone, beside = (
+        write(net, precision, nets.CPU, ranges, float_nodes=left)[1] for left in ({}, {"Conv_c1": "search"})
+    )
+    assert "Conv_c1" in [node.node for node in alone.float_nodes] and alone == beside
