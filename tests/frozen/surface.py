@@ -23,6 +23,8 @@ from pipeline.orchestration.metrics.live import METRICS
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = Path(__file__).with_name("registry.zip")
+# Registries of earlier formats lie beside it, the oldest first: `registry-1.zip` and so on.
+ARCHIVES = [*sorted(ARCHIVE.parent.glob("registry-*.zip")), ARCHIVE]
 FILES = Path(__file__).with_name("files.zip")
 PROMISES = Path(__file__).with_name("promises.json")
 PACKAGES = ("client", "compile_caches", "recording", "serving", "user_code")
@@ -59,6 +61,7 @@ PRINTED = (
     "registry policy show tiny:stable",
     "registry fsck",
     "rollout status tiny:stable",
+    "rollout status tiny:stable --nodes",
     "profile tiny --series",
     "status",
 )
@@ -71,9 +74,9 @@ def _variables(*folders: Path) -> set[str]:
     return {name for path in files for name in re.findall("ENGINESMITH_[A-Z_]+[A-Z]", path.read_text())}
 
 
-def unpack(folder: Path) -> str:
-    """The path of the frozen registry, unpacked into a new folder."""
-    with zipfile.ZipFile(ARCHIVE) as file:
+def unpack(folder: Path, archive: Path = ARCHIVE) -> str:
+    """The path of a frozen registry, the newest by default, unpacked into a new folder."""
+    with zipfile.ZipFile(archive) as file:
         file.extractall(folder / "registry")
     return str(folder / "registry")
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from enginesmith.cli import enginesmith
 from tests.frozen.reading import SPECS, VALUES, values
-from tests.frozen.surface import PROMISES, members, unpack
+from tests.frozen.surface import ARCHIVES, PROMISES, members, unpack
 
 READ = json.loads(VALUES.read_text())
 
@@ -44,10 +44,10 @@ def test_frozen_specs_have_all_promised_keys(kind: str) -> None:
     assert {key for key in lacking if "ensemble: golden.metric." not in key} == set()  # specs have those
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> str:
-    """The frozen registry, in a folder of its own."""
-    return unpack(tmp_path)
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.stem)
+def registry(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A frozen registry, in a folder of its own."""
+    return unpack(tmp_path, request.param)
 
 
 def run(registry: str, *arguments: str) -> str:
@@ -66,9 +66,6 @@ def test_every_document_is_read_and_whole(registry: str) -> None:
     ]
     for reference in ("tiny@1", "tiny:stable", "tiny@2"):
         assert json.loads(run(registry, "show", reference, "--json"))["model"] == "tiny"
-    shown = json.loads(run(registry, "show", "tiny@1", "--json"))
-    assert [entry["name"] for entry in shown["attachments"]] == ["notes.txt"] and shown["latencies"]
-    assert json.loads(run(registry, "show", "tiny@2", "--json"))["canaries"]
     moves = json.loads(run(registry, "registry", "history", "tiny:stable", "--json"))
     assert sorted(move["action"] for move in moves) == ["promote", "promote", "rollback"]
     assert json.loads(run(registry, "rollout", "status", "tiny:stable", "--json"))[0]["channel"] == "stable"
@@ -76,6 +73,13 @@ def test_every_document_is_read_and_whole(registry: str) -> None:
         "cpu"
     ]
     assert json.loads(run(registry, "profile", "tiny", "--series", "--json"))[0]["series"]["model"] == "tiny"
+
+
+def test_what_is_attached_to_versions_is_read(tmp_path: Path) -> None:
+    registry = unpack(tmp_path)  # the newest, which alone has these
+    shown = json.loads(run(registry, "show", "tiny@1", "--json"))
+    assert [entry["name"] for entry in shown["attachments"]] == ["notes.txt"] and shown["latencies"]
+    assert json.loads(run(registry, "show", "tiny@2", "--json"))["canaries"]
 
 
 def test_its_engines_are_pulled_and_nothing_served_is_garbage(registry: str, tmp_path: Path) -> None:

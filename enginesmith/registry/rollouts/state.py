@@ -45,7 +45,9 @@ class ServingNode:
     def __post_init__(self) -> None:
         for what, text in (("name", self.name), ("region", self.region or "-"), *(("label", x) for x in self.labels)):
             if text != "-" and not _TEXT.fullmatch(text):
-                raise InputError(f"node {what} {text[:80]!r} must match {_TEXT.pattern}")
+                option = {"name": "node", "label": "labels"}.get(what, what)
+                remedy = f"give another by --{option} or ENGINESMITH_{option.upper()}"
+                raise InputError(f"node {what} {text[:80]!r} must match {_TEXT.pattern}; {remedy}")
         if len(self.labels) > MOST_LABELS:
             raise InputError(f"node {self.name} has {len(self.labels)} labels; the most are {MOST_LABELS}")
 
@@ -54,8 +56,12 @@ class ServingNode:
         """The node of ENGINESMITH_NODE (else the host's name), ENGINESMITH_REGION and ENGINESMITH_LABELS
         ('canary,gpu')."""
         labels = environment.get("ENGINESMITH_LABELS", "").replace(",", " ").split()
-        name = environment.get("ENGINESMITH_NODE") or re.sub(r"[^A-Za-z0-9._/:-]", "-", socket.gethostname())[:128]
-        return cls(name, environment.get("ENGINESMITH_REGION", ""), tuple(sorted(set(labels))))
+        host = re.sub(r"[^A-Za-z0-9._/:-]", "-", socket.gethostname()).lstrip("._/:-")[:128]
+        return cls(
+            environment.get("ENGINESMITH_NODE") or host,
+            environment.get("ENGINESMITH_REGION", ""),
+            tuple(sorted(set(labels))),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`enginesmith rollout`."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +28,16 @@ from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_refe
 from enginesmith.core.parsing import user
 from enginesmith.core.text import pluralize
 from enginesmith.registry.rollouts.reports import reporting_channels
-from enginesmith.registry.rollouts.state import WHOLE, Gates, Rollout, RolloutPlan, check_waves, parse_share, parse_wave
+from enginesmith.registry.rollouts.state import (
+    WHOLE,
+    Gates,
+    Rollout,
+    RolloutPlan,
+    check_waves,
+    parse_share,
+    parse_time,
+    parse_wave,
+)
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.lookup import locate
@@ -386,7 +395,8 @@ def _print_serving(status: "ServingStatus") -> None:
     bringing = f"; a rollout brings version {rollout.version}" if rollout else ""
     echo(f"{channel.model}:{channel.name} leads to version {channel.version} since {channel.move.at}{bringing}")
     share = f", of {channel.reporters_ppm / 10_000:g}% that are asked to" if channel.reporters_ppm < WHOLE else ""
-    unread = f"; {len(heard.reports)} were read, {heard.damaged} damaged" if len(heard.reports) < heard.nodes else ""
+    unread = f"; {len(heard.reports)} were read" if len(heard.reports) < heard.nodes else ""
+    unread += f", {heard.damaged} damaged or of a newer enginesmith" if heard.damaged else ""
     echo(f"{pluralize(heard.nodes, 'node')} reported{share}{unread}; {_WHO_REPORTS}")
     if not heard.reports:
         return
@@ -398,7 +408,8 @@ def _print_serving(status: "ServingStatus") -> None:
     reports, rows = status.list_nodes(), []
     for report, problem in reports[:_MOST_ROWS]:
         state = f"{problem}: {report.detail}" if report.detail else problem
-        rows.append([report.node, report.region, report.machine, report.version or "?", state, report.since, report.at])
+        times = [f"{parse_time(time).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" for time in (report.since, report.at)]
+        rows.append([report.node, report.region, report.machine, report.version or "?", state, *times])
     rest = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
     print_table(("node", "region", "machine", "version", "problem", "since", "last report"), rows, note=rest)
 
@@ -422,9 +433,10 @@ def _print(state: Rollout, as_json: bool) -> None:
 def _describe_limits(state: Rollout) -> str:
     if not state.nodes:
         return "wave shares hold on average, because the number of nodes is unknown; to make them limits, pass --nodes"
-    return (
-        f"first wave: {state.plan.waves[0]}; {state.aim} on average, so that it stays a limit for {state.nodes} nodes"
-    )
+    first, nodes = state.plan.waves[0], pluralize(state.nodes, "node")
+    if first.region or first.label or first.share_ppm == WHOLE:
+        return f"the shares of waves of all regions are limits for {nodes}; the first wave is {first}"
+    return f"first wave: {first}; {state.aim} on average, so that it stays a limit for {nodes}"
 
 
 def _print_status(status: "RolloutStatus") -> None:

@@ -93,10 +93,14 @@ def test_waves_that_reach_nobody_new_or_not_everybody(waves, why):
     check_waves([parse_wave(text) for text in ("label=canary", "1%", "region=eu:5%", "5%", "region=eu", "100%")])
 
 
-def test_a_node_comes_from_the_environment():
+def test_a_node_comes_from_the_environment(monkeypatch):
     given = {"ENGINESMITH_NODE": "n1", "ENGINESMITH_REGION": "eu", "ENGINESMITH_LABELS": "gpu, canary"}
     assert ServingNode.from_environment(given) == ServingNode("n1", "eu", ("canary", "gpu"))
     assert ServingNode.from_environment({}).name
-    for name, wrong in (("NODE", "a b"), ("REGION", "x\n"), ("LABELS", ",".join(NAMES[:40]))):
-        with pytest.raises(InputError, match="node"):
+    for name, wrong in (("NODE", "a b"), ("REGION", "x\n"), ("LABELS", "a*")):
+        with pytest.raises(InputError, match=f"give another by --{name.lower()} or ENGINESMITH_{name}"):
             ServingNode.from_environment({f"ENGINESMITH_{name}": wrong})
+    with pytest.raises(InputError, match="40 labels"):
+        ServingNode.from_environment({"ENGINESMITH_LABELS": ",".join(NAMES[:40])})
+    monkeypatch.setattr("socket.gethostname", lambda: "_box_7")
+    assert ServingNode.from_environment({}).name == "box_7"

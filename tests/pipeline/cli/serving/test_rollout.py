@@ -144,6 +144,9 @@ def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     said("rollout", "abort", WHERE)
     assert "to make them limits, pass --nodes" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
     said("rollout", "abort", WHERE)
+    text = said("rollout", "start", "digits@2", WHERE, "--wave", "region=eu:5%,5%,100%", "--nodes", "10000")
+    assert "limits for 10000 nodes; the first wave is region=eu:5%\n" in text and "on average" not in text
+    said("rollout", "abort", WHERE)
     refused = run("registry", "policy", "set", WHERE, "--wave", "1%,100%", "--nodes", "50")
     assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
 
@@ -288,4 +291,10 @@ def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> No
     (status,) = told("rollout", "status", WHERE, "--nodes")  # type: ignore[misc]
     assert [node["version"] for node in status["nodes"] if node["node"] == "n0"] == ["2"]
     monkeypatch.setattr(FileStore, "now", lambda _: begin + timedelta(hours=3, seconds=9))
-    assert said("rollout", "status", "--nodes").count("silent") == 6
+    text = said("rollout", "status", "--nodes")
+    assert text.count("silent") == 6 and "were read" not in text and text.count(f"{begin:%Y-%m-%dT%H:%M:%SZ}") >= 2
+    newer = report_key("digits", "stable", OUTSIDE, "n1")
+    data = serving.read(newer)
+    assert data and serving.replace(newer, data.replace(b'"format":1', b'"format":2'), data)
+    text = said("rollout", "status", "--nodes")
+    assert "5 nodes reported; 4 were read, 1 damaged or of a newer enginesmith; nodes that" in text
