@@ -326,7 +326,10 @@ class Reporter:
         delay_s, lists = _RETRY_S, "rollout gates do not count the node"
         if self._asker == OUTSIDE:
             delay_s *= 2 ** min(self._failures, _MOST_DOUBLINGS)
-            lists = "`enginesmith rollout status --nodes` does not list the node (--report URL: a receiver; none: off)"
+            lists = (
+                "`enginesmith rollout status --nodes` does not list the node (--report URL sends reports to a "
+                "receiver, --report none sends none)"
+            )
         if self._clock() >= self._silent_until and not (self._asker == OUTSIDE and self._failures):
             self._say(f"the report of this node cannot be delivered, so {lists}: {failure}")
         self._silent_until, self._written = self._clock() + delay_s, b""

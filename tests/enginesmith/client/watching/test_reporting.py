@@ -253,7 +253,8 @@ def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable
         mine.once()
         clock.seconds += 3600
     assert tries == [0, 1, 2, 3, 5, 8, 14, 25, 47, 90, 176, 262]
-    assert len([line for line in said if "rollout status --nodes` does not list the node" in line]) == 1
+    (line,) = [line for line in said if "rollout status --nodes` does not list the node" in line]
+    assert "--report URL sends reports to a receiver" in line
 
 
 def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollout, tmp_path, clock):
