@@ -27,8 +27,8 @@ NOT_COUNTED = (
 PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
-    "lines of product": 109_800,
-    "lines of tests": 89_400,
+    "lines of product": 107_500,
+    "lines of tests": 89_000,
     "lines of the longest module": 600,
     "first-level commands": 24,
     "options": 300,

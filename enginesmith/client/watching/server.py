@@ -327,8 +327,8 @@ class Reporter:
         if self._asker == OUTSIDE:
             delay_s *= 2 ** min(self._failures, _MOST_DOUBLINGS)
             lists = (
-                "`enginesmith rollout status --nodes` does not list the node (--report URL sends reports to a receiver, "
-                "--report none sends none)"
+                "`enginesmith rollout status --nodes` does not list the node (--report URL sends reports to a "
+                "receiver, --report none sends none)"
             )
         if self._clock() >= self._silent_until and not (self._asker == OUTSIDE and self._failures):
             self._say(f"the report of this node cannot be delivered, so {lists}: {failure}")
