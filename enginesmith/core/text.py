@@ -115,6 +115,14 @@ def format_bytes(size: float | None) -> str:
     return f"{size / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{size:.0f} B"
 
 
+def format_age(seconds: float) -> str:
+    """'95 s', '12 min', '3 h', '2 days': a time span in seconds, in the largest unit of which it has two."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def format_checks(checks: Mapping[str, int]) -> str:
     """'38/40': how many checks passed of all that there were; '' without any. checks: counts by outcome."""
     total = sum(checks.values())

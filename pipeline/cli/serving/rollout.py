@@ -1,7 +1,7 @@
 """`enginesmith rollout`."""
 
 from dataclasses import dataclass
-from datetime import UTC, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import HttpAddress, InputError, UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.parsing import user
-from enginesmith.core.text import pluralize
+from enginesmith.core.text import format_age, pluralize
 from enginesmith.registry.rollouts.reports import reporting_channels
 from enginesmith.registry.rollouts.state import (
     WHOLE,
@@ -408,10 +408,12 @@ def _print_serving(status: "ServingStatus") -> None:
     reports, rows = status.list_nodes(), []
     for report, problem in reports[:_MOST_ROWS]:
         state = f"{problem}: {report.detail}" if report.detail else problem
-        times = [f"{parse_time(time).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" for time in (report.since, report.at)]
-        rows.append([report.node, report.region, report.machine, report.version or "?", state, *times])
+        ages = [
+            format_age(max(0.0, (status.now - parse_time(time)).total_seconds())) for time in (report.since, report.at)
+        ]
+        rows.append([report.node, report.region, report.machine, report.version or "?", state, *ages])
     rest = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
-    print_table(("node", "region", "machine", "version", "problem", "since", "last report"), rows, note=rest)
+    print_table(("node", "region", "machine", "version", "problem", "for", "last report"), rows, note=rest)
 
 
 def _as_json(status: Any) -> dict[str, object]:

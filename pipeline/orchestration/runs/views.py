@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from builders.execution.scrub import HIDDEN
 from enginesmith.core.parsing import Presence
+from enginesmith.core.text import format_age
 from enginesmith.registry.builds.runs import OVER, RunItem, RunState, find_ages
 from enginesmith.registry.store.base import Store
 
@@ -146,7 +147,7 @@ class RunView:
         if self.run.state != "running":
             return ""
         who = f"its driver (process {self.run.pid} on {self.run.host})"
-        heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {_span(self.silent_s)} ago"
+        heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {format_age(self.silent_s)} ago"
         # Not before a beat has passed: a run that ends writes so after its process was seen, and before it is gone.
         process = Presence(self.run.host, self.run.namespace, self.run.pid, self.run.began)
         if self.silent_s > self.run.beats_every_s and process.has_ended:
@@ -254,11 +255,3 @@ def _moment(stamp: str) -> datetime:
 
 def _seconds(stamp: str, end: datetime) -> float:
     return max(0.0, (end - _moment(stamp)).total_seconds())
-
-
-def _span(seconds: float) -> str:
-    """'95 s', '12 min', '3 h', '2 days'."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
