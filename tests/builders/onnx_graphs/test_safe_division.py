@@ -95,6 +95,7 @@ def wanted(name: str):
     return graphs.request("cpu", backend=name, profiles=(PROFILE,), **made_by, **specs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aotinductor", "iree", "tvm", "xla"])
 def test_no_divisor_ends_the_process_of_an_engine(tmp_path, name):
     if reason := discovery.configure(name, {}).refuses(wanted(name)):
