@@ -65,15 +65,19 @@ class FileStore:
 
     @property
     def near(self) -> bool:
+        """See `Store.near`."""
         return True
 
     def locator(self, key: str) -> str:
+        """See `Store.locator`."""
         return f"{self.uri}/{check_key(key)}"
 
     def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
         return self.put_and_digest_file(path).digest
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
+        """See `Store.put_and_digest_file`."""
         with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._start_write() as file:
             # One pass: to digest first and copy afterwards would read each new file twice.
             digest = digest_stream(source, file.stream)
@@ -82,6 +86,7 @@ class FileStore:
         return digest
 
     def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
         digest = digest_of_bytes(data)
         with reachable(f"writing {len(data)} bytes into {self.root}"):
             if not self._holds(digest):
@@ -91,9 +96,11 @@ class FileStore:
         return digest
 
     def has(self, digest: str) -> bool:
+        """See `Store.has`."""
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
         # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
         path = f"{self.root}/{blob_key(digest)}"
         try:
@@ -106,18 +113,21 @@ class FileStore:
         return facts.st_size if stat.S_ISREG(facts.st_mode) else None
 
     def size(self, digest: str) -> int:
+        """See `Store.size`."""
         size_bytes = self.stored_size(digest)
         if size_bytes is None:
             raise self._lost_error(digest)
         return size_bytes
 
     def path(self, digest: str) -> Path:
+        """See `Store.path`."""
         blob = self._blob(digest)
         if not self.has(digest):
             raise self._lost_error(digest)
         return blob
 
     def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`."""
         blob = self.path(digest)
         with reachable(f"copying {blob} to {dest}"):
             make_folder(dest.parent)
@@ -127,6 +137,7 @@ class FileStore:
                 file.commit(dest)
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
         blob = self.path(digest)
         with reachable(f"reading {blob}"), blob.open("rb") as stream:
             data = stream.read(min(os.fstat(stream.fileno()).st_size, max_bytes) + 1)
@@ -137,6 +148,7 @@ class FileStore:
 
     @contextmanager
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
+        """See `Store.open_range`."""
         blob = self.path(digest)
 
         def fill(into: memoryview) -> None:
@@ -153,11 +165,13 @@ class FileStore:
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
+        """See `Store.rehash`."""
         blob = self.path(digest)
         with reachable(f"reading {blob}"), blob.open("rb") as stream:
             return digest_stream(stream)
 
     def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
         path = f"{self.root}/{check_key(key)}"
         with reachable(f"reading {path}"):
             try:
@@ -186,9 +200,11 @@ class FileStore:
         return data, current_tag if data is not None else ""
 
     def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
         return self.replace(key, data, None)
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
         path = self.root / check_key(key)
         with reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
@@ -212,6 +228,7 @@ class FileStore:
             sync_folder(path.parent)
 
     def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
         for name in self.children(prefix):
             key = f"{prefix}{name}"
             if name.endswith("/") and is_key(key.removesuffix("/")):
@@ -220,6 +237,7 @@ class FileStore:
                 yield key
 
     def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
         folder = self.root / check_key(prefix.removesuffix("/")) if prefix else self.root
         with reachable(f"listing {folder}"):
             try:
@@ -231,6 +249,7 @@ class FileStore:
                 yield f"{entry.name}/" if entry.is_dir() else entry.name
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store.sizes`."""
         return ((key, facts.st_size) for key, facts in self._files(prefix))
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
@@ -259,6 +278,7 @@ class FileStore:
                             yield f"{folder_key}/{name}", facts
 
     def discard(self, digest: str) -> None:
+        """See `Store.discard`."""
         blob = self._blob(digest)
         with reachable(f"moving {blob} away"):
             make_folder(self.root / _DISCARDED)
@@ -266,9 +286,11 @@ class FileStore:
                 blob.replace(self.root / _DISCARDED / digest)
 
     def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
         return tuple(str(path) for path in strays(self.root / _TEMPORARY))
 
     def sweep(self) -> int:
+        """See `Store.sweep`."""
         with reachable(f"cleaning {self.root / _TEMPORARY}"):
             return sweep(self.root / _TEMPORARY)
 

@@ -132,6 +132,7 @@ class NearestStore:
     read_blob = _delegated(Store.read_blob, first=True)
 
     def has(self, digest: str) -> bool:
+        """See `Store.has`."""
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
@@ -168,6 +169,7 @@ class NearestStore:
             yield fill
 
     def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
         return self._first(lambda place: place.store.read(key), None)
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:

@@ -229,6 +229,7 @@ class AzureBucket(ByMd5):
             return data, download.properties.etag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+        """See `BucketApi.open_from`."""
         conditions = condition_of(tag) if tag else {}
         with answers(self.place):
             download = self._blob(key).download_blob(offset=offset or None, **conditions)
@@ -236,6 +237,7 @@ class AzureBucket(ByMd5):
             return download.properties.etag, _Chunks(download, download.size, partial(answers, self.place))
 
     def open_range(self, key: str, offset: int, size: int) -> Body:
+        """See `BucketApi.open_range`."""
         with answers(self.place):
             download = self._blob(key).download_blob(offset=offset, length=size)
             if download.size < size:
@@ -243,6 +245,7 @@ class AzureBucket(ByMd5):
             return _Chunks(download, size, partial(answers, self.place))
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
+        """See `BucketApi.put`."""
         with answers(self.place):
             self._blob(key).upload_blob(
                 data,
@@ -300,6 +303,7 @@ class AzureBucket(ByMd5):
                 raise Failed(f"Azure says that copying it ended as {str(status)[:20]}; run again", passing=True)
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
+        """See `BucketApi.page`."""
         base = self.place.key("")
         with answers(self.place):
             container, root = connect(self.place), self.place.key(prefix) or None
@@ -317,6 +321,7 @@ class AzureBucket(ByMd5):
             return ListedPage(objects, folders, pages.continuation_token or "")
 
     def now(self) -> datetime:
+        """See `BucketApi.now`."""
         dates: list[str | None] = []
         with answers(self.place):
             self._blob(MARKER).get_blob_properties(

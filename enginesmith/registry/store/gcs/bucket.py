@@ -131,6 +131,7 @@ class GcsBucket(ByMd5):
             return data, tag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+        """See `BucketApi.open_from`."""
         with answers(self.place):
             conditions = {"ifGenerationMatch": tag} if tag else {}
             response = self._open(key, conditions, f"bytes={offset}-" if offset else "")
@@ -146,6 +147,7 @@ class GcsBucket(ByMd5):
                 raise
 
     def open_range(self, key: str, offset: int, size: int) -> Body:
+        """See `BucketApi.open_range`."""
         last_offset = offset + size - 1
         with answers(self.place):
             response = self._open(key, {}, f"bytes={offset}-{last_offset}")
@@ -159,6 +161,7 @@ class GcsBucket(ByMd5):
             raise NoWholeAnswerError("no range")
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
+        """See `BucketApi.put`."""
         with answers(self.place):
             blob = self._blob(key)
             blob.md5_hash = md5_of(data)
@@ -204,6 +207,7 @@ class GcsBucket(ByMd5):
                 is_done = not rewrite
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
+        """See `BucketApi.page`."""
         base = self.place.key("")
         with answers(self.place):
             bucket = self._connection.bucket
@@ -227,6 +231,7 @@ class GcsBucket(ByMd5):
             return ListedPage(objects, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:
+        """See `BucketApi.now`."""
         with answers(self.place), self._open(MARKER, {}) as response:
             return parse_date(response.headers.get("Date"))
 

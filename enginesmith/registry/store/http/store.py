@@ -61,9 +61,11 @@ class HttpStore:
 
     @property
     def near(self) -> bool:
+        """See `Store.near`."""
         return False
 
     def locator(self, key: str) -> str:
+        """See `Store.locator`."""
         return self.place.locator(check_key(key))
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
@@ -81,12 +83,15 @@ class HttpStore:
         return ()
 
     def sweep(self) -> int:
+        """See `Store.sweep`."""
         return 0
 
     def has(self, digest: str) -> bool:
+        """See `Store.has`."""
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
         target = self.place.path(blob_key(digest))
         for pause in pauses(self.attempts):
             try:
@@ -100,6 +105,7 @@ class HttpStore:
         raise AssertionError("unreachable")
 
     def size(self, digest: str) -> int:
+        """See `Store.size`."""
         size_bytes = self.stored_size(digest)
         if size_bytes is None:
             raise IntegrityError(
@@ -112,6 +118,7 @@ class HttpStore:
         return cached_file(digest, lambda sink: self._stream_verified(digest, sink))
 
     def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`."""
         with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
             make_folder(dest.parent)
             sweep(dest.parent)
@@ -120,6 +127,7 @@ class HttpStore:
                 file.commit(dest)
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
         _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), max_bytes, attempts=self.attempts)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self._other_bytes(digest)
@@ -127,6 +135,7 @@ class HttpStore:
 
     @contextmanager
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
+        """See `Store.open_range`."""
         blob_range = _BlobRange(self, blob_key(digest), offset, offset + size)
         try:
             yield blob_range.fill
@@ -134,6 +143,7 @@ class HttpStore:
             blob_range.close()
 
     def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
         return self.read_if_changed(key, "")[0]
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:

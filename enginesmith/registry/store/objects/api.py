@@ -277,6 +277,7 @@ class ByMd5:
     """What the clouds share that check uploads by an MD5, and drop by themselves what dead writers left."""
 
     def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
+        """See `BucketApi.holds`."""
         return facts.checksum == source.md5() if facts.checksum else None
 
     def strays(self) -> tuple[str, ...]:

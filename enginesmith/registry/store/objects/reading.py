@@ -48,6 +48,7 @@ class HttpBody:
         self._response, self._left, self._answers = response, size, answers
 
     def readinto(self, into: memoryview, /) -> int:
+        """See `Body.readinto`."""
         target_view = into[: self._left]
         if not target_view:
             return 0
@@ -63,6 +64,7 @@ class HttpBody:
         return count
 
     def close(self) -> None:
+        """See `Body.close`."""
         if not self._left:
             self._response.release_conn()
         self._response.close()

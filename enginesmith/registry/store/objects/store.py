@@ -208,12 +208,15 @@ class ObjectStore:
 
     @property
     def near(self) -> bool:
+        """See `Store.near`."""
         return False
 
     def locator(self, key: str) -> str:
+        """See `Store.locator`."""
         return self.place.locator(check_key(key))
 
     def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
         return self.put_and_digest_file(path).digest
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
@@ -225,19 +228,23 @@ class ObjectStore:
         return digest
 
     def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
         require_conditional_writes(self.bucket)
         digest = digest_of_bytes(data)
         put(self.bucket, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
         return digest
 
     def has(self, digest: str) -> bool:
+        """See `Store.has`."""
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
         facts = head(self.bucket, blob_key(digest))
         return None if facts is None else facts.size
 
     def size(self, digest: str) -> int:
+        """See `Store.size`."""
         size_bytes = self.stored_size(digest)
         if size_bytes is None:
             raise self._lost_error(digest)
@@ -261,6 +268,7 @@ class ObjectStore:
                 file.commit(dest)
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
         buffer = io.BytesIO()
         self._stream_verified(digest, buffer, max_bytes)
         return buffer.getvalue()
@@ -285,6 +293,7 @@ class ObjectStore:
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
+        """See `Store.rehash`."""
         try:
             sink = HashingSink()
             return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
@@ -292,6 +301,7 @@ class ObjectStore:
             raise self._lost_error(digest) from refusal
 
     def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
         document = read_document(self.bucket, check_key(key))
         return None if document is None else document[0]
 
@@ -300,12 +310,14 @@ class ObjectStore:
         return read_changed(self.bucket, check_key(key), tag)
 
     def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
         # Undecided means that another writer's document is there: it is never replaced, so this call wrote none.
         with suppress(UndecidedError):
             return self.replace(key, data, None)
         return False
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
         check_key(key)
         require_conditional_writes(self.bucket)
         if expected is None:
@@ -320,17 +332,21 @@ class ObjectStore:
             ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
 
     def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
         keys = keys_below(self.bucket, self._prefix(prefix))
         return (key for key in keys if prefix or not key.startswith(f"{_DISCARDED}/"))
 
     def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
         child_names = names_below(self.bucket, self._prefix(prefix))
         return (name for name in child_names if prefix or name != f"{_DISCARDED}/")
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """See `Store.sizes`."""
         return sizes_below(self.bucket, self._prefix(prefix))
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """See `Store.stamps`."""
         return stamps_below(self.bucket, self._prefix(prefix))
 
     def now(self) -> datetime:
@@ -351,9 +367,11 @@ class ObjectStore:
             ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, facts.tag))
 
     def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
         return self.bucket.strays()
 
     def sweep(self) -> int:
+        """See `Store.sweep`."""
         return self.bucket.sweep()
 
     def _prefix(self, prefix: str) -> str:

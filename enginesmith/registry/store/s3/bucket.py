@@ -166,6 +166,7 @@ class S3Bucket:
                 return data, read(answer, "ETag", str)
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+        """See `BucketApi.open_from`."""
         conditions = {**({"Range": f"bytes={offset}-"} if offset else {}), **({"IfMatch": tag} if tag else {})}
         with answers(self.place):
             answer = whole(client(self.place).get_object(**self._at(key), **conditions), *_FACTS)
@@ -193,6 +194,7 @@ class S3Bucket:
             raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=size)
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
+        """See `BucketApi.put`."""
         with answers(self.place):
             client(self.place).put_object(
                 **self._at(key),
@@ -225,6 +227,7 @@ class S3Bucket:
             client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=copy_arguments)
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
+        """See `BucketApi.page`."""
         list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": token} if token else {})}
         base, root = self.place.key(""), self.place.key(prefix)
         with answers(self.place):
@@ -245,14 +248,17 @@ class S3Bucket:
             )
 
     def now(self) -> datetime:
+        """See `BucketApi.now`."""
         with answers(self.place):
             response = client(self.place).head_object(**self._at(MARKER))
             return parse_date(find(response, "ResponseMetadata.HTTPHeaders.date", str, ""))
 
     def strays(self) -> tuple[str, ...]:
+        """See `BucketApi.strays`."""
         return tuple(str(upload) for upload in _find_abandoned(self))
 
     def sweep(self) -> int:
+        """See `BucketApi.sweep`."""
         # 0 where that is not allowed, or the server lacks the request.
         count = 0
         with suppress(UnavailableError):
