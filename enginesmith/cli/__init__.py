@@ -16,7 +16,7 @@ import click
 from enginesmith.cli.options import Group, TakesGlobals
 from enginesmith.cli.streams import code_of_lost, leave, prepare_streams
 from enginesmith.cli.streams import write_stderr as say
-from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError
+from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS
 
@@ -233,20 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         leave(3)
     except EnginesmithError as error:
         _say_last(settings, "error", _entries(error))
-        leave(_exit_code(error))
+        leave(error.exit_code)
     except SystemExit as exit_error:
         leave(int(exit_error.code or 0))
     except OSError as error:
         code = code_of_lost(error)
     leave(code)
-
-
-def _exit_code(error: EnginesmithError) -> int:
-    """The error's exit code; of damage, that of its first cause, which may be a document of a newer format."""
-    cause = error.__cause__
-    if isinstance(error, IntegrityError) and isinstance(cause, IntegrityError):
-        return _exit_code(cause)
-    return error.exit_code
 
 
 def _entries(error: EnginesmithError) -> list[str]:

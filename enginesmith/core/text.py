@@ -15,6 +15,7 @@ import time
 import unicodedata
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -219,12 +220,12 @@ class WorkerThread(Thread):
             self._fail(error)
 
 
-class SelfClosing:
+class SelfClosing(ABC):
     """A context manager that calls its own `close` at the end of the block."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release what it holds."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

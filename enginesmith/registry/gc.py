@@ -123,7 +123,7 @@ def _tend_reports(sweep: Sweep, now: datetime) -> None:
     gone_keys, heard_nodes = clear_gone(sweep.store, now)
     sweep.gone.update(dict.fromkeys(gone_keys, "report"))
     for (model, name), nodes in heard_nodes.items():
-        with suppress(ConflictError, IntegrityError):  # a damaged channel is `verify`'s to tell
+        with suppress(ConflictError, IntegrityError):  # `verify` reports a damaged channel
             change_channel(sweep.store, model, name, partial(_with_share, nodes))
 
 

@@ -321,17 +321,20 @@ class Reporter:
             self._complain(failure)
 
     def _complain(self, failure: EnginesmithError) -> None:
-        """Say that a report cannot be delivered, and wait. Outside of a rollout, where many nodes may not write, it is
-        said once, and tried ever more seldom."""
-        delay_s, lists = _RETRY_S, "rollout gates do not count the node"
+        """Print that a report cannot be delivered, and set the time of the next try.
+
+        Outside of a rollout, the message is printed once and the wait doubles with each failure, because many nodes
+        have no right to write.
+        """
+        delay_s, consequence = _RETRY_S, "rollout gates do not count the node"
         if self._asker == OUTSIDE:
             delay_s *= 2 ** min(self._failures, _MOST_DOUBLINGS)
-            lists = (
+            consequence = (
                 "`enginesmith rollout status --nodes` does not list the node (--report URL sends reports to a "
                 "receiver, --report none sends none)"
             )
         if self._clock() >= self._silent_until and not (self._asker == OUTSIDE and self._failures):
-            self._say(f"the report of this node cannot be delivered, so {lists}: {failure}")
+            self._say(f"the report of this node cannot be delivered, so {consequence}: {failure}")
         self._silent_until, self._written = self._clock() + delay_s, b""
         self._failures += self._asker == OUTSIDE
 
@@ -378,7 +381,7 @@ class Reporter:
             self._last, self._at, self._failures = report, now_s, 0
 
     def _adopt(self, stored: bytes | None, report: NodeReport, now_s: float) -> None:
-        """Go on from what an earlier process of this node reported: a restart is no news."""
+        """Take over the report of an earlier process of this node, so that a restart without a change sends none."""
         self._written = stored or b""
         with suppress(IntegrityError):
             last_report = parse_report(self._written)

@@ -41,7 +41,8 @@ MOST_DETAIL = 200
 TOKEN = "ENGINESMITH_REPORT_TOKEN"  # noqa: S105 - the name of the variable
 # A node writes at most so often, and at least so often; the controller counts it as silent after so long.
 LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 600.0
-# Outside of a rollout: stands for its id in a report's key, which no id can be; as above; and a node is gone for good.
+# Reports outside of a rollout: OUTSIDE stands where a report's key has the rollout's id (hexadecimal, so never equal),
+# the next two are as above, and a collection deletes a report after GONE_S.
 OUTSIDE = "nodes"
 OUTSIDE_HEARTBEAT_S, OUTSIDE_SILENT_S, GONE_S = 3_600.0, 10_800.0, 7 * 86_400.0
 _AT_ONCE = 16
