@@ -411,7 +411,8 @@ def _print_serving(status: "ServingStatus") -> None:
         ages = [
             format_age(max(0.0, (status.now - parse_time(time)).total_seconds())) for time in (report.since, report.at)
         ]
-        rows.append([report.node, report.region, report.machine, report.version or "?", state, *ages])
+        hardware = report.machine.partition(",")[0]  # `--json` also has the machine's runtimes
+        rows.append([report.node, report.region, hardware, report.version or "?", state, *ages])
     rest = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
     print_table(("node", "region", "machine", "version", "problem", "for", "last report"), rows, note=rest)
 
