@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from enginesmith.client.pull import Pulled, PulledAttachment
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode
+from enginesmith.core.codec import decode, document_error, encode
 from enginesmith.core.errors import (
     EnginesmithError,
     InputError,
@@ -85,7 +85,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise IntegrityError(f"its files take more than {MOST_BYTES >> 30} GiB")
             yield archive
     except (*DAMAGED, KeyError, IntegrityError) as error:
-        raise IntegrityError(f"{path} is no compile cache: {error}; measure one with --measure") from error
+        raise document_error(f"{path} is no compile cache", error, "measure one with --measure") from error
 
 
 @dataclass(frozen=True)

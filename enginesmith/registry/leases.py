@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeVar
 from annotated_types import Predicate, doc
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import Complete, encode, explain_damage, parse_as
+from enginesmith.core.codec import Complete, document_error, encode, explain_damage, parse_as
 from enginesmith.core.errors import (
     ConflictError,
     EnginesmithError,
@@ -273,7 +273,7 @@ def list_leases(store: Store) -> list[Lease]:
                 if lease_key(lease.id) != key:
                     raise Malformed(f"is that of lease {lease.id[:80]!r}: it was moved by hand")
         except EnginesmithError as error:
-            raise IntegrityError(f"{key}: {error}; delete it when nobody publishes") from error
+            raise document_error(key, error, "delete it when nobody publishes") from error
     return leases
 
 

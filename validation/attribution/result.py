@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode_document
-from enginesmith.core.errors import IntegrityError, UndecidedError
+from enginesmith.core.codec import decode, encode_document, explain_damage
+from enginesmith.core.errors import UndecidedError
+from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.proof import Check, describe
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
@@ -180,23 +181,18 @@ def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution
     """The attributions of a version by the name of their graph or unit. Raises IntegrityError."""
     entries = {}
     for key in store.list(evidence_prefix("attributions", manifest.model, manifest.version)):
-        try:
+        with explain_damage(f"{key} of {store.uri}", "delete it, and build again"):
             attribution = decode(parsing.parse_json(store.read(key) or b"", MAX_BYTES), NamedAttribution)
             if attribution_key(manifest.model, manifest.version, attribution.name) != key:
-                raise IntegrityError("it is not the attribution its name says: it was edited by hand or moved")
-        except IntegrityError as error:
-            raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and build again") from error
+                raise Malformed("it is not the attribution its name says: it was edited by hand or moved")
         entries[attribution.name] = attribution
     return dict(sorted(entries.items()))
 
 
 def read_attribution(store: Store, digest: str) -> Attribution:
     """The attribution in a blob. Raises IntegrityError for a damaged one and for another format."""
-    try:
+    with explain_damage(f"blob {digest} is no attribution", "run `enginesmith debug attribute` again"):
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
-    except IntegrityError as error:
-        remedy = "run `enginesmith debug attribute` again"
-        raise IntegrityError(f"blob {digest} is no attribution: {error}; {remedy}") from error
 
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode, refuse_newer
+from enginesmith.core.codec import decode, document_error, encode, explain_damage, refuse_newer
 from enginesmith.core.errors import IntegrityError, canonical_json
 from enginesmith.core.reports.latency import Quantile, Ratio
 from enginesmith.core.reports.proof import Answers, Check
@@ -322,10 +322,8 @@ class Results:
         refuse_newer("results of the GPU kit", document.get("format"), FORMAT)
         if document.get("format") != FORMAT:
             raise IntegrityError(f"results of format {str(document.get('format'))[:40]}; this version reads {FORMAT}")
-        try:
+        with explain_damage("these results of the GPU kit are not whole", "run the kit again"):
             return decode(document, cls)
-        except IntegrityError as error:
-            raise IntegrityError(f"these results of the GPU kit are not whole ({error}); run the kit again") from error
 
     @classmethod
     def load(cls, path: Path) -> "Results":
@@ -333,4 +331,4 @@ class Results:
         try:
             return cls.from_json(parsing.load_json(path.read_bytes()))
         except (ValueError, RecursionError) as error:
-            raise IntegrityError(f"{path}: no results of the GPU kit: {str(error)[:120]}") from error
+            raise document_error(f"{path}", error) from error

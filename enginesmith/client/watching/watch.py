@@ -21,7 +21,7 @@ from enginesmith.client.locate import VersionLocator
 from enginesmith.client.pull import BlobFetcher, Origin
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.server import INTERVAL_S, Hook, HookFailed, Reporter, keep_looking
-from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.codec import Excerpt, explain_damage, parse_as
 from enginesmith.core.errors import (
     Digest,
     EnginesmithError,
@@ -105,13 +105,9 @@ class TrustRecheck:
         with reachable(f"reading {folder}"):
             path = self._place.description()
             data = path.read_bytes() if path else b""
-        try:
+        remedy = f"so nobody knows what is served: delete {self._place.served()} there, and it is made anew"
+        with explain_damage(f"{folder} has no description that can be read", remedy):
             description = parse_as(data, _MAX_BYTES, _Served)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"{folder} has no description that can be read ({error}), so nobody knows what is served; delete "
-                f"{self._place.served()} there, and it is made anew"
-            ) from error
         manifest = lookup.load(store, description.model, description.version)
         if manifest.digest != description.manifest:
             raise IntegrityError(

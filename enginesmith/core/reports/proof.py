@@ -7,8 +7,8 @@ from functools import cached_property
 from statistics import median_low
 from typing import Literal, NoReturn
 
-from enginesmith.core.codec import decode, encode_document
-from enginesmith.core.errors import IntegrityError, digest_of
+from enginesmith.core.codec import decode, encode_document, explain_damage
+from enginesmith.core.errors import digest_of
 from enginesmith.core.text import join_first, pluralize
 
 # How far a model with state is from its reference along sequences, as values. No numpy.
@@ -274,10 +274,8 @@ class Report:
     @classmethod
     def from_json(cls, data: object) -> "Report":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        try:
+        with explain_damage("the report", "validate the engine again"):
             return decode(data, cls)
-        except IntegrityError as error:
-            raise IntegrityError(f"{error}; validate the engine again") from None
 
 
 class Approved:

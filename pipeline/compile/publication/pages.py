@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from enginesmith.core.codec import decode, encode_document
+from enginesmith.core.codec import decode, document_error, encode_document, explain_damage
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.reports.latency import LatencyReport
@@ -138,17 +138,15 @@ def _draw_or_explain(document: VersionDocument) -> str:
 
 
 def _version(document: dict[str, object], document_name: str) -> VersionDocument:
-    try:
+    with explain_damage(f"{document_name} is not whole", "make it again"):
         return decode(document, VersionDocument)
-    except IntegrityError as error:
-        raise IntegrityError(f"{document_name} is not whole ({error}); make it again") from error
 
 
 def _parse(data: bytes, document_name: str) -> dict[str, object]:
     try:
         document = parse_json(data, MOST_BYTES)
     except Malformed as error:
-        raise IntegrityError(f"{document_name}: {error}") from error
+        raise document_error(document_name, error) from error
     if document.get("kind") not in (VERSION, CANARY):
         raise IntegrityError(
             f"{document_name} is no report of a version or of a canary: its kind is {document.get('kind')!r}"

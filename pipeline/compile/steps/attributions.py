@@ -1,7 +1,6 @@
 """The step that finds out which node drifted, for what failed its checks: of a graph against the float model, or of
 an engine against its graph; and what of a run's verdicts a drifted node can explain."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,8 @@ from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
 from builders.onnx_graphs.bodies import has_shards
-from enginesmith.core.codec import decode, encode_document, encode_fields
-from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, UnavailableError
+from enginesmith.core.codec import encode_document, encode_fields, explain_damage, parse_as
+from enginesmith.core.errors import EnginesmithError, InputError, StepError, UnavailableError
 from enginesmith.core.reports.proof import OVERLAP, PADDING, Check, describe
 from enginesmith.core.types import Precision, Session
 from enginesmith.registry.store.base import Store, open_store
@@ -286,10 +285,8 @@ def _list_failed(checks: Sequence[Check]) -> list[str]:
 
 
 def _read_recipe(store: Store, digest: str) -> GraphRecipe:
-    try:
-        return decode(json.loads(store.read_blob(digest, MEASURED_BYTES)), GraphRecipe)
-    except (ValueError, IntegrityError) as error:
-        raise IntegrityError(f"recipe {digest} cannot be read ({error}); build again, which writes it anew") from error
+    with explain_damage(f"recipe {digest} cannot be read", "build again, which writes it anew"):
+        return parse_as(store.read_blob(digest, MEASURED_BYTES), MEASURED_BYTES, GraphRecipe)
 
 
 def _propose(

@@ -10,7 +10,7 @@ from pathlib import Path
 from builders.execution.jobs import Job
 from builders.execution.local import workdir
 from builders.execution.process import run_job
-from enginesmith.core.codec import decode
+from enginesmith.core.codec import decode, document_error
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.hardware.machine import product_of
 from enginesmith.core.names import Reference
@@ -189,7 +189,7 @@ def import_file(store: Store, path: Path) -> list[Validated]:
     try:
         results = Results.from_json(parse_json(data, MAX_BYTES))
     except IntegrityError as error:
-        raise IntegrityError(f"{path}: {error}") from error
+        raise document_error(str(path), error) from error
     if not results.carried:
         raise IntegrityError(
             f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginesmith validate REF "
