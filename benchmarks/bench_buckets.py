@@ -41,7 +41,9 @@ from pipeline.traffic.costs import serve_trace
 from pipeline.traffic.place import BucketOptions, BucketTask, TrafficAtPlace, plan_task
 from pipeline.traffic.request_grid import RunTimes
 from validation.latency.measurement.quantiles import curve
-from validation.traffic.trace import BatchPolicy, ServiceTimes, Trace
+from validation.traffic.batching_simulation import BatchPolicy
+from validation.traffic.service_times import ServiceTimes
+from validation.traffic.trace import Trace
 
 TOP, BATCH, WAIT_S = 256, 8, 0.002
 # Share of the time that the engine would be busy without batches and padding.

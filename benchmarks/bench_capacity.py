@@ -49,7 +49,7 @@ from validation.capacity.greatest_rate import (
     poisson_workload,
 )
 from validation.latency.measurement.loop import make_buckets
-from validation.traffic.trace import BatchPolicy
+from validation.traffic.batching_simulation import BatchPolicy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 POLICY, BATCHES = BatchPolicy(8, 0.001), (1, 2, 4, 8)

@@ -27,7 +27,7 @@ from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.selection import choose_each
 from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchFloor, SearchTarget
 from pipeline.quantization.settings.runs import group_runs
 from pipeline.quantization.statistics.methods import MINMAX

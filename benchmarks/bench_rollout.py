@@ -21,10 +21,10 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
 from enginesmith.registry.rollouts.reports import MOST_REPORTERS, Heard, NodeReport
-from enginesmith.registry.rollouts.state import ServingNode, format_time, open_wave
+from enginesmith.registry.rollouts.rollout_state import ServingNode, format_time, open_wave
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import read_channel
 from enginesmith.registry.versions.channel_writes import read_rollout
-from enginesmith.registry.versions.state import read_channel
 from pipeline.rollout.advance import judge_gates
 from pipeline.rollout.operations import read_serving
 from tests.enginesmith.registries import engine, publish_engines

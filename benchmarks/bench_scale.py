@@ -33,8 +33,8 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import channel_history_key, channel_key
 from enginesmith.registry.store.s3.requests import client as s3_client
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import read_channel
 from enginesmith.registry.versions.lookup import load
-from enginesmith.registry.versions.state import read_channel
 from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.s3_server import BUCKET, ENVIRONMENT, serving
 

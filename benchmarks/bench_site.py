@@ -16,7 +16,7 @@ import psutil
 from enginesmith.registry.store.base import FileStore, open_store
 from enginesmith.registry.store.layout import channel_key, manifest_key
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.state import Channel, Move
+from enginesmith.registry.versions.channel_state import Channel, Move
 from pipeline.site.folder import STATE, SiteFolder, Written
 from pipeline.site.generate import write_site
 from tests.pipeline.site.sites import move, publish_small

@@ -1,6 +1,6 @@
 """A small dynamic batcher that runs a trace against a real session: what `bench_buckets` holds predictions to.
 
-The policy is that of `validation.traffic.trace`. By the wall clock the loop admits each request when its time has
+The policy is that of `validation.traffic`. By the wall clock the loop admits each request when its time has
 come (open loop), sleeps where nothing is ready, and runs padded batches. By the CPU clock nothing sleeps: time is that
 of the arrivals and of the runs, each in the CPU seconds of a session with one thread.
 """
@@ -14,7 +14,8 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session
-from validation.traffic.trace import BatchPolicy, Trace
+from validation.traffic.batching_simulation import BatchPolicy
+from validation.traffic.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
 
     from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
     from pipeline.quantization.schemes.qdq import quantize_int8
-    from pipeline.quantization.search.search import choose_each
+    from pipeline.quantization.search.selection import choose_each
     from pipeline.quantization.search.trial import SearchTarget
     from pipeline.quantization.settings.runs import group_runs
     from pipeline.quantization.statistics.methods import method, ranges

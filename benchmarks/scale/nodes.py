@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.watching.server import pause_s
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.registry.versions.state import Channel
+from enginesmith.registry.versions.channel_state import Channel
 from tests.enginesmith.registry.counting import CountingStore
 
 Look = Callable[[], Channel | None]

@@ -23,7 +23,7 @@ from enginesmith.cli.tables import download_bar, echo, print_table
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.registry.rollouts.state import ServingNode
+from enginesmith.registry.rollouts.rollout_state import ServingNode
 
 if TYPE_CHECKING:
     from enginesmith.client.client import Client

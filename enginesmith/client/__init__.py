@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enginesmith.client.watching.server import HealthUrl as HealthUrl
     from enginesmith.client.watching.server import Post as Post
     from enginesmith.client.watching.server import ReportUrl as ReportUrl
-    from enginesmith.registry.rollouts.state import ServingNode as ServingNode
+    from enginesmith.registry.rollouts.rollout_state import ServingNode as ServingNode
 
 _HOMES = {
     "ALL_GENERATIONS": "enginesmith.client.layouts.base",
@@ -35,7 +35,7 @@ _HOMES = {
     "Policy": "enginesmith.client.resolve",
     "Post": "enginesmith.client.watching.server",
     "ReportUrl": "enginesmith.client.watching.server",
-    "ServingNode": "enginesmith.registry.rollouts.state",
+    "ServingNode": "enginesmith.registry.rollouts.rollout_state",
     "Triton": "enginesmith.client.layouts.triton",
 }
 __all__ = list(_HOMES)

@@ -39,7 +39,7 @@ from enginesmith.client.resolve import EngineRanking, Policy
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import AUTO, Machine
 from enginesmith.core.names import Reference, parse_reference
-from enginesmith.registry.rollouts.state import ServingNode
+from enginesmith.registry.rollouts.rollout_state import ServingNode
 from enginesmith.registry.store.base import SCHEMES, Store, open_store, split_places
 from enginesmith.registry.versions.lookup import Located
 

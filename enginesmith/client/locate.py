@@ -5,7 +5,7 @@ Of a channel the state is read (one request, conditional where it was read befor
 machine's cache keeps. Where the snapshot is lost or damaged, the version's documents are read one by one from the
 registry, with the same answer.
 
-A rollout may bring a version to a part of the nodes (`rollouts.state`): then the answer depends on the node that asks.
+A rollout may bring a version to a part of the nodes (`registry.rollouts`): then the answer depends on the node.
 """
 
 import json
@@ -24,11 +24,12 @@ from enginesmith.core.names import TRUST_VARIABLE, Reference
 from enginesmith.core.requirements import Library
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
-from enginesmith.registry.rollouts.state import ServingNode
+from enginesmith.registry.rollouts.rollout_state import ServingNode
 from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.files import make_folder
 from enginesmith.registry.store.layout import MARKER, channel_key, check_format
 from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.channel_state import Channel, parse_channel
 from enginesmith.registry.versions.lookup import (
     DEFAULT_CHANNELS,
     SNAPSHOT_MAX_BYTES,
@@ -38,7 +39,6 @@ from enginesmith.registry.versions.lookup import (
     manifest_of,
     parse_snapshot,
 )
-from enginesmith.registry.versions.state import Channel, parse_channel
 
 if TYPE_CHECKING:
     from enginesmith.registry.evidence.latencies import MeasuredSpeed

@@ -27,11 +27,11 @@ from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.trust.signatures import read_bundle
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import refresh_version
 from enginesmith.registry.versions.index import hold_change
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import canary_pass
-from enginesmith.registry.versions.state import Channel, read_channel, read_history
 
 _AT_ONCE = 4
 

@@ -20,13 +20,13 @@ from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.latency_series import models_with_series
 from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
 from enginesmith.registry.rollouts.reports import clear_gone, next_share
-from enginesmith.registry.rollouts.state import reports
+from enginesmith.registry.rollouts.rollout_state import reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
+from enginesmith.registry.versions.channel_state import Channel, change_channel
 from enginesmith.registry.versions.channel_writes import refresh_models
 from enginesmith.registry.versions.index import heal_index
 from enginesmith.registry.versions.lookup import versions
-from enginesmith.registry.versions.state import Channel, change_channel
 
 GRACE = timedelta(days=7)
 # Why documents are deleted that have no garbage mark, by kind.

@@ -17,8 +17,8 @@ from enginesmith.core.types import Target
 from enginesmith.registry.evidence.canaries import canaries, canary_target, verdict_on
 from enginesmith.registry.store.base import Store, written_at
 from enginesmith.registry.store.layout import manifest_key
-from enginesmith.registry.versions import lookup, state
-from enginesmith.registry.versions.state import read_history
+from enginesmith.registry.versions import channel_state, lookup
+from enginesmith.registry.versions.channel_state import read_history
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.settle import attach
@@ -63,7 +63,7 @@ def sides_of(store: Store, request: CanaryRequest) -> tuple[Reference, Reference
     """
     model, channel = check_model(request.model), check_channel(request.channel)
     candidate = lookup.load(store, model, check_version(request.version))
-    incumbent = state.read_channel(store, model, channel)
+    incumbent = channel_state.read_channel(store, model, channel)
     if incumbent is None:
         return f"{model}:{channel} serves nothing yet; there is nothing to compare with"
     if incumbent.manifest == candidate.digest:
@@ -91,7 +91,7 @@ def missed_version(store: Store, model: str, channel: str, target: Target, grace
     a damaged registry.
     """
     serving, versions = (
-        state.read_channel(store, check_model(model), check_channel(channel)),
+        channel_state.read_channel(store, check_model(model), check_channel(channel)),
         lookup.versions(store, model),
     )
     if serving is None or not versions:

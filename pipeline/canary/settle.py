@@ -24,12 +24,12 @@ from enginesmith.registry.evidence.canaries import (
     verdict_on,
 )
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.state import parse_time
+from enginesmith.registry.rollouts.rollout_state import parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import canary_key, evidence_prefix
 from enginesmith.registry.trust import require
-from enginesmith.registry.versions import channels, lookup, policies, state
-from enginesmith.registry.versions.state import Channel, read_history
+from enginesmith.registry.versions import channel_state, channels, lookup, policies
+from enginesmith.registry.versions.channel_state import Channel, read_history
 from pipeline.canary.verdicts import canary_passes, roll_back
 from pipeline.rollout.operations import Operator, start
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
@@ -144,7 +144,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     if (about := canary_report.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, canary_report, report).target
-    serving = state.read_channel(store, check_model(model), check_channel(channel))
+    serving = channel_state.read_channel(store, check_model(model), check_channel(channel))
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     candidate = lookup.load(store, model, str(canary_report.candidate.version))
@@ -164,7 +164,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
 
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
-    serving = state.read_channel(store, check_model(model), check_channel(channel))
+    serving = channel_state.read_channel(store, check_model(model), check_channel(channel))
     versions = lookup.versions(store, model)
     if not versions:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
@@ -172,7 +172,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     failing_verdict = _find_fail(store, serving)
     rollback_text = _roll_back(store, failing_verdict.report, channel) if failing_verdict else ""
-    if failing_verdict and state.read_channel(store, model, channel) != serving:
+    if failing_verdict and channel_state.read_channel(store, model, channel) != serving:
         return rollback_text
     advance_text = _advance(store, lookup.load(store, model, versions[-1]), serving, say)
     return f"{rollback_text}; {advance_text}" if rollback_text else advance_text

@@ -14,9 +14,9 @@ from enginesmith.registry.evidence.canaries import canary_target
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import reachable, write_whole
-from enginesmith.registry.versions import channels, state
+from enginesmith.registry.versions import channel_state, channels
+from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.policies import CanaryPass
-from enginesmith.registry.versions.state import Channel
 from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
@@ -181,7 +181,7 @@ def canary_passes(
 
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
-    serving = state.read_channel(store, manifest.model, channel)
+    serving = channel_state.read_channel(store, manifest.model, channel)
     words, passes, texts = [], [], []
     for path in reports:
         read_report_file(path)

@@ -34,7 +34,7 @@ from enginesmith.registry.manifest import (
 )
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
-from enginesmith.registry.versions import lookup, state
+from enginesmith.registry.versions import channel_state, lookup
 from enginesmith.registry.versions.publish import add_attestation, add_latencies
 from pipeline.compile.ensembles.assembly import read_data
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
@@ -317,7 +317,7 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
     """
     for model in lookup.models(store) if only is None else [check_model(only)]:
         versions = lookup.versions(store, model)
-        channel_list = (state.read_channel(store, model, name) for name in lookup.channel_names(store, model))
+        channel_list = (channel_state.read_channel(store, model, name) for name in lookup.channel_names(store, model))
         served_versions = {channel.version for channel in channel_list if channel}
         for version in sorted({*versions[-1:], *(served_versions & set(versions))}, key=version_order):
             try:

@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL
 from enginesmith.core.errors import EnginesmithError, UnavailableError, digest_of, digest_of_file
 from enginesmith.registry.builds.build_history import hold_build_lock
 from enginesmith.registry.registered_specs import Registration, registrations
-from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.rollouts.rollout_state import Rollout
 from enginesmith.registry.store.base import Store
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.intake.registration import Place, bundle_of, named_files, place_at, register

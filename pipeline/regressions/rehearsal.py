@@ -29,7 +29,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, re
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import reachable
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.state import Channel, read_channel
+from enginesmith.registry.versions.channel_state import Channel, read_channel
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable, this_machine
 from pipeline.compile.steps.engines import BuildEngine, memory_request, recall_engine
@@ -41,7 +41,7 @@ from pipeline.outcome import engine_of, make_report
 from pipeline.progress.events import Finished
 from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.pairs import CheckOptions
-from pipeline.regressions.upgrade import (
+from pipeline.regressions.rehearsal_verdicts import (
     Decision,
     Rehearsal,
     Served,

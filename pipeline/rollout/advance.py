@@ -11,7 +11,7 @@ from enginesmith.core.errors import ConflictError, EnginesmithError, InputError,
 from enginesmith.core.text import join_first, pluralize
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.rollouts.reports import MOST_REPORTERS, Heard, NodeReport, next_share, read_reports
-from enginesmith.registry.rollouts.state import Rollout, count_time, open_wave, parse_time, raise_reach
+from enginesmith.registry.rollouts.rollout_state import Rollout, count_time, open_wave, parse_time, raise_reach
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup

@@ -20,7 +20,7 @@ from enginesmith.registry.rollouts.reports import (
     read_newest,
     read_reports,
 )
-from enginesmith.registry.rollouts.state import (
+from enginesmith.registry.rollouts.rollout_state import (
     MOST_BY,
     MOST_WHY,
     WHOLE,
@@ -37,15 +37,15 @@ from enginesmith.registry.rollouts.state import (
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import begin_rollout, change_rollout, clear_marks
 from enginesmith.registry.versions.policies import list_losses
-from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from pipeline.rollout.advance import GateResult, judge_gates, passes_of
 from validation.statistics.rates import lower
 
 # Makes the share of a wave a limit: by how many nodes there are at least, the share of places that keeps within it.
 #
-# Nodes fall into a wave by a hash (`rollouts.state`), so that a share p of places reaches a binomial number of n nodes:
+# Nodes fall into a wave by a hash (`registry.rollouts`): a share p of places reaches a binomial number of nodes:
 # 1 % of 10,000 are 100 on average, and 118 in one rollout of thirty. `limit_share` gives the greatest p with which more
 # than the wave's share are reached with probability `LEVEL` at most. P(Binomial(n, p) > k) <= level just where p is not
 # over the lower bound of Clopper & Pearson for k + 1 of n (Biometrika 26, 1934; `validation.statistics.rates`).

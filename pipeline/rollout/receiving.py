@@ -38,10 +38,17 @@ from enginesmith.registry.rollouts.reports import (
     report_key,
     write_report,
 )
-from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached, parse_time, reports
+from enginesmith.registry.rollouts.rollout_state import (
+    Rollout,
+    ServingNode,
+    format_time,
+    is_reached,
+    parse_time,
+    reports,
+)
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import serving_prefix
-from enginesmith.registry.versions.state import Channel, read_channel
+from enginesmith.registry.versions.channel_state import Channel, read_channel
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
 # Nodes whose reports a rollout has, or a channel outside of one, at most: ten times of those that are asked.

@@ -22,12 +22,12 @@ from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.evidence.latencies import latencies
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
-from enginesmith.registry.rollouts.state import EarlierRollout, Gates, Rollout
+from enginesmith.registry.rollouts.rollout_state import EarlierRollout, Gates, Rollout
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import evidence_prefix
-from enginesmith.registry.versions import lookup, policies, state
+from enginesmith.registry.versions import channel_state, lookup, policies
+from enginesmith.registry.versions.channel_state import Channel, ChannelHistory, read_history
 from enginesmith.registry.versions.policies import ChannelPolicy
-from enginesmith.registry.versions.state import Channel, ChannelHistory, read_history
 from pipeline.compile.publication.pages import published_document
 from validation.plotting import number_text, percent_text, seconds_text
 from validation.reporting.html import VersionPage, metric_text, overview
@@ -251,7 +251,7 @@ def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[Rea
     channels = []
     for name in names:
         problems: list[str] = []
-        channel = _try(partial(state.read_channel, store, model, name), None, problems)
+        channel = _try(partial(channel_state.read_channel, store, model, name), None, problems)
         history = (
             _try(partial(read_history, store, channel), ChannelHistory(), problems) if channel else ChannelHistory()
         )

@@ -10,9 +10,9 @@ from enginesmith.core.errors import EnginesmithError, UnknownNameError
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.channel_state import Move
 from enginesmith.registry.versions.index import ListedVersion, list_versions
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
-from enginesmith.registry.versions.state import Move
 from pipeline.site.comparison import (
     ReadChannel,
     ReadVersion,

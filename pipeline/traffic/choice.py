@@ -20,7 +20,7 @@ from pipeline.traffic.costs import (
 )
 from pipeline.traffic.place import BucketTask, EdgesOf, powers_of_two, present_edges
 from pipeline.traffic.request_grid import MOST_TIMED, RunTimes, edges_to_time
-from validation.traffic.trace import ServiceTimes
+from validation.traffic.service_times import ServiceTimes
 
 # The most profiles without --most; more are refused by compilers (`pipeline.compile.plan.MOST_PROFILES`).
 MOST_PROFILES = 64

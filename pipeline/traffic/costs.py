@@ -11,15 +11,15 @@ import numpy as np
 from enginesmith.arrays import Array
 from pipeline.traffic.request_grid import RequestGrid, RunTimes
 from validation.statistics.serial_dependence import block_length
-from validation.traffic.trace import BatchPolicy, SimulatedService, simulate_batching
+from validation.traffic.batching_simulation import BatchPolicy, SimulatedService, simulate_batching
 
 # How many requests a batch has where so many come a second, and what the batch then takes.
 #
 # A batch takes the requests of its bucket that arrive while its first one waits: as long as the policy lets it wait for
 # others, or longer where the worker is busy. With a wait W and arrivals at a rate r that number is 1 + Poisson(r W), at
 # most what a batch holds. The wait depends on the load of all buckets together, hardly on where one edge lies: it is
-# taken from a simulation (`validation.traffic.trace`) of buckets found before, and its distribution is the same for
-# each bucket. So the seconds of a bucket follow from its own requests alone, and the costs of buckets add up.
+# taken from a simulation (`validation.traffic`) of buckets found before, and its distribution is the same for each
+# bucket. So the seconds of a bucket follow from its own requests alone, and the costs of buckets add up.
 
 # Time is cut into so many parts with equal numbers of requests, each with a rate of its own, as traffic drifts.
 BINS = 24

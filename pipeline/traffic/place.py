@@ -14,7 +14,8 @@ from enginesmith.recording.json_lines import JsonLinesReader
 from enginesmith.recording.traffic import MOST_LINE_BYTES, RecordedTraffic, read_traffic
 from pipeline.traffic.request_grid import RequestGrid, grid_of, sizes_to_time
 from validation.data.batches import leading_dim
-from validation.traffic.trace import BatchPolicy, Trace, trace_of
+from validation.traffic.batching_simulation import BatchPolicy
+from validation.traffic.trace import Trace, trace_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".npz")
 # Times of arrival from here on (2001) are taken for seconds since the epoch.

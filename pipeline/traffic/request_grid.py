@@ -9,7 +9,8 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.types import Dim
-from validation.traffic.trace import ServiceTimes, Trace
+from validation.traffic.service_times import ServiceTimes
+from validation.traffic.trace import Trace
 
 # Candidates of the only dim that is chosen, and of each where there are several.
 MOST_ALONE, MOST_EACH = 256, 32

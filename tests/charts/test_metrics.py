@@ -5,7 +5,7 @@ import re
 from typing import get_args
 
 from enginesmith.registry.manifest import Status
-from enginesmith.registry.rollouts.state import State
+from enginesmith.registry.rollouts.rollout_state import State
 from pipeline.orchestration.metrics.live import _RUN_STATES, METRICS
 from tests.charts.kube import MANIFESTS, label, sample_objects
 

@@ -11,12 +11,12 @@ from enginesmith.registry import registered_specs
 from enginesmith.registry.collection.references import Rules as Kept
 from enginesmith.registry.gc import collect
 from enginesmith.registry.rollouts.reports import NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, Slice, format_time
+from enginesmith.registry.rollouts.rollout_state import Gates, RolloutPlan, ServingNode, Slice, format_time
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification.verify import repair, verify
 from enginesmith.registry.versions import channel_writes, channels, index, lookup
+from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.publish import add_attestation, publish
-from enginesmith.registry.versions.state import Channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
 from tests.enginesmith import registries

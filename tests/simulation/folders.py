@@ -14,7 +14,7 @@ from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
-from enginesmith.registry.rollouts.state import ServingNode
+from enginesmith.registry.rollouts.rollout_state import ServingNode
 from tests.simulation.store import SimulatedStore
 from tests.simulation.world import Violation
 

@@ -19,11 +19,11 @@ from enginesmith.core.errors import EnginesmithError, IntegrityError, Unavailabl
 from enginesmith.exchange import mirror
 from enginesmith.registry import gc, leases, registered_specs
 from enginesmith.registry.collection import garbage, references
-from enginesmith.registry.rollouts.state import Rollout, is_reached
+from enginesmith.registry.rollouts.rollout_state import Rollout, is_reached
 from enginesmith.registry.store import base
 from enginesmith.registry.store.layout import ROLLOUTS, lease_key, manifest_key, running_rollout_key
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channel_writes, channels, index, lookup, publish, state
+from enginesmith.registry.versions import channel_state, channel_writes, channels, index, lookup, publish
 from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 
@@ -60,12 +60,14 @@ def _blind_change(part: str) -> Mutant:
         store.replace(key, after, store.read(key))
         return after
 
-    return _everywhere("change", change, base, state)
+    return _everywhere("change", change, base, channel_state)
 
 
 def _change_with(contains: bool) -> Mutant:
     """`change` that takes every lost answer for one of a write that was done, or was not."""
-    return _attribute(state, "change", lambda store, key, make, _=None: _CHANGE(store, key, make, lambda *_: contains))
+    return _attribute(
+        channel_state, "change", lambda store, key, make, _=None: _CHANGE(store, key, make, lambda *_: contains)
+    )
 
 
 def _counts_as_made(*fields: str) -> Mutant:
@@ -88,7 +90,9 @@ def _counts_as_made(*fields: str) -> Mutant:
 
         return _CHANGE(store, key, noted, contained if "/channels/" in key else contains)
 
-    return _attribute(state, "change", lambda store, key, make, contains=_SAME: change(store, key, make, contains))
+    return _attribute(
+        channel_state, "change", lambda store, key, make, contains=_SAME: change(store, key, make, contains)
+    )
 
 
 _SAME = base.change.__defaults__[0]  # type: ignore[index]
@@ -189,7 +193,9 @@ def _without_channels(self: Any, state: Any, history: Any, moves: int) -> None:
 
 
 def _change_any_rollout(store: Any, before: Any, after: Any) -> Any:
-    return state.change_channel(store, before.model, before.channel, lambda known: replace(known, rollout=after))
+    return channel_state.change_channel(
+        store, before.model, before.channel, lambda known: replace(known, rollout=after)
+    )
 
 
 def _serving_anything(serving: Any, manifest: Any, channel: str) -> Any:
@@ -201,7 +207,7 @@ def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> A
     def begin(known: Any) -> Any:
         return channel_writes.with_snapshots(guard, replace(known, rollout=make(known)))
 
-    found = state.change_channel(guard.store, model, channel, begin)
+    found = channel_state.change_channel(guard.store, model, channel, begin)
     rollout = found.rollout  # type: ignore[union-attr]
     guard.store.create(running_rollout_key(model, channel, rollout.id), b"{}")
     return rollout
@@ -213,7 +219,7 @@ def _clear_all_marks(store: Any, model: str, name: str, running: str = "") -> No
 
 
 def _clear_unfenced(store: Any, model: str, name: str, running: str = "") -> None:
-    found = state.read_channel(store, model, name)
+    found = channel_state.read_channel(store, model, name)
     runs = found.active_rollout if found else None
     for _, _, rollout in list(channel_writes._marks(store, f"{ROLLOUTS}{model}/{name}/")):
         if runs is None or runs.id != rollout:
@@ -334,10 +340,10 @@ def _seen_before_the_index(store: Any) -> None:
 
 
 def _refresh_as_read(guard: Any, model: str, channel: str) -> None:
-    now = state.read_channel(guard.store, model, channel)
+    now = channel_state.read_channel(guard.store, model, channel)
     if now:
         fresh = channel_writes.with_snapshots(guard, now).snapshots
-        state.change_channel(
+        channel_state.change_channel(
             guard.store,
             model,
             channel,
@@ -434,13 +440,15 @@ MUTANTS: dict[str, Mutant] = {
     "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
     "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
     "the highest number goes": _attribute(references, "_newest", _only_newest),
-    "what a channel led to goes at once": _attribute(state, "unmark_versions", lambda *_: None),
-    "what a slow move left goes too soon": _attribute(state, "unmark_versions", _unmark_first),
+    "what a channel led to goes at once": _attribute(channel_state, "unmark_versions", lambda *_: None),
+    "what a slow move left goes too soon": _attribute(channel_state, "unmark_versions", _unmark_first),
     "what was unpinned goes at once": _attribute(registered_specs, "unmark", lambda *_: None),
-    "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
-    "a rollout is not kept before the next one": _attribute(state, "_loses", lambda old, new: old.moves != new.moves),
+    "a move is not kept before the next one": _attribute(channel_state, "keep_history", lambda *_: None),
+    "a rollout is not kept before the next one": _attribute(
+        channel_state, "_loses", lambda old, new: old.moves != new.moves
+    ),
     "a rollback returns to the last move": _attribute(
-        state.ChannelHistory, "previous", lambda self: (None, None, *self.moves)[-2]
+        channel_state.ChannelHistory, "previous", lambda self: (None, None, *self.moves)[-2]
     ),
     "a step of a rollout is written over another": _everywhere(
         "change_rollout", _change_any_rollout, advance, operations
@@ -477,7 +485,7 @@ MUTANTS: dict[str, Mutant] = {
         garbage, "Tombstone", lambda since, generation: leases.Tombstone(since - timedelta(days=1), generation)
     ),
     "a version is pinned that is not secured": _attribute(registered_specs, "secure_version", lambda *_: None),
-    "a rollout leads nobody": _attribute(state.Channel, "served_to", lambda self, node: self.move),
+    "a rollout leads nobody": _attribute(channel_state.Channel, "served_to", lambda self, node: self.move),
     "a rollout that was aborted leads nodes": _attribute(
         Rollout, "is_finished", property(lambda self: self.state in ("done", "halted"))
     ),

@@ -24,7 +24,7 @@ from enginesmith.registry import leases as marks
 from enginesmith.registry.builds import runs
 from enginesmith.registry.collection import garbage
 from enginesmith.registry.store import download, layout, parallel
-from enginesmith.registry.versions import lookup, state
+from enginesmith.registry.versions import channel_state, lookup
 from tests.one_thread import ROOMS, Inline, side_by_side
 from tests.simulation.world import World
 
@@ -41,8 +41,8 @@ _PURE: tuple[Callable[..., Any], ...] = (
     marks._parse_state,
     runs.read_record,
     lookup.parse_snapshot,
-    state.parse_channel,
-    state.parse_history,
+    channel_state.parse_channel,
+    channel_state.parse_history,
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from enginesmith.core.errors import digest_of_bytes, digests_in
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.manifest import parse
-from enginesmith.registry.rollouts.state import Rollout, ServingNode, Slice
+from enginesmith.registry.rollouts.rollout_state import Rollout, ServingNode, Slice
 from enginesmith.registry.store.layout import (
     BLOBS,
     LEASES,
@@ -20,7 +20,7 @@ from enginesmith.registry.store.layout import (
     channel_history_key,
     manifest_key,
 )
-from enginesmith.registry.versions.state import Channel, Move, parse_channel, parse_history
+from enginesmith.registry.versions.channel_state import Channel, Move, parse_channel, parse_history
 from tests.simulation.store import Content
 from tests.simulation.world import APART, BEGIN, Violation, World
 

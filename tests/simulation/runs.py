@@ -11,7 +11,7 @@ from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.versions import channel_writes, index
-from enginesmith.registry.versions.state import read_channel
+from enginesmith.registry.versions.channel_state import read_channel
 from tests.enginesmith import registries
 from tests.simulation.actors import GRACE, MODEL, NODES, PLAN, SHORT, Registry
 from tests.simulation.choices import Choices, shorten

@@ -24,7 +24,8 @@ from validation.plotting import (
     tag,
 )
 from validation.statistics.serial_dependence import NORMAL, t_quantile
-from validation.traffic.trace import BatchPolicy, ServiceTimes, simulate_batching
+from validation.traffic.batching_simulation import BatchPolicy, simulate_batching
+from validation.traffic.service_times import ServiceTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +126,7 @@ def _spans(timed_sizes: Array) -> bool:
 
 # The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.
 #
-# Requests of a workload go through the simulated batcher (`validation.traffic.trace`) at a rate that is bisected. All
+# Requests of a workload go through the simulated batcher (`validation.traffic`) at a rate that is bisected. All
 # rates see the same requests and the same draws of run times, so that the share of late ones changes with the rate
 # alone (common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). No rate above that
 # at which the machine would never be idle is given: in a run that ends, a queue may grow and still keep the limit.

@@ -26,9 +26,9 @@ from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
 from validation.metrics.tasks.boxes import BoxSet
-from validation.metrics.tasks.measures import score_of
-from validation.metrics.tasks.scores import Accuracy, Score, TaskValue
+from validation.metrics.tasks.classes_and_texts import Accuracy, Score, TaskValue
 from validation.metrics.tasks.terms import TaskMetric
+from validation.metrics.tasks.vectors_and_masks import score_of
 from validation.statistics.rates import count_needed, lower
 
 # What a golden set does not measure: outputs and right answers that are the same in all of its samples.

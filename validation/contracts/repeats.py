@@ -13,7 +13,7 @@ from enginesmith.core.codec import encode_document
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, run
-from validation.contracts.sequences import rows_of
+from validation.contracts.predicates import rows_of
 from validation.contracts.terms import Bitwise, Rows
 from validation.data.samples import resize
 from validation.golden.golden_set import Case, GoldenSet

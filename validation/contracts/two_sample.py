@@ -11,8 +11,8 @@ from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import Check, unmeasured
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
+from validation.contracts.predicates import find_broken
 from validation.contracts.repeats import Likeness, repeat_checks
-from validation.contracts.sequences import find_broken
 from validation.contracts.terms import Contract, Seeds, Structure
 from validation.data.samples import sizes_of
 from validation.golden.golden_set import Case, GoldenSet

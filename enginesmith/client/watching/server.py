@@ -40,8 +40,8 @@ from enginesmith.registry.rollouts.reports import (
     report_key,
     write_report,
 )
-from enginesmith.registry.rollouts.state import ServingNode, format_time, parse_time, reports
-from enginesmith.registry.versions.state import Channel
+from enginesmith.registry.rollouts.rollout_state import ServingNode, format_time, parse_time, reports
+from enginesmith.registry.versions.channel_state import Channel
 
 _MOST_BYTES = 64 << 10
 _JSON = {"Content-Type": "application/json"}

@@ -39,8 +39,8 @@ from enginesmith.registry.store.files import reachable, write_whole
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.lookup import Located, channel_names
-from enginesmith.registry.versions.state import Channel
 
 # Checks again, at every look, whether the version that is served is trusted: keys are revoked while channels stay.
 #

@@ -10,7 +10,13 @@ from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.layout import BLOBS, MODELS, RUNS, TIMING, blob_key, channel_history_key, manifest_key
 from enginesmith.registry.store.parallel import side_by_side
-from enginesmith.registry.versions.state import Channel, ChannelHistory, parse_channel, parse_history, with_state
+from enginesmith.registry.versions.channel_state import (
+    Channel,
+    ChannelHistory,
+    parse_channel,
+    parse_history,
+    with_state,
+)
 
 # What lies in a registry, by its keys alone: versions' documents, what else names blobs, blobs with their sizes.
 #

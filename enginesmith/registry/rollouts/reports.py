@@ -29,7 +29,7 @@ from enginesmith.core.errors import (
 )
 from enginesmith.core.parsing import Timestamp
 from enginesmith.core.requirements import Count, Format
-from enginesmith.registry.rollouts.state import WHOLE, Rollout, format_time, parse_time, reports
+from enginesmith.registry.rollouts.rollout_state import WHOLE, Rollout, format_time, parse_time, reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERVING, serving_prefix
 

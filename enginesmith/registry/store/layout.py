@@ -15,7 +15,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
     models/<model>/versions/<version>/report.html         a copy of the report for people
     models/<model>/versions/<version>/report.json         the data of that page
-    models/<model>/channels/<channel>.json                a channel and its rollout (`registry.versions.state`)
+    models/<model>/channels/<channel>.json                a channel and its rollout (`registry.versions.channel_state`)
     models/<model>/histories/<channel>.json               the moves and rollouts before that
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models

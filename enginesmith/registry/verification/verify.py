@@ -30,8 +30,8 @@ from enginesmith.registry.store.layout import (
 )
 from enginesmith.registry.trust.policy import find_misplaced
 from enginesmith.registry.versions import channel_writes, lookup, policies
+from enginesmith.registry.versions.channel_state import Move, read_channel, read_history
 from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost, is_snapshot
-from enginesmith.registry.versions.state import Move, read_channel, read_history
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
 # What a channel's snapshot is called among the things that a blob is part of.

@@ -17,10 +17,11 @@ from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.evidence.latencies import latency_reports, newest_of_each
 from enginesmith.registry.leases import Guard, hold_lease
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.rollouts.rollout_state import Rollout
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import ROLLOUTS, evidence_prefix, running_rollout_key, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.channel_state import Channel, change_channel, read_channel, read_history
 from enginesmith.registry.versions.lookup import (
     MAX_DOCUMENTS_BYTES,
     SNAPSHOT_MAX_BYTES,
@@ -30,7 +31,6 @@ from enginesmith.registry.versions.lookup import (
     is_needed,
     load,
 )
-from enginesmith.registry.versions.state import Channel, change_channel, read_channel, read_history
 
 # Writes the snapshots of the versions that a channel serves, which its state names.
 #

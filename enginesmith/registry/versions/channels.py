@@ -1,5 +1,5 @@
 """Moves channels: promotes a version to a channel, and rolls a channel back. A move is one write of the channel's state
-(`versions.state`), which ends a rollout that runs.
+(`versions.channel_state`), which ends a rollout that runs.
 
 Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
 proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
@@ -14,15 +14,22 @@ from enginesmith.core.errors import ConflictError, InputError, IntegrityError, U
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.leases import Guard, secure_version
 from enginesmith.registry.manifest import Manifest, parse
-from enginesmith.registry.rollouts.state import MOST_BY, MOST_WHY, Rollout, parse_time
+from enginesmith.registry.rollouts.rollout_state import MOST_BY, MOST_WHY, Rollout, parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.versions import policies
+from enginesmith.registry.versions.channel_state import (
+    Channel,
+    Move,
+    change_channel,
+    count_moves,
+    read_channel,
+    read_history,
+)
 from enginesmith.registry.versions.channel_writes import refresh_channel, with_snapshots
 from enginesmith.registry.versions.index import hold_change
 from enginesmith.registry.versions.lookup import find_lost_of
 from enginesmith.registry.versions.policies import AcceptedLosses, CanaryPass, list_losses, loss_refusal
-from enginesmith.registry.versions.state import Channel, Move, change_channel, count_moves, read_channel, read_history
 
 
 def promote(

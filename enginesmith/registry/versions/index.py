@@ -26,8 +26,8 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MODELS, index_key, page_key
 from enginesmith.registry.store.parallel import AT_ONCE, side_by_side
 from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.channel_state import Move, read_channel, read_history
 from enginesmith.registry.versions.lookup import Listed, catalogue, channel_names
-from enginesmith.registry.versions.state import Move, read_channel, read_history
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport

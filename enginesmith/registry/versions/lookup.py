@@ -25,7 +25,7 @@ from enginesmith.registry.store.layout import (
     model_prefix,
     version_prefix,
 )
-from enginesmith.registry.versions.state import Channel, read_channel
+from enginesmith.registry.versions.channel_state import Channel, read_channel
 
 # Finds models, versions and channels, resolves a reference to a version's manifest, and finds blobs that are lost.
 #

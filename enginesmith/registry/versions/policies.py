@@ -15,11 +15,11 @@ from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.attestations import Attestation, JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import covers, list_served, targets_named
 from enginesmith.registry.manifest import ON_RANDOM, EngineEntry, Manifest
-from enginesmith.registry.rollouts.state import RolloutPlan, check_waves
+from enginesmith.registry.rollouts.rollout_state import RolloutPlan, check_waves
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import policy_key
+from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.lookup import load_served
-from enginesmith.registry.versions.state import Channel
 
 if TYPE_CHECKING:
     from enginesmith.registry.trust.signatures import KeySigner

@@ -21,7 +21,7 @@ from pipeline.cli.run_options import local_context
 
 if TYPE_CHECKING:
     from builders.execution.jobs import Executor
-    from pipeline.regressions.upgrade import Applied, Rehearsal, UnitRehearsal
+    from pipeline.regressions.rehearsal_verdicts import Applied, Rehearsal, UnitRehearsal
 
 _COLUMNS = ("version", "unit", "status", "SQNR", "metric", "median", "verdict")
 
@@ -90,8 +90,8 @@ def rehearse(
     from pipeline.regressions.pairs import CheckOptions
     from pipeline.regressions.rehearsal import Environments, list_served
     from pipeline.regressions.rehearsal import rehearse as rehearse_versions
-    from pipeline.regressions.upgrade import Applied
-    from pipeline.regressions.upgrade import apply as apply_rehearsal
+    from pipeline.regressions.rehearsal_verdicts import Applied
+    from pipeline.regressions.rehearsal_verdicts import apply as apply_rehearsal
 
     pins, store = parse_pins(options.toolchain), open_store(registry)
     served_versions = list_served(store, references)

@@ -31,10 +31,10 @@ from enginesmith.registry.verification import Repairs, Verification
 from enginesmith.registry.verification import repair as repair_store
 from enginesmith.registry.verification import verify as verify_store
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.index import VersionStatus, show_version
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import CanaryPass
-from enginesmith.registry.versions.state import Channel, read_channel, read_history
 
 
 @command()

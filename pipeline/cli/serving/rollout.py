@@ -28,7 +28,7 @@ from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_refe
 from enginesmith.core.parsing import user
 from enginesmith.core.text import format_age, pluralize
 from enginesmith.registry.rollouts.reports import reporting_channels
-from enginesmith.registry.rollouts.state import (
+from enginesmith.registry.rollouts.rollout_state import (
     WHOLE,
     Gates,
     Rollout,
@@ -39,9 +39,9 @@ from enginesmith.registry.rollouts.state import (
     parse_wave,
 )
 from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.versions.channel_state import read_channel
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.lookup import locate
-from enginesmith.registry.versions.state import read_channel
 
 if TYPE_CHECKING:
     from pipeline.rollout.operations import Operator, RolloutStatus, ServingStatus

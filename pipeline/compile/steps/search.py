@@ -108,7 +108,7 @@ class SearchQuantization:
         import onnx
 
         from pipeline.quantization.insertion_points import prepare_model
-        from pipeline.quantization.search.search import choose_each
+        from pipeline.quantization.search.selection import choose_each
         from pipeline.quantization.search.trial import SearchTarget
         from pipeline.quantization.settings.runs import RunLabels, group_runs
         from validation.data.samples import Samples

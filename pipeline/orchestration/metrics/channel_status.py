@@ -11,8 +11,8 @@ from itertools import islice
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.channel_state import Channel, read_channel
 from enginesmith.registry.versions.index import ListedModel
-from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.fleet.inventory import Access, connection_to
 
 # NAMESPACE/NAME of the ConfigMap; the chart sets it.

@@ -16,7 +16,7 @@ from enginesmith.registry.builds.build_history import BUCKETS_S, Totals, read_to
 from enginesmith.registry.builds.runs import model_of, read_runs, run_ids
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.registered_specs import Registration, newest_registrations
-from enginesmith.registry.rollouts.state import UNFINISHED, Rollout
+from enginesmith.registry.rollouts.rollout_state import UNFINISHED, Rollout
 from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import TOTALS, version_prefix

@@ -7,9 +7,9 @@ from enginesmith.client.client import Client
 from enginesmith.client.watching.server import Reporter
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.registry.rollouts.reports import OUTSIDE, report_key
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
+from enginesmith.registry.rollouts.rollout_state import Gates, RolloutPlan, ServingNode, parse_wave
 from enginesmith.registry.store.layout import blob_key, channel_key
-from enginesmith.registry.versions.state import read_channel
+from enginesmith.registry.versions.channel_state import read_channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
 from tests.enginesmith.client.watching.test_watch import following

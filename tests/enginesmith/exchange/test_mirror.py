@@ -12,7 +12,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import blob_key, page_key
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels, policies, state
+from enginesmith.registry.versions import channel_state, channels, policies
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.publish import attach_page
@@ -46,7 +46,7 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert verify(dest).problems == () and locate(dest, parse_reference("digits")).manifest == manifest
     assert [entry.status for entry in judge_entries(dest, manifest)] == ["proven", "proven"]
     assert dest.read(page_key("digits", "1")) == b"<html>"
-    move = state.read_channel(dest, "digits", "stable").move  # type: ignore[union-attr]
+    move = channel_state.read_channel(dest, "digits", "stable").move  # type: ignore[union-attr]
     assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
     pulled = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
     assert pulled.path.read_bytes() == b"a" * 9
@@ -98,7 +98,7 @@ def test_channels_take_their_evidence_along_and_meet_the_other_sites_policy(stor
     dest = open_store(tmp_path / "other", create=True)
     policies.write(dest, None, "stable", ChannelPolicy(canary=True))
     mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)
-    stable = state.read_channel(dest, "digits", "stable")
+    stable = channel_state.read_channel(dest, "digits", "stable")
     assert dest.has(found.report) and stable is not None and stable.move.canary == (found.report,)
     policies.write(dest, None, "stable", ChannelPolicy(("sm_90",)))
     third = publish(store, "c")

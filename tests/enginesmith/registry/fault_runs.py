@@ -26,9 +26,9 @@ from enginesmith.registry.store.base import FileStore, Store, open_store
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import lookup, state
+from enginesmith.registry.versions import channel_state, lookup
+from enginesmith.registry.versions.channel_state import read_history
 from enginesmith.registry.versions.publish import Published
-from enginesmith.registry.versions.state import read_history
 from tests.enginesmith.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
 from tests.enginesmith.object_stores.kinds import ENVIRONMENT, FOREIGN, GOOGLES_LIMIT, KINDS, ServerKind, past
 from tests.enginesmith.registries import engine, in_child, publish_engines
@@ -222,7 +222,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     found = lookup.versions(store, "digits")
     there = str(work.number) in found
     assert found == [*before, *([str(work.number)] if there else [])], (name, found)
-    channel = state.read_channel(store, "digits", "candidate")
+    channel = channel_state.read_channel(store, "digits", "candidate")
     assert channel is not None and channel.version in found[-2:], name
     serving = lookup.load(store, "digits", channel.version)
     assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
@@ -230,7 +230,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     published = work.publish(store)
     assert (published.version, published.existed) == (str(work.number), there), name
     assert store.read_blob(str(published.manifest.engines[0].digest)) == work.data(), name
-    after = state.read_channel(store, "digits", "candidate")
+    after = channel_state.read_channel(store, "digits", "candidate")
     assert after is not None and [move.version for move in read_history(store, after).moves] == [
         *before,
         str(work.number),

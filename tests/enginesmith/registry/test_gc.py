@@ -14,7 +14,7 @@ from enginesmith.registry.leases import take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.registered_specs import list_pinned, pin, unpin
 from enginesmith.registry.rollouts.reports import OUTSIDE, NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import reports
+from enginesmith.registry.rollouts.rollout_state import reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import (
     LEASES,
@@ -30,8 +30,8 @@ from enginesmith.registry.store.layout import (
 )
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions.channel_state import change_channel, read_channel
 from enginesmith.registry.versions.publish import attach_page
-from enginesmith.registry.versions.state import change_channel, read_channel
 from tests.enginesmith.registries import engine, on_each_store, publish_engines, report, run_together
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.one_thread import registry_in_one_thread

@@ -13,7 +13,7 @@ from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels, state
+from enginesmith.registry.versions import channel_state, channels
 from tests.enginesmith.client.watching.test_watch import following
 from tests.enginesmith.faulty_proxy import FaultyProxy
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, pull
@@ -64,7 +64,7 @@ def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kin
         IntegrityError, match=rf"digits@1 is damaged; .*registry fsck digits@1(.|\n)*engine cpu .*{digest}"
     ):
         channels.promote(store, manifest, "stable", proven_only=proven_only)
-    assert state.read_channel(store, "digits", "stable") is None
+    assert channel_state.read_channel(store, "digits", "stable") is None
     assert (kind, digest) in {(problem.kind, problem.what) for problem in verify(store).problems}
 
 

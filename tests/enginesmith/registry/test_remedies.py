@@ -13,7 +13,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels, lookup, state
+from enginesmith.registry.versions import channel_state, channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
 
 
@@ -46,7 +46,7 @@ def test_a_garbage_channel_goes_away_as_its_message_says(store: FileStore) -> No
     path = store.root / channel_key("digits", "candidate")
     path.write_text("garbage")
     with pytest.raises(IntegrityError) as caught:
-        state.read_channel(store, "digits", "candidate")
+        channel_state.read_channel(store, "digits", "candidate")
     assert f"({path}): is not JSON" in str(caught.value) and "delete this file and promote" in str(caught.value)
     path.unlink()
     channels.promote(store, published.manifest, "candidate")
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_after_publication_says_that_the_version_is_publishe
         with pytest.raises(UnavailableError, match=wanted):
             publish_engines(store, [engine(store)], "a", channel="candidate")
     again = publish_engines(store, [engine(store)], "a", channel="candidate")
-    assert again.existed and state.read_channel(store, "digits", "candidate") is not None
+    assert again.existed and channel_state.read_channel(store, "digits", "candidate") is not None
 
 
 def test_a_garbage_channel_after_publication_does_too(store: FileStore) -> None:

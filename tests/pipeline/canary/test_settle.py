@@ -15,7 +15,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, Store, open_store
 from enginesmith.registry.store.layout import canary_key, evidence_prefix, manifest_key
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels, lookup, policies, state
+from enginesmith.registry.versions import channel_state, channels, lookup, policies
 from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.canary.settle import attach, settle, settle_newest, target_verdicts
 from pipeline.rollout import operations
@@ -49,7 +49,7 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
 
 
 def serving(store: Store) -> str:
-    channel = state.read_channel(store, "digits", "stable")
+    channel = channel_state.read_channel(store, "digits", "stable")
     assert channel is not None
     return channel.version
 
@@ -99,7 +99,7 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
     assert "enginesmith prefect deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
     assert serving(store) == "1"
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
-    move = state.read_channel(store, "digits", "stable").move
+    move = channel_state.read_channel(store, "digits", "stable").move
     assert len(move.canary) == 2 and move.why.startswith("canary PASS ")
     assert settled("cpu", two, one, seed=1) == "digits:stable serves 2 already", "one more PASS moves nothing"
     assert [(found.target, found.verdict, found.against) for found in canaries(store, two)] == [
@@ -119,7 +119,7 @@ def test_under_a_policy_with_waves_a_pass_starts_a_rollout_once(store: Store, pa
     operations.start(store, two, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
     found = advance(store, "digits", "stable")
     assert found is not None and found.action == "done" and serving(store) == "2"
-    assert len(state.read_channel(store, "digits", "stable").move.canary) == 2
+    assert len(channel_state.read_channel(store, "digits", "stable").move.canary) == 2
 
 
 def test_a_fail_on_one_bars_what_passed_on_the_others(store: Store, pair, settled: Settle) -> None:
@@ -152,7 +152,7 @@ def test_a_fail_whose_event_was_lost_is_taken_back_by_the_hourly_run(store: Stor
     assert hourly(store) == "digits:stable serves 2 already"
     kept("sm_89", two, one, slower=0.05)
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
-    assert state.read_channel(store, "digits", "stable").move.why.startswith("canary FAIL ")
+    assert channel_state.read_channel(store, "digits", "stable").move.why.startswith("canary FAIL ")
     assert "a person promotes it again" in hourly(store) and serving(store) == "1"
 
 
@@ -236,9 +236,9 @@ def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(stor
     report = tmp_path / "cpu/report.json"
     assert "on sm_89" in refused(run("promote", "digits@2", "digits:stable", "--canary", report))
     both = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
-    assert [found.verdict for found in target_verdicts(store, two, state.read_channel(store, "digits", "stable"))] == [
-        "PASS"
-    ] * 2
+    assert [
+        found.verdict for found in target_verdicts(store, two, channel_state.read_channel(store, "digits", "stable"))
+    ] == ["PASS"] * 2
     assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
 
 
@@ -335,7 +335,7 @@ def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(store, pair, se
 def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
     three = published(store, "three", "cpu", "sm_89", "sm_90")
     run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_90")
-    (found,) = target_verdicts(store, three, state.read_channel(store, "digits", "stable"))
+    (found,) = target_verdicts(store, three, channel_state.read_channel(store, "digits", "stable"))
     assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
         found
     )

@@ -10,7 +10,7 @@ from enginesmith.cli import enginesmith
 from enginesmith.core.errors import ConflictError, digest_of
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.versions import channels, state
+from enginesmith.registry.versions import channel_state, channels
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import report_about, write_observations
 from tests.pipeline.projects import Project, write_project
@@ -56,9 +56,9 @@ def test_a_pass_promotes_exactly_its_candidate(store, versions, tmp_path):
     assert (tmp_path / "c" / "report.html").read_text().startswith("<!doctype html>")
     report = tmp_path / "c" / "report.json"
     assert "the canary is about digits@2" in refused(run("promote", "digits@3", "digits:stable", "--canary", report))
-    assert state.read_channel(store, "digits", "stable").version == "1"
+    assert channel_state.read_channel(store, "digits", "stable").version == "1"
     assert run("promote", "digits@2", "digits:stable", "--why", "faster", "--canary", report).exit_code == 0
-    move = state.read_channel(store, "digits", "stable").move
+    move = channel_state.read_channel(store, "digits", "stable").move
     digest = json.loads(report.read_text())["digest"]
     assert (move.version, move.why) == ("2", f"faster canary PASS {digest[:12]}")
 
@@ -75,7 +75,7 @@ def test_nothing_but_a_pass_promotes(store, versions, tmp_path):
     said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "few/report.json"))
     assert "verdict is INSUFFICIENT" in said
     assert "no such file" in refused(run("promote", "digits@2", "--canary", tmp_path / "gone.json"))
-    assert state.read_channel(store, "digits", "stable").version == "1"
+    assert channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
 def test_a_candidate_that_dies_is_not_promoted(store, versions, tmp_path):
@@ -87,7 +87,7 @@ def test_a_candidate_that_dies_is_not_promoted(store, versions, tmp_path):
     assert result.exit_code == 1 and not result.output.startswith("PASS")
     assert "candidate.jsonl (candidate) stops" in result.output
     said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json"))
-    assert "verdict is" in said and state.read_channel(store, "digits", "stable").version == "1"
+    assert "verdict is" in said and channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
 def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_path):
@@ -106,7 +106,7 @@ def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_pat
     assert "other thresholds" in forged(thresholds={**whole["thresholds"], "error_rate": 0.5})
     path.write_text(json.dumps({**whole, "reason": "believe me"}))
     assert "edited by hand" in refused(run("promote", "digits@2", "digits:stable", "--canary", path))
-    assert state.read_channel(store, "digits", "stable").version == "1"
+    assert channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
 def test_engines_that_no_canary_ran_are_named(store, tmp_path):
@@ -123,16 +123,19 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
     one, two, _ = versions
     channels.promote(store, two, "stable")
     watching = judged(tmp_path / "watched", two, one, failing=0.02)
-    served = state.read_channel(store, "digits", "stable")
+    served = channel_state.read_channel(store, "digits", "stable")
     assert watching.exit_code == 1 and served.version == "2", "not without --auto"
     result = judged(tmp_path / "c", two, one, "--auto", failing=0.02)
     assert result.exit_code == 1 and "rolled back: digits:stable -> 1" in result.stderr
-    move = state.read_channel(store, "digits", "stable").move
+    move = channel_state.read_channel(store, "digits", "stable").move
     assert move.action == "rollback" and move.by == "ada" and move.why.startswith("canary FAIL ")
     again = judged(tmp_path / "d", two, one, "--auto", failing=0.02)
-    assert "serves version 1 by now" in again.stderr and state.read_channel(store, "digits", "stable").version == "1"
+    assert (
+        "serves version 1 by now" in again.stderr
+        and channel_state.read_channel(store, "digits", "stable").version == "1"
+    )
     fine = judged(tmp_path / "e", one, two, "--auto")
-    assert fine.exit_code == 0 and state.read_channel(store, "digits", "stable").version == "1"
+    assert fine.exit_code == 0 and channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
 def test_a_rollback_that_lost_a_race_moves_nothing(store, versions):

@@ -20,7 +20,7 @@ from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_bl
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.quality import SearchFloor
-from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.selection import choose_each
 from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings.groups import compensate, find_groups, matrices, nearest
 from tests.builders import graphs

@@ -9,7 +9,7 @@ import pytest
 from enginesmith.core.errors import InputError, StepError
 from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
-from pipeline.regressions.upgrade import Trial, UnitRehearsal, judge_trials, plan_version
+from pipeline.regressions.rehearsal_verdicts import Trial, UnitRehearsal, judge_trials, plan_version
 from tests.pipeline.projects import raising
 
 OLD = Trial({"onnxruntime": "1"}, "proven", "", "a" * 64, 40.0, {"accuracy": 0.99})

@@ -14,7 +14,7 @@ from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import (
+from enginesmith.registry.rollouts.rollout_state import (
     Gates,
     Rollout,
     RolloutPlan,
@@ -25,7 +25,7 @@ from enginesmith.registry.rollouts.state import (
     reports,
 )
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
-from enginesmith.registry.versions.state import Channel, read_channel
+from enginesmith.registry.versions.channel_state import Channel, read_channel
 from pipeline.rollout.advance import advance
 from pipeline.rollout.operations import Operator, start
 from tests.enginesmith.registries import engine, publish_engines

@@ -9,13 +9,13 @@ from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.rollouts.reports import read_reports
-from enginesmith.registry.rollouts.state import Slice, reports
+from enginesmith.registry.rollouts.rollout_state import Slice, reports
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
+from enginesmith.registry.versions.channel_state import read_channel, read_history
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.policies import ChannelPolicy
-from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from enginesmith.registry.versions.channel_state import read_channel
 from enginesmith.registry.versions.channel_writes import read_rollout
-from enginesmith.registry.versions.state import read_channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import LEAST_ALL
 from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry

@@ -3,7 +3,7 @@
 import pytest
 
 from enginesmith.registry.rollouts.reports import Heard, NodeReport
-from enginesmith.registry.rollouts.state import count_time, format_time
+from enginesmith.registry.rollouts.rollout_state import count_time, format_time
 from pipeline.rollout import advance
 from pipeline.rollout.advance import GateResult
 from tests.pipeline.rollout.fleet import NODES, at, begin, plan, registry

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError
 from enginesmith.registry.rollouts.reports import SILENT_S, NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import WHOLE, ServingNode, Slice, format_time, is_reached, parse_wave
+from enginesmith.registry.rollouts.rollout_state import WHOLE, ServingNode, Slice, format_time, is_reached, parse_wave
 from pipeline.rollout.operations import LEVEL, Operator, abort, count_nodes, limit_share, limit_waves
 from tests.pipeline.rollout.fleet import at, begin, plan, registry
 

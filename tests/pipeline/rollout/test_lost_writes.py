@@ -13,10 +13,10 @@ from enginesmith.registry import leases
 from enginesmith.registry.store.layout import ROLLOUTS
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import running_rollouts
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import add_attestation
-from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
 from pipeline.rollout.operations import Operator

@@ -5,8 +5,8 @@ from itertools import product
 from enginesmith.core.errors import ConflictError
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import read_channel, read_history
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
-from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from enginesmith.registry.leases import hold_lease
-from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.rollouts.rollout_state import Rollout
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import channels, lookup

@@ -8,7 +8,8 @@ from enginesmith.core.reports.latency import BucketLatency, Quantile, SystemLoad
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.traffic.place import BucketOptions, BucketTask, TrafficAtPlace, plan_task
 from pipeline.traffic.request_grid import RequestGrid, RunTimes
-from validation.traffic.trace import ServiceTimes, Trace
+from validation.traffic.service_times import ServiceTimes
+from validation.traffic.trace import Trace
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "length")),)
 BATCH = Dim("batch", 1, 4, 8)

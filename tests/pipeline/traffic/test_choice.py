@@ -14,7 +14,7 @@ from pipeline.traffic.costs import resample_plans, serve_trace
 from pipeline.traffic.place import BucketOptions
 from tests.pipeline.traffic import instances
 from tests.validation.latency.reports import latency_report
-from validation.traffic.trace import BatchPolicy
+from validation.traffic.batching_simulation import BatchPolicy
 
 RNG = np.random.default_rng(0)
 TWO_KINDS = np.where(RNG.random(1000) < 0.7, RNG.integers(5, 10, 1000), RNG.integers(30, 36, 1000)).tolist()

@@ -9,7 +9,7 @@ from pipeline.traffic.choice import OTHERS
 from pipeline.traffic.place import BucketOptions, TrafficAtPlace, plan_task, powers_of_two, present_edges
 from pipeline.traffic.request_grid import MOST_ALONE, grid_of
 from tests.pipeline.traffic.instances import BATCH, INPUTS, LENGTH, task_of, trace_of_sizes
-from validation.traffic.trace import BatchPolicy
+from validation.traffic.batching_simulation import BatchPolicy
 
 
 def test_the_batcher_fills_the_batch_dim_by_default():

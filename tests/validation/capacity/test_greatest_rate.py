@@ -14,7 +14,7 @@ from validation.capacity.greatest_rate import (
     recorded_workload,
     saturation,
 )
-from validation.traffic.trace import BatchPolicy
+from validation.traffic.batching_simulation import BatchPolicy
 
 WORK = [poisson_workload(seed, 8000) for seed in range(3)]
 ALONE = [BatchPolicy()]

@@ -11,7 +11,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.reports.proof import UNMEASURED, Check
 from enginesmith.core.types import Dim
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.sequences import find_broken
+from validation.contracts.predicates import find_broken
 from validation.contracts.terms import Contract, Structure
 from validation.contracts.two_sample import contract_checks
 from validation.golden.golden_set import GoldenSet, freeze

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from enginesmith.core.codec import decode
-from validation.contracts.sequences import find_broken
+from validation.contracts.predicates import find_broken
 from validation.contracts.terms import Structure
 from validation.metrics.tasks.boxes import overlaps, to_corners
 

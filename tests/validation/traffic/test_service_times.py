@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import DataError
-from validation.traffic.trace import ServiceTimes
+from validation.traffic.service_times import ServiceTimes
 
 LENGTHS = np.array([[16], [32], [64], [128], [256]])
 

@@ -7,7 +7,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Tensors
-from validation.metrics.tasks.scores import Score, TaskValue, must_fit, output_of, share
+from validation.metrics.tasks.classes_and_texts import Score, TaskValue, must_fit, output_of, share
 from validation.metrics.tasks.terms import BoxForm, DetectionMetric
 
 # Boxes: from outputs or labels to the boxes of each sample that count.

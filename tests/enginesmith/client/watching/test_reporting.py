@@ -34,10 +34,10 @@ from enginesmith.registry.rollouts.reports import (
     read_reports,
     report_key,
 )
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
+from enginesmith.registry.rollouts.rollout_state import Gates, RolloutPlan, ServingNode, parse_wave
 from enginesmith.registry.store.layout import SERVING, blob_key
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.state import change_channel
+from enginesmith.registry.versions.channel_state import change_channel
 from pipeline.rollout import operations
 from tests.enginesmith.client.watching.test_watch import following
 from tests.enginesmith.object_stores.servers import serving

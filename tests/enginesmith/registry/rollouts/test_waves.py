@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError, digest_of_bytes
-from enginesmith.registry.rollouts.state import (
+from enginesmith.registry.rollouts.rollout_state import (
     WHOLE,
     ServingNode,
     Slice,

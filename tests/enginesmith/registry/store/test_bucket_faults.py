@@ -18,8 +18,8 @@ from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects import store as writing
 from enginesmith.registry.store.objects.api import UploadSource
 from enginesmith.registry.store.objects.store import ObjectStore
-from enginesmith.registry.versions import channels, state
-from enginesmith.registry.versions.state import read_history
+from enginesmith.registry.versions import channel_state, channels
+from enginesmith.registry.versions.channel_state import read_history
 from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Plan, Request
 from tests.enginesmith.object_stores.kinds import ServerKind, kind_of, past
 from tests.enginesmith.registries import engine, on_each_bucket, publish_engines
@@ -113,7 +113,7 @@ def test_a_channel_knows_its_move_from_its_history(store: ObjectStore, proxy: Fa
     after = channels.promote(store, two, "stable", by="ada")
     expected = ["1", "2", "3"] if first == "lost answer" else ["1", "3", "2"]
     assert [move.version for move in read_history(store, after).moves] == expected
-    assert state.read_channel(store, "digits", "stable") == after
+    assert channel_state.read_channel(store, "digits", "stable") == after
 
 
 def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:

@@ -9,7 +9,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
 from enginesmith.registry.verification import repair, verify
-from enginesmith.registry.versions.state import read_channel
+from enginesmith.registry.versions.channel_state import read_channel
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal
 
 

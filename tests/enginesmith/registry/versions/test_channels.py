@@ -12,8 +12,8 @@ from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key, pin_key
-from enginesmith.registry.versions import channels, lookup, state
-from enginesmith.registry.versions.state import read_history
+from enginesmith.registry.versions import channel_state, channels, lookup
+from enginesmith.registry.versions.channel_state import read_history
 from tests.enginesmith.registries import engine, on_each_store, publish_engines, report, run_together
 from tests.enginesmith.registry.memory import MemoryStore, mark_late
 
@@ -36,7 +36,7 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
     assert [move.version for move in history.moves] == ["1", "2", "3", "2", "1", "3"]
     assert (history.moves[0].by, history.moves[0].why, history.moves[3].by) == ("ada", "because", "bob")
     assert channels.rollback(store, "digits", "stable").version == "1"
-    assert state.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
+    assert channel_state.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
         "stable"
     ]
 
@@ -55,12 +55,12 @@ def test_rolling_back_what_never_was(store: Store) -> None:
 def test_only_candidate_takes_unproven_engines(store: Store) -> None:
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
     manifest = publish_engines(store, entries).manifest
-    assert state.read_channel(store, "digits", "candidate")
+    assert channel_state.read_channel(store, "digits", "candidate")
     for name in ("stable", "nightly"):
         with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginesmith validate digits@1.*--proven-only"):
             channels.promote(store, manifest, name)
     only = channels.promote(store, manifest, "stable", proven_only=True)
-    assert only.proven_only and state.read_channel(store, "digits", "stable") == only
+    assert only.proven_only and channel_state.read_channel(store, "digits", "stable") == only
 
 
 def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: Store) -> None:
@@ -135,7 +135,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
     ):
         store.replace(key, json.dumps(edited).encode(), store.read(key))
         with pytest.raises(IntegrityError, match="digits:stable"):
-            state.read_channel(store, "digits", "stable")
+            channel_state.read_channel(store, "digits", "stable")
     store.replace(key, json.dumps({**document, "move": move}).encode(), store.read(key))
     with pytest.raises(IntegrityError, match="replaced by hand"):
         lookup.locate(store, parse_reference("digits:stable"))
@@ -146,7 +146,7 @@ def test_racing_promotions_lose_no_move(store: Store) -> None:
     entry, names = engine(store), [f"v{number}" for number in range(16)]
     manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
     run_together(partial(channels.promote, store, it, "stable", by=it.version) for it in manifests)
-    channel = state.read_channel(store, "digits", "stable")
+    channel = channel_state.read_channel(store, "digits", "stable")
     assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)
 
 

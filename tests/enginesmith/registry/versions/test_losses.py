@@ -12,9 +12,9 @@ from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import read_channel
 from enginesmith.registry.versions.index import history
 from enginesmith.registry.versions.policies import list_losses
-from enginesmith.registry.versions.state import read_channel
 from tests.enginesmith.registries import engine, publish_engines, report
 
 UNITS = (("cpu", "fp32"), ("cpu", "int8"), ("sm_89", "fp16"))

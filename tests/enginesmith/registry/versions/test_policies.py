@@ -13,7 +13,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import blob_key, policy_key
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels, policies, state
+from enginesmith.registry.versions import channel_state, channels, policies
 from enginesmith.registry.versions.index import history
 from enginesmith.registry.versions.policies import CanaryPass, ChannelPolicy
 from tests.enginesmith.registries import engine, on_each_store, publish_engines, report
@@ -46,7 +46,7 @@ def test_targets_that_need_a_proven_engine(store: Store) -> None:
     policies.write(store, None, "candidate", ChannelPolicy(("sm_90",)))
     found = publish_engines(store, [engine(store, data=b"b")], "b")
     assert found.channel_refusal and "needs a proven engine for sm_90" in found.channel_refusal
-    assert state.read_channel(store, "digits", "candidate") is None
+    assert channel_state.read_channel(store, "digits", "candidate") is None
 
 
 def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:

@@ -13,9 +13,9 @@ from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import blob_key, manifest_key
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import lookup, state
+from enginesmith.registry.versions import channel_state, lookup
+from enginesmith.registry.versions.channel_state import read_history
 from enginesmith.registry.versions.publish import attach_page, find_published, publish
-from enginesmith.registry.versions.state import read_history
 from tests.enginesmith.registries import (
     approval,
     draft,
@@ -52,7 +52,7 @@ def test_an_older_content_is_found_again_behind_a_newer_version(store: Store) ->
     publish_engines(store, [engine(store)], "b")
     again = publish_engines(store, [engine(store)], "a")
     assert again.existed and again.version == "1"
-    channel = state.read_channel(store, "digits", "candidate")
+    channel = channel_state.read_channel(store, "digits", "candidate")
     assert channel is not None and [move.version for move in read_history(store, channel).moves] == ["1", "2", "1"]
 
 
@@ -142,7 +142,7 @@ def test_an_engine_enters_only_with_its_own_proof(store: Store) -> None:
 def test_a_channel_that_refuses_does_not_undo_the_version(store: Store) -> None:
     published = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
     assert published.version == "1" and "enginesmith validate digits@1" in str(published.channel_refusal)
-    assert state.read_channel(store, "digits", "stable") is None
+    assert channel_state.read_channel(store, "digits", "stable") is None
     none_usable = publish_engines(store, [], "b", others=[refusal()])
     assert "no usable engine" in str(none_usable.channel_refusal)
     assert publish_engines(store, [engine(store)], "c", channel=None).channel_refusal is None
@@ -162,7 +162,7 @@ def test_racing_publishers_of_other_content_get_a_version_each(store: Store) -> 
     run_together(partial(publish_engines, store, [entry], n) for n in range(8))
     assert lookup.versions(store, "digits") == [str(n) for n in range(1, 9)]
     contents = {lookup.load(store, "digits", version).content for version in lookup.versions(store, "digits")}
-    channel = state.read_channel(store, "digits", "candidate")
+    channel = channel_state.read_channel(store, "digits", "candidate")
     assert len(contents) == 8 and channel is not None
     assert sorted(move.version for move in read_history(store, channel).moves) == lookup.versions(store, "digits")
 
@@ -202,7 +202,7 @@ def test_killed_before_any_write_it_leaves_no_half_version_and_the_next_run_comp
         assert result.sound and store.strays() == (), result
         assert lookup.versions(store, "digits") in (["1"], ["1", "2"])
         done = _publish(store)
-        channel = state.read_channel(store, "digits", "candidate")
+        channel = channel_state.read_channel(store, "digits", "candidate")
         assert done.version == "2" and channel is not None and channel.version == "2"
         assert verify(store).sound and parse(done.manifest.to_bytes()) == done.manifest
         if status == 0:

@@ -19,16 +19,16 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, manifest_key
 from enginesmith.registry.verification import repair, verify
+from enginesmith.registry.versions import channel_state as versions_state
 from enginesmith.registry.versions import channel_writes, channels, publish
-from enginesmith.registry.versions import state as versions_state
+from enginesmith.registry.versions.channel_state import Channel, read_channel
 from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import Snapshot, parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
-from enginesmith.registry.versions.state import Channel, read_channel
 from tests.enginesmith.registries import flip, on_each_store, overwrite, report
 from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.registry.memory import MemoryStore, run_alone, set_clocks, steps_of
-from tests.enginesmith.registry.versions.test_state import KEY, located, published, state
+from tests.enginesmith.registry.versions.test_channel_state import KEY, located, published, state
 
 
 def snapshot(store: Store) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.state import read_channel
+from enginesmith.registry.versions.channel_state import read_channel
 from tests.pipeline.cli.operations.test_check import files_of
 from tests.pipeline.projects import Project, Result, capture
 

@@ -11,9 +11,9 @@ import pytest
 from enginesmith.client.watching.server import ReportUrl
 from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.rollouts.reports import OUTSIDE, TOKEN, NodeReport, SentReport, read_reports, report_key
-from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached
+from enginesmith.registry.rollouts.rollout_state import Rollout, ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
-from enginesmith.registry.versions import state
+from enginesmith.registry.versions import channel_state
 from enginesmith.registry.versions.channel_writes import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
 from tests.enginesmith.cli.commands import run, said, told
@@ -51,7 +51,7 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     result = run("rollout", "watch", WHERE, "--interval", "0.05", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[0]["state"] == "done" and "digits:stable: wave: its time is over" in result.stderr
-    channel = state.read_channel(serving, "digits", "stable")
+    channel = channel_state.read_channel(serving, "digits", "stable")
     assert channel and channel.version == "2" and channel.move.by == "ada"
     (found,) = told("rollout", "status", WHERE)
     expected = ["started, wave 50%", "paused", "resumed", "wave 100%", "done"]

@@ -208,7 +208,7 @@ def is_page(module: str) -> bool:
     ("module", "steps"),
     [
         ("pipeline.sources.canonical", {"export", "golden"}),
-        ("pipeline.quantization.search.search", {"choose", "choose, timed"}),
+        ("pipeline.quantization.search.selection", {"choose", "choose, timed"}),
         (
             "pipeline.compile.steps.proofs",
             {

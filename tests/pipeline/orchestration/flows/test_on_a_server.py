@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from enginesmith.registry.versions import lookup, state
+from enginesmith.registry.versions import channel_state, lookup
 from tests.pipeline.held import hold
 from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
@@ -39,7 +39,7 @@ def said(prefect: Prefect, run: str | None = None) -> list[str]:
 def served(project: Project) -> tuple[list[str], str | None]:
     """The model's versions, and the one that `stable` serves."""
     store = project.store
-    channel = state.read_channel(store, "tiny", "stable")
+    channel = channel_state.read_channel(store, "tiny", "stable")
     return lookup.versions(store, "tiny"), channel.version if channel else None
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from enginesmith.core.errors import InputError
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
+from enginesmith.registry.versions.channel_state import read_channel
 from enginesmith.registry.versions.index import list_all
-from enginesmith.registry.versions.state import read_channel
 from pipeline.orchestration.metrics import channel_status
 from pipeline.orchestration.metrics.channel_status import ChannelStatus, ConfigMap, StatusWriter, describe
 from pipeline.orchestration.metrics.live import Exporter

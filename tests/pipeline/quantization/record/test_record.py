@@ -13,7 +13,7 @@ from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.search import SearchFloor
+from pipeline.quantization.search.selection import SearchFloor
 from pipeline.quantization.settings.runs import divide_runs
 from pipeline.quantization.shares import narrow_share
 from pipeline.quantization.statistics.histogram import LogHistogram

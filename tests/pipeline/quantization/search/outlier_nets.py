@@ -8,7 +8,7 @@ from onnx import ModelProto
 from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.selection import choose_each
 from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchTarget
 from pipeline.quantization.settings.runs import Run
 from tests.pipeline.quantization.small_nets import build, ranges_of

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pipeline.quantization.search import search, trial
+from pipeline.quantization.search import selection, trial
 from pipeline.quantization.search.quality import OutOfTimeError, SearchClock, SearchFloor
-from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.selection import choose_each
 from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings import smooth
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
-from tests.pipeline.quantization.search.test_search import Additive
+from tests.pipeline.quantization.search.test_selection import Additive
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images
 
 NETS = {"outliers": (outlier_net, noise), "convolutions": (conv_net, images)}
@@ -94,12 +94,12 @@ def test_the_depth_is_found_where_damages_predict_it():
     names = [f"g{index:02}" for index in range(40)]
     additive = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - at) for at, name in enumerate(names)})
     tried = {}
-    depth = search._find_shallowest(additive, SearchFloor(sqnr_db=15), tried)
+    depth = selection._find_shallowest(additive, SearchFloor(sqnr_db=15), tried)
     assert additive.predicted_db(additive.ranked[:depth]) >= 15 > additive.predicted_db(additive.ranked[: depth - 1])
     assert len(additive.qualities) == 3, "all in int8, the depth, and the one before"
     additive.qualities.clear()
     additive.worse.update({additive.ranked[:at]: 0.05 for at in range(30)})
-    assert search._find_shallowest(additive, SearchFloor(sqnr_db=15), {}) == 30
+    assert selection._find_shallowest(additive, SearchFloor(sqnr_db=15), {}) == 30
     assert len(additive.qualities) < 12
 
 

@@ -19,7 +19,7 @@ from pipeline.traffic.costs import (
     total_of,
 )
 from tests.pipeline.traffic.instances import KnownTimes, grid_of_sizes
-from validation.traffic.trace import BatchPolicy
+from validation.traffic.batching_simulation import BatchPolicy
 
 sizes = st.lists(st.integers(1, 40), min_size=2, max_size=60)
 

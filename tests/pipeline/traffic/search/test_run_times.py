@@ -6,7 +6,7 @@ import pytest
 from enginesmith.core.types import Dim
 from pipeline.traffic.request_grid import RunTimes, edges_to_time, pad_samples, sizes_to_time, spread
 from tests.pipeline.traffic.instances import BATCH, grid_of_sizes, measure, seconds_at
-from validation.traffic.trace import ServiceTimes
+from validation.traffic.service_times import ServiceTimes
 
 
 def test_a_table_has_the_time_of_each_batch_at_each_edge():

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.validation.metrics.tasks.test_scores import drawn, measured
-from validation.metrics.tasks.measures import MOST_SAMPLES, rank_correlation, score_of, si_sdr_db
-from validation.metrics.tasks.scores import decode, edit_distance, number_words
+from tests.validation.metrics.tasks.test_classes_and_texts import drawn, measured
+from validation.metrics.tasks.classes_and_texts import decode, edit_distance, number_words
 from validation.metrics.tasks.terms import (
     AccuracyMetric,
     EmbeddingsMetric,
@@ -18,6 +17,7 @@ from validation.metrics.tasks.terms import (
     TokensMetric,
     TopKMetric,
 )
+from validation.metrics.tasks.vectors_and_masks import MOST_SAMPLES, rank_correlation, score_of, si_sdr_db
 
 
 def by_labels(terms, labels, value):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import DataError
-from tests.validation.metrics.tasks.test_scores import Answers, golden_of, measured
+from tests.validation.metrics.tasks.test_classes_and_texts import Answers, golden_of, measured
 from validation.comparison.tasks import task_checks
 from validation.metrics.tasks.terms import PerplexityMetric
 

@@ -10,7 +10,7 @@ from enginesmith.arrays import Array
 from enginesmith.core.types import Tensors
 from validation.contracts.terms import Boxes, End, Order, Sequence, Structure
 from validation.metrics.tasks.boxes import overlaps, to_corners
-from validation.metrics.tasks.scores import edit_distance
+from validation.metrics.tasks.classes_and_texts import edit_distance
 
 
 def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[tuple[str, float, float]]:

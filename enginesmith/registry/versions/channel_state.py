@@ -22,7 +22,7 @@ from enginesmith.core.errors import ConflictError, Digest, EnginesmithError, Inp
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import MAX_COUNT, Count, Format
-from enginesmith.registry.rollouts.state import WHOLE, EarlierRollout, Rollout, ServingNode
+from enginesmith.registry.rollouts.rollout_state import WHOLE, EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginesmith.registry.store.layout import channel_history_key, channel_key

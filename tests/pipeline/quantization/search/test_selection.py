@@ -12,7 +12,7 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
-from pipeline.quantization.search.search import refill_groups, swap_groups
+from pipeline.quantization.search.selection import refill_groups, swap_groups
 from pipeline.quantization.search.sensitivity import Answers, quality
 from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument
 from pipeline.quantization.settings.runs import RunLabels, divide_runs, group_runs

@@ -12,7 +12,7 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.types import Tensors
 from validation.metrics.drift import count_by_class, is_exact
 from validation.metrics.tasks.boxes import Detection
-from validation.metrics.tasks.scores import (
+from validation.metrics.tasks.classes_and_texts import (
     NO_ANSWER,
     NO_WANTED,
     NOTHING,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from validation.traffic.trace import BatchPolicy, simulate_batching
+from validation.traffic.batching_simulation import BatchPolicy, simulate_batching
 
 
 def constant(seconds: float) -> np.ndarray:

@@ -159,8 +159,8 @@ def check_waves(waves: Sequence[Slice]) -> None:
 
 # A rollout of a version to a channel, as a value: its plan, how far it is, what was decided.
 #
-# It is a part of the channel's document (`versions.state`), so that a channel and its rollout are never at odds:
-# whoever moves the channel ends the rollout by the same write, and what halts a rollout is the write that nodes read.
+# It is a part of the channel's document (`versions.channel_state`), so that both always agree: whoever moves the
+# channel ends the rollout by the same write, and what halts a rollout is the write that nodes read.
 
 # Of the decisions, the first ones and the last ones, and of the letters of who decided and why, so that the document
 # that nodes read stays small.

@@ -12,12 +12,12 @@ from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry import gc
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.state import MOST_DECISIONS, MOST_WAVES, MOST_WHY
+from enginesmith.registry.rollouts.rollout_state import MOST_DECISIONS, MOST_WAVES, MOST_WHY
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_history_key, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.state import MAX_BYTES, Channel, change_channel, read_channel, read_history
+from enginesmith.registry.versions.channel_state import MAX_BYTES, Channel, change_channel, read_channel, read_history
 from tests.enginesmith.registries import engine, on_each_store, overwrite, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore, run_alone, steps_of
 from tests.pipeline.rollout import fleet

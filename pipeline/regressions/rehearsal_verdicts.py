@@ -10,8 +10,8 @@ from enginesmith.core.reports.latency import MachineKind
 from enginesmith.core.reports.proof import PASSED, approve
 from enginesmith.core.text import join_first
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
+from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.channels import promote
-from enginesmith.registry.versions.state import Channel
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.operations.refit import RenewedEngine, publish_again

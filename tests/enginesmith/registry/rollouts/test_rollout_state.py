@@ -6,7 +6,7 @@ import pytest
 
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry.rollouts.state import Decision, Rollout, RolloutPlan, Slice
+from enginesmith.registry.rollouts.rollout_state import Decision, Rollout, RolloutPlan, Slice
 
 AT = "2026-01-01T00:00:00+00:00"
 PLAN = RolloutPlan(waves=(Slice(100_000), Slice(1_000_000)), soaks_s=(60, 60))

@@ -12,8 +12,7 @@ from enginesmith.core.errors import EnginesmithError
 from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import at_most
-from validation.metrics.tasks.measures import MEASURES, score_of
-from validation.metrics.tasks.scores import classes_of, share
+from validation.metrics.tasks.classes_and_texts import classes_of, share
 from validation.metrics.tasks.terms import (
     METRICS,
     AccuracyMetric,
@@ -27,6 +26,7 @@ from validation.metrics.tasks.terms import (
     TokensMetric,
     TopKMetric,
 )
+from validation.metrics.tasks.vectors_and_masks import MEASURES, score_of
 
 # Terms, and the shape of an output that they take after the axis of samples.
 KINDS = [
