@@ -392,8 +392,8 @@ def _show_nodes(statuses: "list[ServingStatus]", where: str | None, as_json: boo
 
 def _print_serving(status: "ServingStatus") -> None:
     channel, heard, rollout = status.channel, status.heard, status.channel.active_rollout
-    bringing = f"; a rollout brings version {rollout.version}" if rollout else ""
-    echo(f"{channel.model}:{channel.name} leads to version {channel.version} since {channel.move.at}{bringing}")
+    rollout_text = f"; a rollout to version {rollout.version} is in progress" if rollout else ""
+    echo(f"{channel.model}:{channel.name} points to version {channel.version} since {channel.move.at}{rollout_text}")
     share = f", of {channel.reporters_ppm / 10_000:g}% that are asked to" if channel.reporters_ppm < WHOLE else ""
     unread = f"; {len(heard.reports)} were read" if len(heard.reports) < heard.nodes else ""
     unread += f", {heard.damaged} damaged or of a newer enginesmith" if heard.damaged else ""

@@ -279,7 +279,7 @@ def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> No
     problems = {node["node"]: node["problem"] for node in status["nodes"]}
     assert problems == {"n0": "", "n1": "", "n2": "", "n3": "serves another version", "n4": "pull"}
     text = said("rollout", "status", WHERE, "--nodes")
-    assert "digits:stable leads to version 1 since 20" in text and "5 nodes reported; nodes that cannot write" in text
+    assert "digits:stable points to version 1 since 20" in text and "5 nodes reported; nodes that cannot write" in text
     assert "pull: no engine fits" in text and "1 serves another version" in text
     assert text.count("sm_89 (l4)  ") == 5 and "tensorrt 11" not in text
     # Of a node that is in a rollout, what it reported there counts.
@@ -289,7 +289,7 @@ def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> No
     assert receiver.take(SentReport("digits", "stable", rollout.id, report).to_bytes())[0] == 204
     monkeypatch.setattr("pipeline.cli.serving.rollout._MOST_ROWS", 2)
     text = said("rollout", "status", WHERE, "--nodes")
-    assert "a rollout brings version 2" in text and "3 more nodes: --json" in text
+    assert "a rollout to version 2 is in progress" in text and "3 more nodes: --json" in text
     (status,) = told("rollout", "status", WHERE, "--nodes")  # type: ignore[misc]
     assert [node["version"] for node in status["nodes"] if node["node"] == "n0"] == ["2"]
     monkeypatch.setattr(FileStore, "now", lambda _: begin + timedelta(hours=3, seconds=9))
