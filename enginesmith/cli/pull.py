@@ -140,15 +140,22 @@ class FollowOptions:
         line, timeout_s = self.hook, self.hook_timeout
         hook = None if line is None else Post(line, timeout_s) if _is_url(line) else Command(line, timeout_s)
         if self.report is None:
-            report: ReportUrl | bool = True
+            report_target: ReportUrl | bool = True
         elif self.report == _NO_REPORT:
-            report = False
+            report_target = False
             if self.health:
                 raise click.UsageError("what --health finds is reported; leave out --report none")
         else:
-            report = ReportUrl(self.report)
+            report_target = ReportUrl(self.report)
         health = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
-        return {"hook": hook, "health": health, "report": report, "once": self.once, "keep": self.keep, "say": say}
+        return {
+            "hook": hook,
+            "health": health,
+            "report": report_target,
+            "once": self.once,
+            "keep": self.keep,
+            "say": say,
+        }
 
 
 def _is_url(text: str) -> bool:
@@ -289,17 +296,17 @@ def pull(
     if layout != "plain":
         machines, client_layout = options.machine.machines(), options.layout.of_several()
         with download_bar(quiet) as progress:
-            placed = client.place(reference, dest, client_layout, target=machines, progress=progress)
-        show_placed(placed, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
+            placement = client.place(reference, dest, client_layout, target=machines, progress=progress)
+        show_placed(placement, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
         return
     with download_bar(quiet) as progress:
-        pulled = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
-    for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
+        pulled_engine = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
+    for line in (*pulled_engine.warnings, *(f"note: {remark}" for remark in pulled_engine.resolution.remarks)):
         say(line)
     if as_json:
-        emit_json(_pulled_json(pulled))
+        emit_json(_pulled_json(pulled_engine))
     else:
-        _print_pulled(pulled)
+        _print_pulled(pulled_engine)
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
@@ -314,15 +321,17 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
                 for rank, engine in enumerate(answer.candidates, 1)
             ]
             rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
-            facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
-            echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
+            machine_text = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
+            echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({machine_text})" if machine_text else ""))
             print_table(("rank", "engine", "status", "why"), rows)
     click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else UnknownNameError.exit_code)
 
 
 def _print_pulled(pulled: "Pulled") -> None:
-    origin = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
-    echo(f"{pulled.path}{origin}")
+    origin_text = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[
+        pulled.origin
+    ]
+    echo(f"{pulled.path}{origin_text}")
     echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.reference}")
     echo(f"why:    {pulled.resolution.why}")
     if pulled.located.signed_by:

@@ -115,10 +115,14 @@ class EngineRanking:
         """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
         one that it opens."""
         survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
-        rejects = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
-        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejects), "unopened")}
+        rejections = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
+        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejections), "unopened")}
         return replace(
-            self, candidates=survivors, rejected=(*self.rejected, *rejects), kinds=kinds, remedy=remedy or self.remedy
+            self,
+            candidates=survivors,
+            rejected=(*self.rejected, *rejections),
+            kinds=kinds,
+            remedy=remedy or self.remedy,
         )
 
     def resolution(self) -> "Resolution":
@@ -146,7 +150,9 @@ class EngineRanking:
         other_targets = list_targets(unit for unit, _ in self.rejected if self.kinds.get(unit) == "hardware")
         if texts_by_kind.pop("hardware"):
             texts_by_kind["hardware"] = [f"it has engines for {other_targets}"]
-        (kind, nearest_text), *other_texts = [(kind, text) for kind, texts in texts_by_kind.items() for text in texts]
+        (kind, nearest_text), *other_texts = [
+            (kind, message) for kind, texts in texts_by_kind.items() for message in texts
+        ]
         remedies: dict[RejectionKind, str] = {
             "unopened": self.remedy,
             "unmet": "give such a machine what it lacks, or build for it as it is",
@@ -156,9 +162,9 @@ class EngineRanking:
             "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",
         }
         engine_kind = "proven engine" if kind == "unproven" else "engine"
-        text = f"{self.what} has no {engine_kind} for {target_text}: {nearest_text}; {remedies[kind]}"
+        message = f"{self.what} has no {engine_kind} for {target_text}: {nearest_text}; {remedies[kind]}"
         other_reasons = join_first([reason for _, reason in other_texts], _MOST_SHOWN, "; ")
-        return f"{text}\n  also: {other_reasons}" if other_reasons else text
+        return f"{message}\n  also: {other_reasons}" if other_reasons else message
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: the machine, the policy, candidates best first, and the rejected."""
@@ -197,7 +203,7 @@ def rank_engines(
 
     what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
     """
-    machine = machine.with_installed(need for entry in entries for need in entry.requires)
+    machine = machine.with_installed(requirement for entry in entries for requirement in entry.requires)
     machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
     verdicts = [(entry, _reject(entry, machine, policy)) for entry in machine_entries]
     compatible_entries = [entry for entry, reason in verdicts if reason is None]
@@ -313,31 +319,37 @@ def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, s
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
     """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
-    chosen, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
-    facts = f"{chosen.fit}; {chosen.entry.precision}, {chosen.entry.status}"
+    chosen_engine, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    summary = f"{chosen_engine.fit}; {chosen_engine.entry.precision}, {chosen_engine.entry.status}"
     if not other_entries:
-        return f"{facts}; the only engine that fits"
+        return f"{summary}; the only engine that fits"
     if comparison := _comparison(candidates):
-        return f"{facts}; {comparison}"
-    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in other_entries], 3)}"
+        return f"{summary}; {comparison}"
+    return f"{summary}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in other_entries], 3)}"
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
     its accuracy; None where there is none."""
-    chosen = candidates[0]
-    peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (chosen.fit, chosen.entry.status)]
-    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(chosen.speed, peer.speed)}
-    chosen_s = chosen.speed.seconds if chosen.speed else 1.0
+    chosen_engine = candidates[0]
+    peers = [
+        peer
+        for peer in candidates[1:]
+        if (peer.fit, peer.entry.status) == (chosen_engine.fit, chosen_engine.entry.status)
+    ]
+    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(chosen_engine.speed, peer.speed)}
+    chosen_s = chosen_engine.speed.seconds if chosen_engine.speed else 1.0
     ratios = [f"{unit} takes {speed.seconds / chosen_s:.2f} times as long" for unit, speed in speeds.items() if speed]
-    clock_note = ", by time inside the runtime" if chosen.speed and chosen.speed.timed == "runtime" else ""
+    clock_note = (
+        ", by time inside the runtime" if chosen_engine.speed and chosen_engine.speed.timed == "runtime" else ""
+    )
     claim = "the fastest" if len(speeds) == len(peers) else "faster"
     claims = [f"{claim} on this kind of machine{clock_note}: {join_first(ratios, 3)}"] if ratios else []
     if wider_units := [
         peer.entry.unit
         for peer in peers
         if peer.entry.unit not in speeds
-        and accuracy_order(chosen.entry.precision) < accuracy_order(peer.entry.precision)
+        and accuracy_order(chosen_engine.entry.precision) < accuracy_order(peer.entry.precision)
     ]:
         claims.append(
             f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)"

@@ -91,9 +91,13 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
         array = np.ascontiguousarray(value)
         if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
-        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        array_bytes = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
-        encoded_inputs[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
+        encoded_inputs[name] = {
+            "dtype": array.dtype.name,
+            "shape": shape,
+            "data": base64.b64encode(array_bytes).decode(),
+        }
     return encoded_inputs
 
 
@@ -203,21 +207,21 @@ def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
 
 
 def _from_base64(name: str, value: Mapping[str, object]) -> Array:
-    dtype, shape, text = value.get("dtype"), value.get("shape"), value.get("data")
+    dtype, shape, base64_text = value.get("dtype"), value.get("shape"), value.get("data")
     if dtype not in DTYPES:
         raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
         raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
-    if not isinstance(text, str):
+    if not isinstance(base64_text, str):
         raise ValueError(f"input {name!r} has no data in base64")
     try:
-        data = base64.b64decode(text, validate=True)
+        array_bytes = base64.b64decode(base64_text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"input {name!r}: its data is not base64 ({error})") from None
-    kind = dtype_of(dtype)
-    if len(data) != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"input {name!r} has {len(data)} bytes; {dtype} of shape {shape} needs another number")
-    return np.frombuffer(data, kind).reshape(shape)
+    array_dtype = dtype_of(dtype)
+    if len(array_bytes) != math.prod(shape) * array_dtype.itemsize:
+        raise ValueError(f"input {name!r} has {len(array_bytes)} bytes; {dtype} of shape {shape} needs another number")
+    return np.frombuffer(array_bytes, array_dtype).reshape(shape)
 
 
 def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
@@ -274,13 +278,22 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
     if theirs.dtype.kind in "biu" or ours.dtype.kind in "biu":
         is_equal = bool(np.array_equal(ours, theirs))
         return Difference(EQUAL_DB if is_equal else UNLIKE_DB, not is_equal)
-    left, right = ours.astype(np.float64), theirs.astype(np.float64)
-    masks = np.isinf(left) | np.isinf(right)
-    if np.isnan(left).any() or np.isnan(right).any() or not np.array_equal(left[masks], right[masks]):
+    own_values, other_values = ours.astype(np.float64), theirs.astype(np.float64)
+    masks = np.isinf(own_values) | np.isinf(other_values)
+    if (
+        np.isnan(own_values).any()
+        or np.isnan(other_values).any()
+        or not np.array_equal(own_values[masks], other_values[masks])
+    ):
         return Difference(UNLIKE_DB, True)
-    is_flipped = bool(left.ndim and left.shape[-1] > 1 and left.size and (left.argmax(-1) != right.argmax(-1)).any())
-    left[masks] = right[masks] = 0.0
-    signal, noise = float(np.sum(right * right)), float(np.sum((left - right) ** 2))
+    is_flipped = bool(
+        own_values.ndim
+        and own_values.shape[-1] > 1
+        and own_values.size
+        and (own_values.argmax(-1) != other_values.argmax(-1)).any()
+    )
+    own_values[masks] = other_values[masks] = 0.0
+    signal, noise = float(np.sum(other_values * other_values)), float(np.sum((own_values - other_values) ** 2))
     if noise == 0.0:
         return Difference(EQUAL_DB, is_flipped)
     sqnr_db = 10.0 * math.log10(signal / noise) if signal > 0.0 else UNLIKE_DB

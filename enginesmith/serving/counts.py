@@ -54,10 +54,10 @@ class RequestCounter:
     def add(self, bucket: int, elements: int, padded: int, requests: int = 1) -> None:
         """Count requests that bucket number `bucket` holds: elements as given, and as run."""
         with self._lock:
-            row = self._rows[bucket]
-            row[0] += requests
-            row[1] += elements
-            row[2] += padded - elements
+            counters = self._rows[bucket]
+            counters[0] += requests
+            counters[1] += elements
+            counters[2] += padded - elements
 
     def add_fallback(self, name: str | None, requests: int = 1) -> None:
         """Count requests that no bucket holds, with the fallback that answered them, if any."""

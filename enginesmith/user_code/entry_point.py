@@ -71,8 +71,8 @@ def why_no_function(root: Path, entry: Path, function: str, module: str = "") ->
     nodes = list(ast.walk(tree))
     symbols = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     symbols |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    aliases = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
-    symbols |= {name.asname or name.name.partition(".")[0] for name in aliases}
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    symbols |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
     if function in symbols or symbols & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
         return ""
     function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -106,7 +106,9 @@ def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
             prefix = f"{node.module}." if node.module else ""
             modules = [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
             search_folders = file.parents[node.level - 1 : node.level] if node.level else folders
-            yield from (path for root in search_folders for name in modules for path in _module_files(root, name))
+            yield from (
+                path for folder_path in search_folders for name in modules for path in _module_files(folder_path, name)
+            )
 
 
 def _module_files(folder: Path, dotted: str) -> Iterator[Path]:
@@ -160,8 +162,8 @@ def find_function(root: Path, file: str, function: str, module: str = "") -> Cal
     callee = getattr(loaded_module, function, None)
     if not callable(callee):
         function_names = [name for name, value in vars(loaded_module).items() if inspect.isfunction(value)]
-        hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
-        raise ModelError(f"{loaded_module.__file__} has no function {function!r}; {hint}")
+        suggestion = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
+        raise ModelError(f"{loaded_module.__file__} has no function {function!r}; {suggestion}")
     entry_function: Callable[..., Any] = callee
     return entry_function
 
@@ -195,7 +197,7 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
             raise ModelError(
                 f"{source_file} has the name of {module_path.stem!r}, a module that is loaded already; rename the file"
             )
-    path, bytecode_setting, finder = (
+    search_path, bytecode_setting, finder = (
         list(sys.path),
         sys.dont_write_bytecode,
         FindIn([str(folder) for folder in folders]),
@@ -206,7 +208,7 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path[:], sys.dont_write_bytecode = path, bytecode_setting
+        sys.path[:], sys.dont_write_bytecode = search_path, bytecode_setting
         sys.meta_path.remove(finder)
         for name, loaded_module in list(sys.modules.items()):
             source = getattr(loaded_module, "__file__", None)

@@ -197,10 +197,10 @@ class Post:
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
         """Post the facts as JSON; return why that failed, or None."""
-        parts = urlsplit(self.url)
+        target = urlsplit(self.url)
         # Without user, password and query, which may be secret.
-        name = f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
-        return _ask(self.url, self.timeout_s, name, json.dumps(facts).encode(), _JSON)[1] or None
+        hook_name = f"hook {target.scheme}://{target.hostname}{f':{target.port}' if target.port else ''}{target.path}"
+        return _ask(self.url, self.timeout_s, hook_name, json.dumps(facts).encode(), _JSON)[1] or None
 
 
 # When a watcher looks: at random times around an interval, later after errors.
@@ -218,10 +218,10 @@ MOST_INTERVALS = 8
 
 def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> None:
     """Call `look` until `stop` is set. look: whether it succeeded.  interval_s: seconds to the next look."""
-    failures = 0
+    failure_count = 0
     while not stop.is_set():
-        failures = 0 if look() else failures + 1
-        stop.wait(pause_s(interval_s, failures))
+        failure_count = 0 if look() else failure_count + 1
+        stop.wait(pause_s(interval_s, failure_count))
 
 
 def pause_s(interval_s: float, failures: int) -> float:
@@ -352,13 +352,13 @@ class Reporter:
         if answer is None:
             return
         failure, health = answer
-        time_ = format_time(datetime.fromtimestamp(now_s, UTC))
+        timestamp = format_time(datetime.fromtimestamp(now_s, UTC))
         report = NodeReport(
             node.name,
             node.region,
             self._version,
-            time_,
-            time_,
+            timestamp,
+            timestamp,
             failure,
             health.failure[:MOST_DETAIL],
             health.requests,

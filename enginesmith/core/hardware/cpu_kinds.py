@@ -166,8 +166,11 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     kind, level = kind_named(request.target.name), level_of(request)
     if kind is None:
         return None
-    if kind.machine != (arch := _architecture()):
-        return f"{title} compiles for {arch} CPUs on this machine, not for {kind.name}; use onnxruntime, or build there"
+    if kind.machine != (architecture := _architecture()):
+        return (
+            f"{title} compiles for {architecture} CPUs on this machine, not for {kind.name}; use onnxruntime, "
+            "or build there"
+        )
     if not kind.has_level(level):
         return f"its option cpu is {level!r}, beyond {kind.name}; set backends.{request.backend}.cpu lower"
     return None

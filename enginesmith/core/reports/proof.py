@@ -120,8 +120,10 @@ class Worst:
         """Sort key: greater is worse, and not finite is worst."""
         if self.sqnr_db is None:
             return float(self.unequal or 0), 0.0
-        size = abs(self.actual - self.expected)
-        return (math.inf if math.isnan(self.sqnr_db) else -self.sqnr_db), (math.inf if math.isnan(size) else size)
+        deviation = abs(self.actual - self.expected)
+        return (math.inf if math.isnan(self.sqnr_db) else -self.sqnr_db), (
+            math.inf if math.isnan(deviation) else deviation
+        )
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class Spread:
             )
             for element in self.worst
         )
-        errors, levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
-        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(elements))
+        errors, sqnr_levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
+        return replace(self, abs_error=errors, sqnr_db=sqnr_levels, worst=tuple(elements))
 
 
 def _round(value: float, digits: int) -> float:
@@ -346,13 +348,13 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         for check in checks
         if check.name == UNSEEN_CLASSES
     ]
-    summary, notes = (
+    summary, suffix = (
         f"{pluralize(len(checks), 'check')} passed",
         _describe_waived(checks) + (f"; not judged: {join_first(unjudged_texts)}" if unjudged_texts else ""),
     )
     if any(check.name == RANDOM_INPUTS for check in checks):
-        return ON_RANDOM, f"{summary} with random inputs (give real ones in golden.data){notes}"
-    return "proven", summary + notes
+        return ON_RANDOM, f"{summary} with random inputs (give real ones in golden.data){suffix}"
+    return "proven", summary + suffix
 
 
 def describe_unmeasured(checks: Sequence[Check]) -> str:
@@ -373,8 +375,8 @@ def _describe_waived(checks: Sequence[Check]) -> str:
     if not waived_limits:
         return ""
     task_values = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
-    judgement = ", ".join(f"{name} {value:.4g}" for name, value in task_values.items())
-    return f"; judged by {judgement} (golden.metric decides), not by {join_first(waived_limits)}"
+    metric_text = ", ".join(f"{name} {value:.4g}" for name, value in task_values.items())
+    return f"; judged by {metric_text} (golden.metric decides), not by {join_first(waived_limits)}"
 
 
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
@@ -382,19 +384,19 @@ def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
     that name. Of exported model, graph and engine the last one's."""
     task_checks = [check for check in checks if check.stage == "task" and check.case.startswith("golden")]
     task_checks = [check for check in task_checks if check.name != UNMEASURED]
-    outputs: dict[str, set[str]] = {}
+    outputs_by_name: dict[str, set[str]] = {}
     for check in task_checks:
-        outputs.setdefault(check.name, set()).add(check.output)
+        outputs_by_name.setdefault(check.name, set()).add(check.output)
     return {
-        check.name if len(outputs[check.name]) == 1 else f"{check.name} of {check.output}": check
+        check.name if len(outputs_by_name[check.name]) == 1 else f"{check.name} of {check.output}": check
         for check in task_checks
     }
 
 
 def describe(check: Check) -> str:
     """A check as one line of text: 'engine sqnr_db of logits at golden: 12.1, limit 22'."""
-    value = "" if check.value is None else f": {check.value:.4g}"
-    limit = "" if check.limit is None else f", limit {check.limit:.4g}"
-    note = f" ({check.note})" if check.note else ""
-    place = f" of {check.output}" if check.output else ""
-    return f"{check.stage} {check.name}{place} at {check.case}{value}{limit}{note}"
+    value_text = "" if check.value is None else f": {check.value:.4g}"
+    limit_text = "" if check.limit is None else f", limit {check.limit:.4g}"
+    note_text = f" ({check.note})" if check.note else ""
+    output_text = f" of {check.output}" if check.output else ""
+    return f"{check.stage} {check.name}{output_text} at {check.case}{value_text}{limit_text}{note_text}"

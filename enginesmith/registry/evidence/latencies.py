@@ -47,10 +47,10 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
     prefix = evidence_prefix("latency", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
-        data = store.read(key) or b""
+        report_bytes = store.read(key) or b""
         with explain_damage(f"{key} of {store.uri}", _REMEDY):
-            report = _parse(data)
-            if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
+            report = _parse(report_bytes)
+            if digest_of_bytes(report_bytes) != name.removesuffix(".json") or report.engine != engine:
                 raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
         yield report
 
@@ -131,8 +131,11 @@ def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -
 
 def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
     """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
-    fitting_reports = {digest: [r for r in each if _is_alike(r.machine, machine)] for digest, each in reports.items()}
-    return {digest: fits[0] for digest, fits in fitting_reports.items() if fits}
+    fitting_reports = {
+        digest: [r for r in engine_reports if _is_alike(r.machine, machine)]
+        for digest, engine_reports in reports.items()
+    }
+    return {digest: matching_reports[0] for digest, matching_reports in fitting_reports.items() if matching_reports}
 
 
 def _is_alike(kind: MachineKind, machine: Machine) -> bool:

@@ -55,8 +55,8 @@ def answers(place: S3Location) -> Iterator[None]:
         status, code = status_of(error), code_of(error)
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
             raise Declined(status, code) from error
-        words = explain(place, error)
-        raise Failed(words, passing=is_transient(error), unknown=words == UNKNOWN_REQUEST) from error
+        explanation = explain(place, error)
+        raise Failed(explanation, passing=is_transient(error), unknown=explanation == UNKNOWN_REQUEST) from error
 
 
 def whole(answer: JsonObject, *field_names: str) -> JsonObject:
@@ -169,7 +169,7 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 @lru_cache(maxsize=16)
 def _client(place: S3Location, _process: int) -> Any:
-    style = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
+    s3_options = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
     config = Config(
         connect_timeout=api.CONNECT_TIMEOUT_S,
         read_timeout=api.READ_TIMEOUT_S,
@@ -180,7 +180,7 @@ def _client(place: S3Location, _process: int) -> Any:
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3=style,
+        s3=s3_options,
         user_agent_extra="enginesmith",
     )
     try:
