@@ -151,9 +151,9 @@ def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
             for size, min_size, max_size in zip(shape, low, high, strict=True)
         ):
             return index
-    input_shapes = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
+    shapes_text = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
     ranges_text = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
-    raise DataError(f"no optimization profile holds {input_shapes}; the engine was built for {ranges_text}; widen dims")
+    raise DataError(f"no optimization profile holds {shapes_text}; the engine was built for {ranges_text}; widen dims")
 
 
 def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
@@ -174,8 +174,8 @@ def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
     """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
     sample whose outputs it spoils would be blamed."""
     for name, array in weights:
-        if finding := describe_nonfinite(array):
-            raise ModelError(f"weight {name!r} holds {finding}; repair it, or train or export the model again")
+        if description := describe_nonfinite(array):
+            raise ModelError(f"weight {name!r} holds {description}; repair it, or train or export the model again")
 
 
 def describe_nonfinite(array: Array) -> str:
@@ -183,8 +183,8 @@ def describe_nonfinite(array: Array) -> str:
     positions = np.argwhere(~np.isfinite(array))
     if not len(positions):
         return ""
-    remainder = f", and {len(positions) - 1} more such values" if len(positions) > 1 else ""
-    return f"{array[tuple(positions[0])]} at {positions[0].tolist()}{remainder}"
+    remainder_text = f", and {len(positions) - 1} more such values" if len(positions) > 1 else ""
+    return f"{array[tuple(positions[0])]} at {positions[0].tolist()}{remainder_text}"
 
 
 @dataclass(frozen=True)

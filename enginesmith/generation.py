@@ -111,9 +111,9 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     state_spec = decode_description(document, DescribedStates, description)
     inputs, states, profiles, ends = graph.inputs, state_spec.state, graph.profiles, state_spec.ends
     outputs = {spec.name: spec for spec in graph.outputs}
-    vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
+    vocabulary_size = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
     token_spec = next((spec for spec in inputs if spec.name == ids), None)
-    if not isinstance(vocabulary, int) or token_spec is None:
+    if not isinstance(vocabulary_size, int) or token_spec is None:
         raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
     own_names = {ids, *(state.input for state in states)}
     other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in own_names}
@@ -124,7 +124,7 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
         )
     max_rows, max_places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
     progress_inputs = tuple(progress for progress in other_inputs.values() if progress)
-    return Decoder(inputs, states, ends, token_spec, logits, vocabulary, max_rows, max_places, progress_inputs)
+    return Decoder(inputs, states, ends, token_spec, logits, vocabulary_size, max_rows, max_places, progress_inputs)
 
 
 def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:

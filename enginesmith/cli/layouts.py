@@ -109,8 +109,8 @@ def write_objects(
     from enginesmith.exchange.kserve import Deployment
 
     located_version = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
-    located, (ranking,) = rank_each(client.store, located_version, [machine], client.policy, Triton())
-    engine, manifest = ranking.resolution().chosen, located.manifest
+    ranked_version, (ranking,) = rank_each(client.store, located_version, [machine], client.policy, Triton())
+    engine, manifest = ranking.resolution().chosen, ranked_version.manifest
     deployment = Deployment(
         manifest,
         engine,

@@ -465,8 +465,8 @@ random_inputs_option = click.option(
 
 def log_format() -> str:
     """The format of stderr that the running command was asked for: 'text' or 'json'."""
-    context = click.get_current_context(silent=True)
-    settings = context.find_object(dict) if context else None
+    click_context = click.get_current_context(silent=True)
+    settings = click_context.find_object(dict) if click_context else None
     return str((settings or {}).get(LOG_FORMAT, "text"))
 
 

@@ -82,8 +82,8 @@ class EngineCandidate:
         """The engine's main fields, the fit, the remarks and the speed."""
         field_names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
         speed = self.speed and asdict(self.speed)
-        details = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
-        return {name: getattr(self.entry, name) for name in field_names} | details
+        json_fields = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
+        return {name: getattr(self.entry, name) for name in field_names} | json_fields
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class EngineRanking:
         if not self.candidates and self.lost:
             loss_lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
             remedy = f"restore their blobs, or build again; `enginesmith registry fsck {self.what}` says more"
-            complaint = f"every engine of {self.what} that fits {self.machine.name} is lost"
-            raise IntegrityError("\n".join([f"{complaint}; {remedy}:", *loss_lines]))
+            problem = f"every engine of {self.what} that fits {self.machine.name} is lost"
+            raise IntegrityError("\n".join([f"{problem}; {remedy}:", *loss_lines]))
         if not self.candidates:
             raise UnknownNameError(self._explain_lack())
         ranked_entries = tuple(candidate.entry for candidate in self.candidates)

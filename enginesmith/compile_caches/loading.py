@@ -235,8 +235,8 @@ class MeasuredStart:
 
     def to_json(self) -> dict[str, float]:
         """What the document of an attachment says of it. warm_of_cold: the ratio of the CPU seconds."""
-        numbers = {**asdict(self), "warm_of_cold": self.warm_cpu_s / self.cold_cpu_s}
-        return {name: round(value, 3) for name, value in numbers.items() if math.isfinite(value)}
+        figures = {**asdict(self), "warm_of_cold": self.warm_cpu_s / self.cold_cpu_s}
+        return {name: round(value, 3) for name, value in figures.items() if math.isfinite(value)}
 
 
 def measure_start(entry_point: str, cache: Path) -> MeasuredStart:

@@ -378,7 +378,7 @@ def later_versions(
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
     """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels."""
     cuda_version = min(
-        (number for number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{number}" in name), default=0
+        (cuda_number for cuda_number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{cuda_number}" in name), default=0
     )
     driver = toolchain.get("driver") or _DRIVER_OF_CUDA.get(cuda_version)
     return (Driver(driver, str(cuda_version or "")),) if driver else ()

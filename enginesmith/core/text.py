@@ -96,10 +96,10 @@ def find_nearest(word: str, known_words: Iterable[str]) -> str | None:
 
 def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None) -> str:
     """'did you mean 'x'?' for the nearest known word; without one `otherwise`, by default 'known: x, y'."""
-    words = list(known_words)
-    if nearest := find_nearest(word, words):
-        return f"did you mean {nearest!r}?"
-    return f"known: {', '.join(words) or 'none'}" if otherwise is None else otherwise
+    word_list = list(known_words)
+    if nearest_word := find_nearest(word, word_list):
+        return f"did you mean {nearest_word!r}?"
+    return f"known: {', '.join(word_list) or 'none'}" if otherwise is None else otherwise
 
 
 def join_first(items: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
@@ -126,8 +126,8 @@ def format_age(seconds: float) -> str:
 
 def format_checks(checks: Mapping[str, int]) -> str:
     """'38/40': how many checks passed of all that there were; '' without any. checks: counts by outcome."""
-    total = sum(checks.values())
-    return f"{checks['passed']}/{total}" if total else ""
+    check_count = sum(checks.values())
+    return f"{checks['passed']}/{check_count}" if check_count else ""
 
 
 def format_plain(value: float) -> str:

@@ -80,8 +80,8 @@ def export_oci(
         reasons = {entry.unit: find_unservable(entry) for entry in entries}
         if all(reasons.values()):
             reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-            complaint = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
-            raise UnknownNameError("\n".join([complaint, *reason_lines]))
+            problem = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
+            raise UnknownNameError("\n".join([problem, *reason_lines]))
         entries = [entry for entry in entries if not reasons[entry.unit]]
     old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""

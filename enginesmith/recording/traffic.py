@@ -140,7 +140,10 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     is_timed = not math.isnan(recorded_requests[0].at)
     recorded_requests.sort(key=lambda request: request.at if is_timed else 0.0)
     start_s = recorded_requests[0].at if is_timed else 0.0
-    requests = tuple(replace(recorded, at=recorded.at - start_s if is_timed else 0.0) for recorded in recorded_requests)
+    requests = tuple(
+        replace(recorded_request, at=recorded_request.at - start_s if is_timed else 0.0)
+        for recorded_request in recorded_requests
+    )
     return RecordedTraffic(
         requests, digest_of_file(path), sampling, is_cut, origin, tuple(surplus_names), is_timed, start_s, model
     )
@@ -254,12 +257,12 @@ class Difference:
 
 def digest_of_outputs(outputs: Tensors) -> str:
     """SHA-256 of the names, dtypes, shapes and bytes of arrays, whatever their order."""
-    sha = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(outputs):
         array = np.ascontiguousarray(outputs[name])
-        sha.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()
+        hasher.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
 
 
 def difference(candidate: Tensors, baseline: Tensors) -> Difference:

@@ -107,12 +107,12 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
                 store.remove(key)
                 sweep.gone[key] = "series"
     now = store.now()
-    ended_leases = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
+    expired_leases = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
     remaining_models = [listing.without(sweep.gone) for listing in garbage.listed]
-    changed_models = [model for lease in ended_leases for model in lease.changes]
+    changed_models = [model for lease in expired_leases for model in lease.changes]
     refresh_models(store, changed_models)
     heal_index(store, remaining_models, changed_models)
-    for lease in ended_leases:
+    for lease in expired_leases:
         store.remove(lease_key(lease.id))
     build_history.remove_stale_locks(store)
     _tend_reports(sweep, now)
@@ -122,9 +122,9 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
 def _tend_reports(sweep: Sweep, now: datetime) -> None:
     """Delete the reports of nodes that are gone, and set the share of nodes that report outside of rollouts, such that
     about `rollouts.reports.MOST_REPORTERS` of a channel do."""
-    gone_keys, heard_nodes = clear_gone(sweep.store, now)
-    sweep.gone.update(dict.fromkeys(gone_keys, "report"))
-    for (model, name), nodes in heard_nodes.items():
+    deleted_keys, reporting_nodes = clear_gone(sweep.store, now)
+    sweep.gone.update(dict.fromkeys(deleted_keys, "report"))
+    for (model, name), nodes in reporting_nodes.items():
         with suppress(ConflictError, IntegrityError):  # `verify` reports a damaged channel
             change_channel(sweep.store, model, name, partial(_with_share, nodes))
 

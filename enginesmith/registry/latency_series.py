@@ -79,8 +79,8 @@ class LatencySeries:
         the reference that is lost cannot be run against it."""
         relative_points = [point for point in self.points if point.relative is not None]
         level_points = [point for point in relative_points if point.version == version] or relative_points
-        levels = [point.relative for point in level_points[-LEVEL_POINTS:] if point.relative is not None]
-        return replace(self, reference=version, base=median(levels) if levels else 1.0)
+        relative_levels = [point.relative for point in level_points[-LEVEL_POINTS:] if point.relative is not None]
+        return replace(self, reference=version, base=median(relative_levels) if relative_levels else 1.0)
 
 
 def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> LatencySeries:

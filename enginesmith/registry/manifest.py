@@ -298,9 +298,9 @@ SUFFIX = ".json"
 def require_model(manifest: Manifest) -> None:
     """Raise InputError for an ensemble: of what works on a model of one graph."""
     if manifest.graphs:
-        graphs = ", ".join(graph.reference for graph in manifest.graphs)
+        graph_list = ", ".join(graph.reference for graph in manifest.graphs)
         raise InputError(
-            f"{manifest.reference} is an ensemble, and this works on a model of one graph: give one of {graphs}"
+            f"{manifest.reference} is an ensemble, and this works on a model of one graph: give one of {graph_list}"
         )
 
 

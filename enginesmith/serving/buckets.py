@@ -103,8 +103,8 @@ def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[Eng
     for rank, engine in enumerate(engines):
         for bounds in _bounds_of(engine):
             pieces_by_dim = [list(_cut(dim, span, padding)) for dim, span in bounds.items()]
-            for combination in itertools.product(*pieces_by_dim):
-                ranges = dict(zip(bounds, combination, strict=True))
+            for dim_pieces in itertools.product(*pieces_by_dim):
+                ranges = dict(zip(bounds, dim_pieces, strict=True))
                 dim_text = ", ".join(f"{dim} {_words(span)}" for dim, span in ranges.items())
                 buckets.append(
                     EngineBucket(engine, rank, ranges, f"{engine.name}: {dim_text}" if dim_text else engine.name)

@@ -34,12 +34,12 @@ class RouterCounts:
 
     def __post_init__(self) -> None:
         unbucketed_count = sum(self.fallbacks.values()) + self.unanswered
-        requests = sum(bucket.requests for bucket in self.buckets) + unbucketed_count
-        padding = sum(bucket.padding for bucket in self.buckets)
-        elements = padding + sum(bucket.elements for bucket in self.buckets)
-        object.__setattr__(self, "requests", requests)
-        object.__setattr__(self, "padding_share", padding / elements if elements else 0.0)
-        object.__setattr__(self, "fallback_rate", unbucketed_count / requests if requests else 0.0)
+        request_count = sum(bucket.requests for bucket in self.buckets) + unbucketed_count
+        padding_elements = sum(bucket.padding for bucket in self.buckets)
+        elements = padding_elements + sum(bucket.elements for bucket in self.buckets)
+        object.__setattr__(self, "requests", request_count)
+        object.__setattr__(self, "padding_share", padding_elements / elements if elements else 0.0)
+        object.__setattr__(self, "fallback_rate", unbucketed_count / request_count if request_count else 0.0)
 
 
 class RequestCounter:

@@ -76,8 +76,8 @@ def why_no_function(root: Path, entry: Path, function: str, module: str = "") ->
     if function in symbols or symbols & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
         return ""
     function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
-    return f"{entry} has no function {function!r}; {hint}"
+    suggestion = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
+    return f"{entry} has no function {function!r}; {suggestion}"
 
 
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
@@ -146,11 +146,11 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        complaint = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
+        problem = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
         if isinstance(error, ImportError) and "relative import" in str(error) and not module:
             dotted_name = ".".join(Path(file).with_suffix("").parts)
-            complaint += f"; name it as a module of its package, {dotted_name}:{function}"
-        raise ModelError(complaint) from error
+            problem += f"; name it as a module of its package, {dotted_name}:{function}"
+        raise ModelError(problem) from error
 
 
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
@@ -281,8 +281,8 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
         if "TorchScript" in str(error):
             raise ModelError(f"{path} is a TorchScript program and no state dict; {_REMEDY}") from error
         if class_match := _GLOBAL.search(str(error)):
-            complaint = f"holds objects of {class_match[1]}, whose code would run as they are read"
-            raise ModelError(f"{path} is no plain state dict: it {complaint}; {_REMEDY}") from error
+            problem = f"holds objects of {class_match[1]}, whose code would run as they are read"
+            raise ModelError(f"{path} is no plain state dict: it {problem}; {_REMEDY}") from error
         raise ModelError(f"{path} cannot be read as a state dict ({reason(error)[:160]}); {_REMEDY}") from error
     if not isinstance(state_dict, Mapping):
         raise ModelError(f"{path} holds a {type(state_dict).__name__} and no state dict; {_REMEDY}")
@@ -290,8 +290,8 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise ModelError(_describe_other(path, state_dict, name, value))
         if value.layout != torch.strided or value.is_quantized:
-            kind = "a quantized" if value.is_quantized else "a sparse"
-            raise ModelError(f"{path}: {name} is {kind} tensor; save it as a dense one of floats")
+            tensor_kind = "a quantized" if value.is_quantized else "a sparse"
+            raise ModelError(f"{path}: {name} is {tensor_kind} tensor; save it as a dense one of floats")
     return dict(state_dict)
 
 

@@ -252,8 +252,8 @@ def _symbol(dim: Dim) -> "torch.export.Dim":
 
     if dim.multiple == 1:
         return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-    steps = torch.export.Dim(f"{dim.name}_steps", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
-    return dim.multiple * steps
+    step_count = torch.export.Dim(f"{dim.name}_steps", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
+    return dim.multiple * step_count
 
 
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:

@@ -281,8 +281,8 @@ def rank_each(
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    judged_version, _ = rankings[0]
-    return judged_version, [_without_rejected(ranking, layout) for _, ranking in rankings]
+    ranked_version, _ = rankings[0]
+    return ranked_version, [_without_rejected(ranking, layout) for _, ranking in rankings]
 
 
 def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:

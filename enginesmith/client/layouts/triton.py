@@ -148,9 +148,9 @@ class TritonPlace(SharedFolder):
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
         self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
-        number, served_number = triton_version(located.manifest.version), self.served()
-        with self._leaving_nothing(number) if not served_number else nullcontext():
-            folder, staging_folder = self.root / str(number), self.root / STAGING / str(number)
+        version_number, served_number = triton_version(located.manifest.version), self.served()
+        with self._leaving_nothing(version_number) if not served_number else nullcontext():
+            folder, staging_folder = self.root / str(version_number), self.root / STAGING / str(version_number)
             with reachable(f"writing {self.root}"):
                 for path in (self.root, self.root / STAGING):
                     make_folder(path)
@@ -165,7 +165,7 @@ class TritonPlace(SharedFolder):
                 files = [TritonFile(engine.engine, engine.path.name) for engine in pulled_engines]
                 config = write_config(
                     self.model,
-                    number,
+                    version_number,
                     located.manifest.version,
                     files,
                     hints=hints,
@@ -173,11 +173,11 @@ class TritonPlace(SharedFolder):
                     warmup=warmup,
                     libraries=_list_libraries(pulled_engines[0].engine, rankings[0].machine, folder),
                 )
-                is_swapped = self._switch(number, served_number, config, pulled_engines[0].engine, warmup, keep)
+                is_swapped = self._switch(version_number, served_number, config, pulled_engines[0].engine, warmup, keep)
             identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled_engines)])
             placed_engines = tuple(engine.moved_to(folder) for engine in pulled_engines)
             is_best = not any(engine.resolution.lost for engine in placed_engines)
-            previous_number = served_number if served_number != str(number) else ""
+            previous_number = served_number if served_number != str(version_number) else ""
             return Placed(placed_engines, folder, self.root, previous_number, is_swapped, identity, is_best)
 
     @contextmanager
@@ -204,10 +204,10 @@ class TritonPlace(SharedFolder):
         def download(resolution: Resolution) -> Pulled:
             engine = resolution.chosen
             stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
-            number = str(triton_version(located.manifest.version))
-            folder = self.root / number
+            version_number = str(triton_version(located.manifest.version))
+            folder = self.root / version_number
             is_described = _read_json(folder / f"{stem}.json").get("digest") == str(engine.digest)
-            download_folder = folder if is_described else self.root / STAGING / number
+            download_folder = folder if is_described else self.root / STAGING / version_number
             return download_engine(
                 store, located, resolution, download_folder, fetcher, file=f"{stem}{file_suffix(engine)}"
             )

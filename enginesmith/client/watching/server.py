@@ -342,10 +342,10 @@ class Reporter:
         self, locator: VersionLocator, channel: Channel, facts: Mapping[str, str], error: EnginesmithError | None
     ) -> None:
         node, now_s = locator.node, self._clock()
-        if node is None or not (asker := _find_asker(channel, node)):
+        if node is None or not (report_scope := _find_asker(channel, node)):
             return
-        if asker != self._asker:
-            self._asker, self._last, self._written, self._silent_until = asker, None, b"", 0.0
+        if report_scope != self._asker:
+            self._asker, self._last, self._written, self._silent_until = report_scope, None, b"", 0.0
         if now_s < self._silent_until:
             return
         answer = self._judge(channel.served_to(node).version, facts, error)
@@ -367,15 +367,15 @@ class Reporter:
             facts.get("unit", "")[:MOST_DETAIL],
             facts.get("machine", "")[:MOST_DETAIL],
         )
-        key = report_key(channel.model, channel.name, asker, node.name)
-        if self._last is None and asker == OUTSIDE and self._url is None:
+        key = report_key(channel.model, channel.name, report_scope, node.name)
+        if self._last is None and report_scope == OUTSIDE and self._url is None:
             self._adopt(locator.store.read(key), report, now_s)
         if self._judged and self._judged.has_same_state(report):
             report = replace(report, since=self._judged.since)
         self._judged = report
         if self._is_due(report, now_s):
             if self._url:
-                self._url.send(SentReport(channel.model, channel.name, asker, report, node.labels))
+                self._url.send(SentReport(channel.model, channel.name, report_scope, report, node.labels))
             else:
                 self._written = write_report(locator.store, key, report, self._written or None)
             self._last, self._at, self._failures = report, now_s, 0

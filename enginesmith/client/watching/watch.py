@@ -414,7 +414,7 @@ class GroupWatcher:
 
     def _alone(self) -> ExitStack:
         """Be the one process that writes at the places. Raises UnavailableError where another one is."""
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             for watcher in self._watchers:
-                stack.enter_context(watcher.alone())
-            return stack.pop_all()
+                exit_stack.enter_context(watcher.alone())
+            return exit_stack.pop_all()

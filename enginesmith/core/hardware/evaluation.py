@@ -157,8 +157,8 @@ def _judge_instructions(code: requirements.Instructions, machine: Machine) -> Re
         return RequirementFinding(code, "unknown", f"compiled for {code.level}; the kind of CPU is unknown")
     if not missing_flags:
         return RequirementFinding(code, "met")
-    shortfall = f"this CPU has no {', '.join(missing_flags)}" if machine.here else f"the CPU is {machine.cpu}"
-    return RequirementFinding(code, "unmet", f"compiled for {code.level}, and {shortfall}")
+    cpu_text = f"this CPU has no {', '.join(missing_flags)}" if machine.here else f"the CPU is {machine.cpu}"
+    return RequirementFinding(code, "unmet", f"compiled for {code.level}, and {cpu_text}")
 
 
 def _judge_sums(sums: requirements.WideSums, machine: Machine) -> RequirementFinding:

@@ -256,8 +256,8 @@ class Report:
     def counts(self) -> dict[str, int]:
         """The numbers of checks that passed and that failed; where some measured nothing, `not_measured` too."""
         failed_count, unmeasured_count = len(self.failed), len(find_unmeasured(self.checks))
-        counts = {"passed": len(self.checks) - failed_count - unmeasured_count, "failed": failed_count}
-        return {**counts, "not_measured": unmeasured_count} if unmeasured_count else counts
+        counts_by_result = {"passed": len(self.checks) - failed_count - unmeasured_count, "failed": failed_count}
+        return {**counts_by_result, "not_measured": unmeasured_count} if unmeasured_count else counts_by_result
 
     @property
     def sqnr_db(self) -> float | None:

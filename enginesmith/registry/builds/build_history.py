@@ -119,8 +119,8 @@ class History:
         past_builds = [
             past_build for past_build in self._of(history_key(request.backend, model)) if past_build.unit == unit
         ]
-        count = f"{pluralize(len(past_builds), 'build')} of this unit"
-        return _expectation([(past_build, 1.0) for past_build in past_builds], count) if past_builds else None
+        basis = f"{pluralize(len(past_builds), 'build')} of this unit"
+        return _expectation([(past_build, 1.0) for past_build in past_builds], basis) if past_builds else None
 
     def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
         size = max(1, self._store.size(request.model) + shard_bytes)

@@ -283,14 +283,18 @@ class Sweep:
             if state.counts(mark)
         }
         now = self.store.now()
-        horizon = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
+        oldest_generation = min(
+            (lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None
+        )
         sweep_garbage = find_garbage(self.store, self.rules)
         self._mark(sweep_garbage)
         garbage_names, deadline = set(sweep_garbage.names), self.store.now() - self.grace
         due_marks = {
             name: mark
             for name, mark in marks.items()
-            if name in garbage_names and mark.since <= deadline and (horizon is None or mark.generation <= horizon)
+            if name in garbage_names
+            and mark.since <= deadline
+            and (oldest_generation is None or mark.generation <= oldest_generation)
         }
         self._delete_due({name: mark for name, mark in due_marks.items() if "@" in name})
         # While a version exists, so do its blobs: a version that cannot go keeps what it names.

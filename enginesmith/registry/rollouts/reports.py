@@ -197,15 +197,15 @@ def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, 
     A node that comes back at the same moment may lose its first report, and writes it anew with the next one
     (`write_report`).
     """
-    gone_keys, heard_nodes = list[str](), dict[tuple[str, str], list[str]]()
+    deleted_keys, reporting_nodes = list[str](), dict[tuple[str, str], list[str]]()
     for key, written_at in store.stamps(SERVING):
         match key.removeprefix(SERVING).removesuffix(".json").split("/"):
             case [model, channel, rollout, node] if rollout == OUTSIDE and is_digest(node):
                 age_s = (now - written_at).total_seconds()
-                heard_nodes.setdefault((model, channel), []).extend([node] * (age_s <= OUTSIDE_SILENT_S))
-                gone_keys += [key] * (age_s > GONE_S)
-    _each(store, store.remove, gone_keys)
-    return gone_keys, heard_nodes
+                reporting_nodes.setdefault((model, channel), []).extend([node] * (age_s <= OUTSIDE_SILENT_S))
+                deleted_keys += [key] * (age_s > GONE_S)
+    _each(store, store.remove, deleted_keys)
+    return deleted_keys, reporting_nodes
 
 
 def next_share(share_ppm: int, count: int) -> int:

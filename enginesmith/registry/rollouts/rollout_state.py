@@ -134,16 +134,16 @@ def parse_share(text: str, what: str) -> int:
 
 def parse_wave(text: str) -> Slice:
     """The slice of '5%', 'region=eu-west-1', 'label=canary', or 'region=eu-west-1:5%'. Raises InputError."""
-    kind, separator, value = text.partition("=")
+    selector, separator, value = text.partition("=")
     if not separator:
         return Slice(parse_share(text, "wave"))
-    name, _, share = value.partition(":") if value.endswith("%") else (value, "", "")
-    if kind not in ("region", "label") or not _TEXT.fullmatch(name):
+    name, _, share_text = value.partition(":") if value.endswith("%") else (value, "", "")
+    if selector not in ("region", "label") or not _TEXT.fullmatch(name):
         raise InputError(
             f"wave {text!r}: give 5%, region=NAME, label=NAME, or one of these with a share, label=NAME:5%"
         )
-    share_ppm = parse_share(share, f"wave {text!r}: share") if share else WHOLE
-    return Slice(share_ppm, name, None) if kind == "region" else Slice(share_ppm, None, name)
+    share_ppm = parse_share(share_text, f"wave {text!r}: share") if share_text else WHOLE
+    return Slice(share_ppm, name, None) if selector == "region" else Slice(share_ppm, None, name)
 
 
 def check_waves(waves: Sequence[Slice]) -> None:
@@ -344,8 +344,10 @@ def raise_reach(rollout: Rollout) -> Rollout:
         for open_slice in rollout.reach
         if (open_slice.region, open_slice.label) == (target.region, target.label)
     ]
-    share = max((open_slice.share_ppm for open_slice in same_slices), default=0) + (rollout.plan.step_ppm or WHOLE)
-    next_slice = target if share >= target.share_ppm else replace(target, share_ppm=share)
+    next_share_ppm = max((open_slice.share_ppm for open_slice in same_slices), default=0) + (
+        rollout.plan.step_ppm or WHOLE
+    )
+    next_slice = target if next_share_ppm >= target.share_ppm else replace(target, share_ppm=next_share_ppm)
     return replace(rollout, reach=add_slice(rollout.reach, next_slice), since=None)
 
 

@@ -174,11 +174,11 @@ class NearestStore:
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. The tag names the place, too; another one's document is read anew."""
-        number, _, inner_tag = tag.partition(":")
+        tag_index, _, inner_tag = tag.partition(":")
 
         def ask(place: _Place) -> tuple[bytes | None, str]:
             index = str(self._places.index(place))
-            content, new_tag = place.store.read_if_changed(key, inner_tag if index == number else "")
+            content, new_tag = place.store.read_if_changed(key, inner_tag if index == tag_index else "")
             return content, f"{index}:{new_tag}" if new_tag else ""
 
         absent_document: tuple[bytes | None, str] = (None, "")
@@ -225,8 +225,10 @@ class NearestStore:
         if isinstance(error, UnavailableError):
             place.until = time.monotonic() + AWAY_S
             if away_until is None:
-                uris = " and ".join(endpoint.uri for endpoint in self._places if endpoint is not place)
-                self._say(f"{place.uri} does not answer; reading {uris}, and retrying after {AWAY_S:.0f} s: {error}")
+                uri_list = " and ".join(endpoint.uri for endpoint in self._places if endpoint is not place)
+                self._say(
+                    f"{place.uri} does not answer; reading {uri_list}, and retrying after {AWAY_S:.0f} s: {error}"
+                )
         elif away_until is not None:
             place.until = None
             self._say(f"{place.uri} answers again")

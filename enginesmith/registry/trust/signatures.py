@@ -250,8 +250,8 @@ def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes
         return f"it is not by {signer}"
     import tempfile  # here, because a client without a policy does without
 
-    _, library, hashes = import_model_signing()
-    config = library.Config().set_hashing_config(hashes)
+    _, signing_library, hashing = import_model_signing()
+    config = signing_library.Config().set_hashing_config(hashing)
     with tempfile.TemporaryDirectory(prefix="enginesmith-verify-") as folder:
         document_path, signature_path = Path(folder) / "document", Path(folder) / "signature.json"
         document_path.mkdir()

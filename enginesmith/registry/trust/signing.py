@@ -166,8 +166,8 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     """A function from (name, file name, content) to the bytes of a signature."""
-    library, _, hashes = import_model_signing()
-    config: signing.Config = library.Config().set_hashing_config(hashes)
+    signing_library, _, hashes = import_model_signing()
+    config: signing.Config = signing_library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
         token = signer.identity_token
         token_options = {"use_ambient_credentials": token is None, "use_staging": signer.staging}

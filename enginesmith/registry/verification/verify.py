@@ -95,22 +95,22 @@ class Findings:
 def check_blobs(findings: Findings, digests: list[str]) -> None:
     """Add what is wrong with these blobs: missing, of other bytes, or of another BLAKE3 than manifests claim."""
     for digest in digests:
-        users = tuple(findings.needed.get(digest, ()))
+        dependents = tuple(findings.needed.get(digest, ()))
         if not findings.store.has(digest):
-            findings.add(MISSING.kind, digest, MISSING.detail, users)
+            findings.add(MISSING.kind, digest, MISSING.detail, dependents)
             continue
         findings.progress(digest)
         findings.blobs += 1
         findings.size_bytes += findings.store.size(digest)
         actual_digests = findings.store.rehash(digest)
         if actual_digests.digest != digest:
-            findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", users)
+            findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", dependents)
         elif actual_digests.blake3 is not None:
             # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
             for reference, claimed_blake3 in findings.blake3.get(digest, {}).items():
                 if claimed_blake3 != actual_digests.blake3:
                     detail = f"says {claimed_blake3} of blob {digest}, whose BLAKE3 is {actual_digests.blake3}"
-                    findings.add("blake3", reference, detail, users)
+                    findings.add("blake3", reference, detail, dependents)
     if findings.blake3 and new_blake3_hasher() is None:
         findings.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
@@ -177,11 +177,11 @@ def check_leases(findings: Findings) -> None:
     try:
         read_shards(findings.store, read_state(findings.store).shards)
         now = findings.store.now()
-        ended_leases = [lease for lease in leases.list_leases(findings.store) if not lease.is_held(now)]
+        expired_leases = [lease for lease in leases.list_leases(findings.store) if not lease.is_held(now)]
     except IntegrityError as error:
         findings.add("edited", LEASES, str(error))
         return
-    for lease in ended_leases:
+    for lease in expired_leases:
         findings.add(
             "stray",
             lease_key(lease.id),
@@ -219,8 +219,8 @@ def repair(store: Store, verification: Verification) -> Repairs:
     channels = {problem.what for problem in verification.problems if problem.kind == "stale" and ":" in problem.what}
     for problem in verification.problems:
         if problem.kind in ("missing", "corrupt", "size"):
-            user_parts = (user.rpartition(" ") for user in problem.affects)
-            channels |= {channel_name for channel_name, _, part_name in user_parts if part_name == SNAPSHOT}
+            dependent_parts = (dependent.rpartition(" ") for dependent in problem.affects)
+            channels |= {channel_name for channel_name, _, part_name in dependent_parts if part_name == SNAPSHOT}
     for channel_name in sorted(channels):
         model, _, channel = channel_name.partition(":")
         with hold_lease(store, f"refreshing {channel_name}") as guard:

@@ -223,11 +223,11 @@ def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
     rollout = channel.active_rollout if channel else None
     if rollout is None:
         return None
-    rollout_name = rollout.where
+    channel_name = rollout.where
     return (
-        f"a rollout of {rollout.version} to {rollout_name} is {rollout.state} (wave {rollout.wave + 1} of "
+        f"a rollout of {rollout.version} to {channel_name} is {rollout.state} (wave {rollout.wave + 1} of "
         f"{len(rollout.plan.waves)}): "
-        f"wait for its end, or `enginesmith rollout abort {rollout_name} --why TEXT`"
+        f"wait for its end, or `enginesmith rollout abort {channel_name} --why TEXT`"
     )
 
 

@@ -268,9 +268,9 @@ def common_refusal(
     inputs as others.
     """
     reference = manifest.reference
-    short_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
-    proven_entries = [entry for entry in entries if entry.usable and entry.status not in short_statuses]
-    unproven_entries = [entry for entry in entries if entry.status in short_statuses]
+    unproven_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
+    proven_entries = [entry for entry in entries if entry.usable and entry.status not in unproven_statuses]
+    unproven_entries = [entry for entry in entries if entry.status in unproven_statuses]
     remedy = _remedy(reference, unproven_entries)
     advice = "add --proven-only and the channel serves only the proven ones"
     if not proven_entries and not unproven_entries:
@@ -287,9 +287,9 @@ def common_refusal(
     if unproven_entries and not proven_only and name not in OPEN_CHANNELS:
         unit_list = join_first([entry.unit for entry in unproven_entries], 3)
         is_on_random = all(entry.status == ON_RANDOM for entry in unproven_entries)
-        shortfall = f"engines that are {ON_RANDOM}" if is_on_random else "unproven ones"
+        engines_text = f"engines that are {ON_RANDOM}" if is_on_random else "unproven ones"
         return (
-            f"channel {name!r} takes only proven engines; {reference} has {shortfall}: {unit_list}; "
+            f"channel {name!r} takes only proven engines; {reference} has {engines_text}: {unit_list}; "
             f"{remedy}{f', or {advice}' if proven_entries else ''}"
         )
     return None
@@ -298,10 +298,10 @@ def common_refusal(
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
     remedies = []
-    drawn_entries = [entry for entry in unproven if entry.status == ON_RANDOM]
-    if drawn_entries:
+    random_entries = [entry for entry in unproven if entry.status == ON_RANDOM]
+    if random_entries:
         remedies.append("build again with real inputs in golden.data, or pass --accept-random-inputs")
-    if any(entry.is_measured for entry in unproven if entry not in drawn_entries) or not unproven:
+    if any(entry.is_measured for entry in unproven if entry not in random_entries) or not unproven:
         remedies.append(f"run `enginesmith validate {reference}` on a node with that hardware")
     if unmeasured_entry := next((entry for entry in unproven if not entry.is_measured), None):
         remedies.append(f"build again with other golden data ({unmeasured_entry.unit}: {unmeasured_entry.reason})")

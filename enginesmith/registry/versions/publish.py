@@ -91,11 +91,7 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
         old_attachment = next(
-            (
-                attachment_on_record
-                for attachment_on_record, _ in attachments(store, manifest)
-                if attachment_on_record.says_same(attachment)
-            ),
+            (candidate for candidate, _ in attachments(store, manifest) if candidate.says_same(attachment)),
             None,
         )
         if store.put_file(path) != attachment.digest:
@@ -177,10 +173,10 @@ def publish(
         try:
             secure_graphs(guard, manifest)
             newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
-            existing = _find_existing(store, manifest, wanted_version, newest_number)
-            if existing:
-                secure_version(guard, existing.manifest)
-            result = existing or _write(guard, manifest, wanted_version, newest_number)
+            existing_result = _find_existing(store, manifest, wanted_version, newest_number)
+            if existing_result:
+                secure_version(guard, existing_result.manifest)
+            result = existing_result or _write(guard, manifest, wanted_version, newest_number)
         except ConflictError as conflict:
             conflict.nothing_written = True  # the manifest is the first document
             raise

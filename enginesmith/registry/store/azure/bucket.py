@@ -316,8 +316,10 @@ class AzureBucket(ByMd5):
                     token or None
                 )
             else:
-                walk = container.walk_blobs(name_starts_with=listing_prefix, delimiter="/", results_per_page=PAGE_KEYS)
-                pages = walk.by_page(token or None)
+                listing = container.walk_blobs(
+                    name_starts_with=listing_prefix, delimiter="/", results_per_page=PAGE_KEYS
+                )
+                pages = listing.by_page(token or None)
             entries = list(next(pages, ()))
             folders = tuple(
                 entry.name.removeprefix(registry_prefix) for entry in entries if isinstance(entry, BlobPrefix)

@@ -52,8 +52,8 @@ class HttpLocation:
 
 def parse_location(text: str) -> HttpLocation:
     """Read an http:// or https:// URI. Raises InputError, which never repeats what may be a secret."""
-    scheme, _, authority = text.partition("://")
-    if "@" in authority or "?" in authority or "#" in authority:
+    scheme, _, location = text.partition("://")
+    if "@" in location or "?" in location or "#" in location:
         raise InputError(
             f"registry {scheme[:20]}://...: a cache's URI is http://host:port/prefix, without user, password, query "
             "or fragment; a token comes from the file that ENGINESMITH_CACHE_TOKEN_FILE names"
@@ -245,4 +245,4 @@ def _reason(answer: HTTPResponse) -> str:
     if not (answer.getheader("Content-Type") or "").startswith("text/plain"):
         return ""
     line = answer.read(_MOST_REASON).decode(errors="replace").partition("\n")[0]
-    return "".join(letter for letter in line if letter.isprintable())
+    return "".join(char for char in line if char.isprintable())

@@ -121,7 +121,7 @@ def _find_abandoned(bucket: "S3Bucket") -> Iterator[Upload]:
         if not page.get("IsTruncated"):
             return
         next_markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        markers = {name: read(page, field, str) for name, field in next_markers.items()}
+        markers = {name: read(page, next_field, str) for name, next_field in next_markers.items()}
 
 
 # The requests of a bucket of Amazon S3 or a compatible server (`objects.api.BucketApi` documents them).
@@ -268,14 +268,14 @@ class S3Bucket:
     def sweep(self) -> int:
         """See `BucketApi.sweep`."""
         # 0 where that is not allowed, or the server lacks the request.
-        count = 0
+        upload_count = 0
         with suppress(UnavailableError):
             for upload in _find_abandoned(self):
                 upload_arguments = {"Bucket": self.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
                 with suppress(Declined):
                     _ask(self, f"aborting {upload}", "abort_multipart_upload", "", upload_arguments)
-                    count += 1
-        return count
+                    upload_count += 1
+        return upload_count
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.place.bucket, "Key": self.place.key(key)}

@@ -130,21 +130,21 @@ def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str
 
 
 def _explain_no_answer(_place: S3Location, place_text: str, error: Exception) -> str:
-    kind = type(error).__name__
+    error_name = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
         return (
-            f"no usable credentials ({kind}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give "
-            "this machine a role"
+            f"no usable credentials ({error_name}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+            "or give this machine a role"
         )
     if isinstance(error, aws.ProfileNotFound | aws.ConfigParseError | aws.TokenRetrievalError | aws.SSOError):
-        return f"the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws"
+        return f"the AWS configuration cannot be used ({error_name}); check AWS_PROFILE and ~/.aws"
     if isinstance(error, aws.SSLError):
         return f"no TLS connection{place_text}; set AWS_CA_BUNDLE to its certificate authority"
     if isinstance(error, aws.ProxyConnectionError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if isinstance(error, _NO_WHOLE_ANSWER):
-        return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
-    return f"{kind}{place_text}; check the URI's options and the AWS configuration"
+        return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"
+    return f"{error_name}{place_text}; check the URI's options and the AWS configuration"
 
 
 def client(place: S3Location) -> Any:
