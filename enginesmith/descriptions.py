@@ -149,13 +149,13 @@ def find_library(folder: Path, library: Library) -> Path:
 
     Raises DataError where it has no build for this machine or the file is not there, OtherBytesError.
     """
-    platform, cuda = f"{sys.platform}-{this_kind().machine}", 0
+    platform, cuda_major = f"{sys.platform}-{this_kind().machine}", 0
     if any(build.cuda for build in library.builds):
         from enginesmith.core.hardware.cuda import cuda_version
 
-        cuda = numbers(cuda_version() or "0")[0]
-    if (build := library.build_for(platform, cuda)) is None:
-        raise DataError(library.explain_absence(platform, cuda))
+        cuda_major = numbers(cuda_version() or "0")[0]
+    if (build := library.build_for(platform, cuda_major)) is None:
+        raise DataError(library.explain_absence(platform, cuda_major))
     _check_file(path := find_file(folder, build.sha256), build.sha256)
     return path
 

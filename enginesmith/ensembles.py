@@ -219,9 +219,9 @@ def function_node(
     def run(arguments: Tensors) -> Tensors:
         answer = function(arguments)
         if wrong_names := sorted(answer.keys() ^ {spec.name for spec in outputs}):
-            output_names = ", ".join(spec.name for spec in outputs)
+            name_list = ", ".join(spec.name for spec in outputs)
             raise DataError(
-                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong_names[0]!r} is wrong: {output_names}"
+                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong_names[0]!r} is wrong: {name_list}"
             )
         for spec in outputs:
             array = np.asarray(answer[spec.name])
@@ -363,8 +363,8 @@ def _open_graph(
     """A graph of an ensemble, opened. engine: the JSON in the file `description`."""
     graph = decode(engine, DescribedGraph, "")
     run = opens(check_engine(description, engine))
-    rows = call_rows(graph.inputs, graph.outputs, graph.profiles)
-    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, rows)
+    row_range = call_rows(graph.inputs, graph.outputs, graph.profiles)
+    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, row_range)
 
 
 def _join_states(

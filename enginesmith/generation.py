@@ -131,8 +131,8 @@ def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Pro
     """What an input beside the ids is, by its name and shape, as HuggingFace's exporters write them; None where they do
     not say: a mask [rows, tokens so far], or the places of the tokens [rows, tokens], [tokens], [rows] or []."""
     position_inputs = {state.places.at for state in states if state.places}
-    tokens = ids.shape[1] if len(ids.shape) > 1 else None
-    axes = [axis for axis, size in enumerate(spec.shape) if tokens and str(tokens) in str(size).split(PLUS)]
+    token_dim = ids.shape[1] if len(ids.shape) > 1 else None
+    axes = [axis for axis, size in enumerate(spec.shape) if token_dim and str(token_dim) in str(size).split(PLUS)]
     name, axis = spec.name.lower(), axes[0] if axes else None
     if "mask" in name and len(spec.shape) == 2:
         size = spec.shape[1]
@@ -367,9 +367,9 @@ class Generator:
             _Answer(index, prompt, self._check(index, prompt), np.zeros(self.decoder.vocabulary, np.bool_))
             for index, prompt in enumerate(prompts)
         ]
-        rows = self.decoder.rows or max(len(answers), 1)
-        for first_row in range(0, len(answers), rows):
-            yield from self._batch(answers[first_row : first_row + rows])
+        batch_rows = self.decoder.rows or max(len(answers), 1)
+        for first_row in range(0, len(answers), batch_rows):
+            yield from self._batch(answers[first_row : first_row + batch_rows])
 
     def _check(self, index: int, prompt: Prompt) -> int:
         """The most tokens of an answer. Raises DataError for a prompt that cannot be answered so."""

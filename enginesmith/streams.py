@@ -127,12 +127,12 @@ class Streams:
         written_places, size = step_inputs[places.at], int(shape[places.axis])
         if not np.size(written_places):
             return
-        counts = (
+        step_counts = (
             np.shape(step_inputs[spec.name])[spec.shape.index(places.count)]
             for spec in self.inputs
             if places.count in spec.shape
         )
-        low, high = int(np.min(written_places)), int(np.max(written_places)) + next(counts, 1) - 1
+        low, high = int(np.min(written_places)), int(np.max(written_places)) + next(step_counts, 1) - 1
         if low < 0 or high >= size:
             raise DataError(
                 f"state {state!r} has places 0 to {size - 1}, and {places.at!r} has this step write {low} to {high}: "

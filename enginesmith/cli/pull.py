@@ -213,8 +213,8 @@ class PullOptions:
             trust=trust,
             allow_unsigned=self.allow_unsigned,
         )
-        settings = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
-        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in settings.items() if text})
+        variables = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
+        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in variables.items() if text})
         return Client(registry, policy=policy, rehash=self.rehash, say=say, node=node)
 
 

@@ -257,8 +257,10 @@ def _print(report: Collected) -> None:
     for lease in report.leases:
         echo(f"writing now: {lease}")
     freed_bytes, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
-    versions = pluralize(len(report.kept), "version")
-    echo(f"{versions} kept; {format_bytes(freed_bytes)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
+    count_text = pluralize(len(report.kept), "version")
+    echo(
+        f"{count_text} kept; {format_bytes(freed_bytes)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted"
+    )
     if rows and not report.acted:
         say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
 

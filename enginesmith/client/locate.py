@@ -196,11 +196,11 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
     """Engines of an ensemble of which an engine of a graph is lost: digest -> which, and why."""
     loss_reasons: dict[str, str] = {}
     for entry in entries:
-        engines = {
+        engines_by_digest = {
             str(engine.digest): (graph.name, engine) for graph, _, engine in pinned_engines(store, manifest, entry)
         }
-        for digest, loss in find_lost_engines(store, [engine for _, engine in engines.values()]).items():
-            loss_reasons[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
+        for digest, loss in find_lost_engines(store, [engine for _, engine in engines_by_digest.values()]).items():
+            loss_reasons[str(entry.digest)] = f"graph {engines_by_digest[digest][0]!r}: {loss}"
     return loss_reasons
 
 

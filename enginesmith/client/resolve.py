@@ -297,8 +297,8 @@ def _by_speed(
     def is_faster(one: EngineEntry, other: EngineEntry) -> bool:
         return is_faster_by_evidence(speeds.get(one.digest or ""), speeds.get(other.digest or ""))
 
-    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
-        yield from order_by_evidence(list(group), is_faster)
+    for _, tied_entries in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+        yield from order_by_evidence(list(tied_entries), is_faster)
 
 
 def is_faster_by_evidence(one: "MeasuredSpeed | None", other: "MeasuredSpeed | None") -> bool:

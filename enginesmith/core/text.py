@@ -89,9 +89,9 @@ def find_nearest(word: str, known_words: Iterable[str]) -> str | None:
     """The known word that was probably meant: one that is nearly the same, or that this one begins; upper and lower
     case are alike. None where no word is near: a wrong suggestion is worse than a list."""
     spellings = {name.lower(): name for name in known_words}
-    close_words = difflib.get_close_matches(word.lower(), spellings, n=1, cutoff=_ALIKE)
+    close_matches = difflib.get_close_matches(word.lower(), spellings, n=1, cutoff=_ALIKE)
     completions = [name for name in spellings if len(word) >= _BEGINNING and name.startswith(word.lower())]
-    return next((spellings[name] for name in [*close_words, *sorted(completions, key=len)]), None)
+    return next((spellings[name] for name in [*close_matches, *sorted(completions, key=len)]), None)
 
 
 def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None) -> str:

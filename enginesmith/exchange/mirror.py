@@ -83,9 +83,9 @@ def mirror(
             moves.append(_move(source, located_version.channel, manifest, dest, by, trust_result.counts))
     for model in dict.fromkeys(located_version.manifest.model for located_version in versions):
         merge_series(source, dest, model)
-    labels = tuple(dict.fromkeys(located_version.manifest.reference for located_version in versions))
+    version_labels = tuple(dict.fromkeys(located_version.manifest.reference for located_version in versions))
     new_sizes = [size for size in sizes.values() if size is not None]
-    return Mirrored(labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
+    return Mirrored(version_labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
 
 
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:

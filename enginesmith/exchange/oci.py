@@ -66,11 +66,11 @@ def export_oci(
     manifest = located.manifest
     require_model(manifest)
     # Nothing is checked when an image is mounted, so the trust policy is checked here.
-    counts = require(store, located.manifest, trust).counts
+    is_counted = require(store, located.manifest, trust).counts
     is_proven_only = proven_only or located.proven_only
     entries: list[EngineEntry] = [
         unit
-        for unit in judge_entries(store, manifest, counts)
+        for unit in judge_entries(store, manifest, is_counted)
         if unit.status == "proven" or (unit.usable and not is_proven_only)
     ]
     if not entries:

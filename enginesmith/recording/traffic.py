@@ -114,7 +114,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         recorded_requests = list(_read_npz(path, inputs))
     else:
         reader = JsonLinesReader(path, MOST_LINE_BYTES)
-        recorded_requests, size = [], 0
+        recorded_requests, input_bytes = [], 0
         for line_number, record in reader:
             try:
                 if "kind" in record:
@@ -129,8 +129,8 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
                 recorded_requests.append(_read_request(record, inputs))
                 if math.isnan(recorded_requests[-1].at) != math.isnan(recorded_requests[0].at):
                     raise ValueError("at is given for some requests only; give it for all of them, or for none")
-                size += sum(array.nbytes for array in recorded_requests[-1].inputs.values())
-                if size > most_bytes:
+                input_bytes += sum(array.nbytes for array in recorded_requests[-1].inputs.values())
+                if input_bytes > most_bytes:
                     raise ValueError(f"more than {most_bytes} bytes of inputs so far; split the file")
             except (ValueError, TypeError, OverflowError, EnginesmithError) as error:
                 raise reader.error(line_number, str(error)) from None

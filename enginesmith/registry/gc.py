@@ -80,8 +80,8 @@ def collect(
     the garbage marks that cannot be read, since these may refer to anything.
     """
     if not delete:
-        garbage, state = find_garbage(store, rules or Rules()), read_state(store)
-        return _summarize(store, garbage, grace, state, read_shards(store, state.shards))
+        garbage, mark_state = find_garbage(store, rules or Rules()), read_state(store)
+        return _summarize(store, garbage, grace, mark_state, read_shards(store, mark_state.shards))
     with hold_claim(store) as claim:
         sweep = Sweep(claim, rules or Rules(), grace, say)
         garbage = last_garbage = sweep.run()

@@ -223,9 +223,11 @@ class Manifest:
         for entry in self.engines:
             blob_roles |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
             blob_roles |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
-        for whole, shards in self.shards.items():
+        for whole_digest, shards in self.shards.items():
             blob_roles |= {
-                shard: f"shard of {blob_roles.get(whole, whole)}" for shard in shards if shard not in blob_roles
+                shard: f"shard of {blob_roles.get(whole_digest, whole_digest)}"
+                for shard in shards
+                if shard not in blob_roles
             }
         return blob_roles | ({self.report: "report"} if self.report else {})
 

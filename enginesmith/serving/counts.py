@@ -75,6 +75,6 @@ class RequestCounter:
     def counts(self) -> RouterCounts:
         """All of it as a value."""
         with self._lock:
-            buckets = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
+            bucket_counts = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
             fallbacks = dict(self._fallbacks)
-            return RouterCounts(buckets, fallbacks, self._unanswered, self._errors)
+            return RouterCounts(bucket_counts, fallbacks, self._unanswered, self._errors)

@@ -51,9 +51,11 @@ class MessageChannel(SelfClosing):
         Raises OSError when the other end is closed.
         """
         payload_arrays = arrays or {}
-        dtypes = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
+        array_types = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
         # Only its name tells a dtype of ml_dtypes.
-        array_layout = {name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in dtypes}
+        array_layout = {
+            name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in array_types
+        }
         self._send(_Message(value=encode(value), arrays=array_layout))
         for array in payload_arrays.values():
             self._connection.send_bytes(b"" if array.dtype.hasobject else array.tobytes())

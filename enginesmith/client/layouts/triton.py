@@ -239,14 +239,14 @@ class TritonPlace(SharedFolder):
         self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher
     ) -> dict[str, WarmupInput] | None:
         """Golden inputs; None where there are none of these types, or the set is too large or lost."""
-        golden = manifest.sources.get("golden")
-        if not self.layout.warmup or golden is None:
+        golden_digest = manifest.sources.get("golden")
+        if not self.layout.warmup or golden_digest is None:
             return None
         path = self.root / STAGING / "golden"
         with suppress(IntegrityError):
-            size = store.size(golden)
+            size = store.size(golden_digest)
             if size <= MOST_BYTES:
-                fetcher.fetch(store, choose_digest(golden, manifest.blake3.get(golden)), size, path)
+                fetcher.fetch(store, choose_digest(golden_digest, manifest.blake3.get(golden_digest)), size, path)
                 return read_warmup(path, with_int8_states(make_request(engine)).inputs)
         return None
 
@@ -309,12 +309,12 @@ class TritonPlace(SharedFolder):
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:
     """The paths of an engine's libraries for a machine, absolute: a relative one would be looked up by the loader."""
-    platform, cuda_version = (
+    platform, cuda_major = (
         machine.platform or f"{sys.platform}-{this_kind().machine}",
         numbers(machine.cuda or "0")[0],
     )
     builds = (
-        requirement.build_for(platform, cuda_version)
+        requirement.build_for(platform, cuda_major)
         for requirement in engine.requires
         if isinstance(requirement, Library)
     )

@@ -341,13 +341,13 @@ def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
 def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) -> dict[str, Fields]:
     """An input or output. A tensor without axes is one of [1] that is reshaped, since Triton wants an axis."""
     shape = spec.shape[1:] if batched else spec.shape
-    dims = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
+    sizes = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
     tensor_fields: dict[str, Fields] = {
         "name": spec.name,
         "data_type": Word(_TRITON_TYPES[spec.dtype]),
-        "dims": dims or [1],
+        "dims": sizes or [1],
     }
-    return tensor_fields if dims else {**tensor_fields, "reshape": {"shape": list[Field]()}}
+    return tensor_fields if sizes else {**tensor_fields, "reshape": {"shape": list[Field]()}}
 
 
 def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:

@@ -348,10 +348,10 @@ class Reporter:
             self._asker, self._last, self._written, self._silent_until = report_scope, None, b"", 0.0
         if now_s < self._silent_until:
             return
-        answer = self._judge(channel.served_to(node).version, facts, error)
-        if answer is None:
+        judgement = self._judge(channel.served_to(node).version, facts, error)
+        if judgement is None:
             return
-        failure, health = answer
+        failure, health = judgement
         timestamp = format_time(datetime.fromtimestamp(now_s, UTC))
         report = NodeReport(
             node.name,

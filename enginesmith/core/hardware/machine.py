@@ -316,8 +316,8 @@ class Machine:
 
         if not (devices := cuda.gpus()):
             return cpu_here()
-        memory = min(gpu.memory_bytes for gpu in devices)
-        return replace(gpu_here(devices[0]), product=_target_of(devices).product, memory_bytes=memory or None)
+        min_memory = min(gpu.memory_bytes for gpu in devices)
+        return replace(gpu_here(devices[0]), product=_target_of(devices).product, memory_bytes=min_memory or None)
 
     def with_facts(
         self,
@@ -351,7 +351,9 @@ def target_named(name: str) -> Target:
         return _target_of(cuda.gpus())
     targets = parse_targets(name)
     if len(targets) > 1:
-        raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in targets)}; name one")
+        raise UnknownNameError(
+            f"target {name!r} is several: {', '.join(candidate.name for candidate in targets)}; name one"
+        )
     return targets[0]
 
 
@@ -364,8 +366,8 @@ def gpu_here(gpu: "GpuDevice") -> Machine:
     """This machine, for engines that run on one of its GPUs."""
     from enginesmith.core.hardware import cuda
 
-    machine, memory = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
-    return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
+    machine, size_bytes = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
+    return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=size_bytes)
 
 
 def _target_of(devices: "tuple[GpuDevice, ...]") -> Target:

@@ -64,12 +64,12 @@ class FreeRunning:
         lone_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
         if not self.decides:
             return ""
-        if (earliest := self.earliest) is None:
+        if (first_drift := self.earliest) is None:
             return "no decision differs"
         first_steps = [drift.first for drift in lone_sequences if drift.first is not None]
         median_text = f", in the median at step {median_low(first_steps)}" if first_steps else ""
         return (
-            f"decisions differ first at step {earliest.first} ({earliest.case}){median_text}; "
+            f"decisions differ first at step {first_drift.first} ({first_drift.case}){median_text}; "
             f"{len(lone_sequences) - len(first_steps)} of {len(lone_sequences)} sequences without a difference"
         )
 
@@ -157,8 +157,10 @@ class Spread:
             )
             for element in self.worst
         )
-        errors, sqnr_levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
-        return replace(self, abs_error=errors, sqnr_db=sqnr_levels, worst=tuple(elements))
+        error_quantiles, sqnr_quantiles = (
+            tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db)
+        )
+        return replace(self, abs_error=error_quantiles, sqnr_db=sqnr_quantiles, worst=tuple(elements))
 
 
 def _round(value: float, digits: int) -> float:

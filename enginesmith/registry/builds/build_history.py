@@ -203,9 +203,11 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
 def _expectation(scaled_builds: Sequence[tuple[Past, float]], basis: str) -> Expectation:
     """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
     own share does not shrink with the model, and too small a reservation gets a build killed."""
-    seconds = [past_build.seconds * ratio for past_build, ratio in scaled_builds if past_build.outcome == "built"]
+    durations_s = [past_build.seconds * ratio for past_build, ratio in scaled_builds if past_build.outcome == "built"]
     peak_mib = max(past_build.peak_mib * max(1.0, ratio) for past_build, ratio in scaled_builds)
-    return Expectation(statistics.median(seconds) if seconds else None, round(peak_mib, 1), len(scaled_builds), basis)
+    return Expectation(
+        statistics.median(durations_s) if durations_s else None, round(peak_mib, 1), len(scaled_builds), basis
+    )
 
 
 @dataclass(frozen=True)

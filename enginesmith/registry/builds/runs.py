@@ -346,9 +346,9 @@ def read_live(store: Store, run: str) -> dict[str, str]:
 
 def find_ages(store: Store) -> dict[str, timedelta]:
     """Run -> how long ago its document was written, by the store's clock: that of its machine may be wrong."""
-    write_stamps = dict(store.stamps(RUNS))
+    write_times = dict(store.stamps(RUNS))
     now = store.now()
-    return {key.removeprefix(RUNS).removesuffix(".json"): now - written_at for key, written_at in write_stamps.items()}
+    return {key.removeprefix(RUNS).removesuffix(".json"): now - written_at for key, written_at in write_times.items()}
 
 
 def surplus(store: Store) -> list[str]:

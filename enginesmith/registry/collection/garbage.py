@@ -185,27 +185,27 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     versions = tuple(
         version for version in contents.folders if version in existing_versions and version not in references.reasons
     )
-    remaining_versions = tuple(version for version in contents.folders if version not in existing_versions)
+    orphan_versions = tuple(version for version in contents.folders if version not in existing_versions)
     orphans = references.orphans
     blob_reasons, records = _read_records(store, sizes, orphans)
-    users: dict[str, tuple[str, ...]] = {}
+    labels_by_digest: dict[str, tuple[str, ...]] = {}
     labels = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
     documents = ((key, labels[version]) for version in versions for key in contents.folders[version])
     document_labels = {key: version_labels for key, version_labels in documents if key.endswith(".json")}
     for key, document in side_by_side(store.read, list(document_labels)):
         for digest in orphans.intersection(digests_in(document or b"")):
-            earlier_labels = users.setdefault(digest, document_labels[key])
+            earlier_labels = labels_by_digest.setdefault(digest, document_labels[key])
             if document_labels[key][0] not in earlier_labels:
-                users[digest] = (*earlier_labels, *document_labels[key])
-    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(users.values())}
-    blob_reasons |= {digest: delete_reasons[labels] for digest, labels in users.items()}
+                labels_by_digest[digest] = (*earlier_labels, *document_labels[key])
+    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(labels_by_digest.values())}
+    blob_reasons |= {digest: delete_reasons[labels] for digest, labels in labels_by_digest.items()}
     blobs = {digest: (blob_reasons.get(digest, "nothing refers to it"), sizes[digest]) for digest in sorted(orphans)}
     return Garbage(
         references.reasons,
         versions,
-        remaining_versions,
+        orphan_versions,
         blobs,
-        users,
+        labels_by_digest,
         records,
         _list_models(contents.versions, references.channels),
     )

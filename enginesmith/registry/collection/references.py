@@ -123,27 +123,27 @@ def find_references(store: Store, contents: RegistryInventory, digests: Iterable
     anything, and InputError for a channel of a newer format.
     """
     orphans = set(digests)
-    marking = _Marking(store, contents, orphans.difference_update)
-    marking.keep_newest(rules.versions)
-    marking.read_others(rules.moves)
-    marking.read_kept()
-    for _ in marking.read(contents.outside):
+    marker = _Marking(store, contents, orphans.difference_update)
+    marker.keep_newest(rules.versions)
+    marker.read_others(rules.moves)
+    marker.read_kept()
+    for _ in marker.read(contents.outside):
         pass
     versions = set(contents.versions)
     keep_reasons = {
         version: tuple(version_reasons)
-        for version, version_reasons in sorted(marking.reasons.items())
+        for version, version_reasons in sorted(marker.reasons.items())
         if version in versions
     }
-    return References(keep_reasons, orphans, marking.channels)
+    return References(keep_reasons, orphans, marker.channels)
 
 
 def find_named_digests(store: Store, contents: RegistryInventory) -> set[str]:
     """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
     digests: set[str] = set()
-    marking = _Marking(store, contents, digests.update)
+    marker = _Marking(store, contents, digests.update)
     keys = [key for version in contents.versions for key in contents.folders[version]]
-    for _ in marking.read([*keys, *contents.others, *contents.outside]):
+    for _ in marker.read([*keys, *contents.others, *contents.outside]):
         pass
     return digests
 

@@ -116,8 +116,8 @@ def measured_speeds(
 
 def speeds_of(reports: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
     """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
-    timed = timed_alike(reports.values())
-    speeds = {digest: _speed(report, timed) for digest, report in reports.items()}
+    timing_kind = timed_alike(reports.values())
+    speeds = {digest: _speed(report, timing_kind) for digest, report in reports.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
 
 
@@ -148,14 +148,16 @@ def _is_alike(kind: MachineKind, machine: Machine) -> bool:
 
 def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
     """The speed by one report; None where a bucket lacks a time of this kind, or there are none."""
-    times = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
-    medians = [value for value in times.values() if value]
-    if not medians or len(medians) != len(times):
+    median_by_bucket = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
+    medians = [value for value in median_by_bucket.values() if value]
+    if not medians or len(medians) != len(median_by_bucket):
         return None
     intervals = [bucket.interval(timed) for bucket in report.buckets]
     spans = [span for span in intervals if span]
     interval = (sum(low for low, _ in spans), sum(high for _, high in spans)) if len(spans) == len(intervals) else None
-    return MeasuredSpeed(sum(medians), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
+    return MeasuredSpeed(
+        sum(medians), tuple(sorted(median_by_bucket, key=version_order)), bool(report.busy), timed, interval
+    )
 
 
 def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:

@@ -230,11 +230,11 @@ def _signer(name: str, value: JsonObject, folder: Path) -> Signer:
         except Malformed as error:
             raise Malformed(f"{field_path}.public_key {error}") from error
     if "certificate_roots" in value:
-        certificate = decode(value, _CertificateText, field_path)
-        roots = (_read_file(folder / root, LARGEST_KEY_BYTES) for root in certificate.certificate_roots)
-        return CertificateSigner(name, tuple(roots), certificate.identity)
-    keyless = decode(value, _KeylessText, field_path)
-    return KeylessSigner(name, keyless.keyless_identity, keyless.keyless_issuer)
+        certificate_text = decode(value, _CertificateText, field_path)
+        roots = (_read_file(folder / root, LARGEST_KEY_BYTES) for root in certificate_text.certificate_roots)
+        return CertificateSigner(name, tuple(roots), certificate_text.identity)
+    keyless_text = decode(value, _KeylessText, field_path)
+    return KeylessSigner(name, keyless_text.keyless_identity, keyless_text.keyless_issuer)
 
 
 def _read_file(path: Path, limit: int) -> bytes:

@@ -185,8 +185,8 @@ def change_rollout(store: Store, old_rollout: Rollout, new_rollout: Rollout) -> 
     def make(state: Channel | None) -> Channel | None:
         if state is None or state.rollout != old_rollout:
             raise ConflictError(_describe_change(old_rollout, state))
-        changed_state = replace(state, rollout=new_rollout)
-        return replace(changed_state, snapshots={k: v for k, v in state.snapshots.items() if k in changed_state.served})
+        new_state = replace(state, rollout=new_rollout)
+        return replace(new_state, snapshots={k: v for k, v in state.snapshots.items() if k in new_state.served})
 
     new_state = change_channel(store, old_rollout.model, old_rollout.channel, make)
     if new_state is None:
@@ -227,9 +227,9 @@ def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
 
     def fence(state: Channel | None) -> Channel | None:
         nonlocal is_running
-        rollout_now = state.rollout if state else None
-        is_running = rollout_now is not None and rollout_now.id == rollout and not rollout_now.is_finished
-        has_begun = state is None or (rollout_now is not None and rollout_now.id == rollout)
+        current_rollout = state.rollout if state else None
+        is_running = current_rollout is not None and current_rollout.id == rollout and not current_rollout.is_finished
+        has_begun = state is None or (current_rollout is not None and current_rollout.id == rollout)
         return None if state is None or has_begun else replace(state, revision=state.revision + 1)
 
     change_channel(store, model, name, fence)

@@ -251,8 +251,8 @@ def _move(
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
         rollout = ended_rollout or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
-        channel_before = channel or Channel(model, name, moves, move)
-        return with_snapshots(guard, replace(channel_before, moves=moves + 1, move=move, rollout=rollout))
+        old_channel = channel or Channel(model, name, moves, move)
+        return with_snapshots(guard, replace(old_channel, moves=moves + 1, move=move, rollout=rollout))
 
     new_channel = change_channel(guard.store, model, name, make)
     if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel

@@ -123,8 +123,8 @@ def versions(store: Documents, model: str) -> list[str]:
 
 def channel_names(store: Store, model: str) -> list[str]:
     """The names of a model's channels, sorted."""
-    files = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
-    return [name for name in (file.removesuffix(".json") for file in files) if is_name(name)]
+    file_names = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
+    return [name for name in (file.removesuffix(".json") for file in file_names) if is_name(name)]
 
 
 def load(store: Documents, model: str, version: str) -> Manifest:
@@ -236,8 +236,10 @@ def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str,
 
 def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
     """The sizes of a version's engines and shards in bytes, by digest."""
-    engines: dict[str, int | None] = {entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest}
-    return engines | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
+    sizes_by_digest: dict[str, int | None] = {
+        entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest
+    }
+    return sizes_by_digest | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
 
 
 # Snapshots: all that resolving a version reads, as one blob, so that a client reads one object in place of dozens.

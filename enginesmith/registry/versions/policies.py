@@ -395,7 +395,7 @@ def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     from enginesmith.registry.trust.signatures import KeySigner, key_id_of_pem
 
     try:
-        key_ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
+        public_keys = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
     except Malformed as error:
         raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
-    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in key_ids)
+    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in public_keys)

@@ -378,8 +378,8 @@ def _comparable_content(manifest: Manifest) -> bytes:
     spec = {name: value for name, value in manifest.spec.items() if name not in _MAKING}
     validation = decode(spec.pop("validation", {}), dict[str, Json], "spec.validation")
     validation.pop("latency", None)
-    golden = decode(spec.pop("golden", None) or {}, dict[str, Json], "spec.golden").get("metric")
-    return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
+    golden_fields = decode(spec.pop("golden", None) or {}, dict[str, Json], "spec.golden").get("metric")
+    return canonical_json([entries, spec, validation, golden_fields, manifest.sources.get("golden")])
 
 
 def _comparable_report(report: dict[str, object]) -> bytes:

@@ -101,10 +101,10 @@ def _check_length(answer: Any) -> None:
 def _credential(place: AzureLocation) -> Any:
     """The account's key or a signature from the environment, else what DefaultAzureCredential finds. The library itself
     sends no token over plain http."""
-    if key := os.environ.get("AZURE_STORAGE_KEY"):
-        return AzureNamedKeyCredential(place.account, key)
-    if signature := os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
-        return AzureSasCredential(signature.removeprefix("?"))
+    if account_key := os.environ.get("AZURE_STORAGE_KEY"):
+        return AzureNamedKeyCredential(place.account, account_key)
+    if sas_token := os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
+        return AzureSasCredential(sas_token.removeprefix("?"))
     from azure.identity import DefaultAzureCredential  # a tenth of a second
 
     return DefaultAzureCredential()

@@ -240,10 +240,10 @@ class _BlobRange:
     def _open(self) -> HTTPResponse:
         range_header = {"Range": f"bytes={self._at}-{self._end - 1}"}
         answer = self._stack.enter_context(exchange(self._store.place, "GET", self._target, range_header))
-        length, content_range = answer.getheader("Content-Length"), answer.getheader("Content-Range") or ""
+        content_length, content_range = answer.getheader("Content-Length"), answer.getheader("Content-Range") or ""
         is_whole = answer.status == 200 and self._at == 0
         is_range = answer.status == 206 and f"{content_range}/".startswith((f"bytes {self._at}-{self._end - 1}/", "/"))
-        if not (is_range or is_whole) or length != str(self._end - self._at):
+        if not (is_range or is_whole) or content_length != str(self._end - self._at):
             answer.close()
             raise AbsentError(
                 f"{self._store.place.site}{self._target}: it ends before it should, or the server has no ranges"

@@ -171,15 +171,15 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
             if not written_bytes or refusal.status == ABSENT:
                 raise
             # Another object by now (412), or a server without ranges (416): from the beginning.
-            problem: Declined | Failed = refusal
+            cause: Declined | Failed = refusal
             sink.seek(sink_offset)
             sink.truncate()
             hasher, tag = hashlib.sha256(), ""
         except Failed as failure:
-            problem = failure
+            cause = failure
         if (total_bytes := sink.tell() - sink_offset) > furthest_bytes:
             furthest_bytes, next_pauses = total_bytes, pauses()
-        wait(bucket, key, problem, next(next_pauses))
+        wait(bucket, key, cause, next(next_pauses))
 
 
 class HashingSink:

@@ -94,8 +94,8 @@ def is_transient(error: Exception) -> bool:
 def explain(place: S3Location, error: Exception) -> str:
     """What happened, and the remedy."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at AWS"
-    words = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
-    return words(place, place_text, error)
+    explain_error = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
+    return explain_error(place, place_text, error)
 
 
 def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str:
