@@ -115,8 +115,8 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     token_spec = next((spec for spec in inputs if spec.name == ids), None)
     if not isinstance(vocabulary_size, int) or token_spec is None:
         raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
-    own_names = {ids, *(state.input for state in states)}
-    other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in own_names}
+    handled_names = {ids, *(state.input for state in states)}
+    other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in handled_names}
     if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
             f"{description}: the model takes {', '.join(unknown_inputs)} beside its ids, and that is neither a mask of "

@@ -300,13 +300,13 @@ def pull(
         show_placed(placement, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
         return
     with download_bar(quiet) as progress:
-        pulled_engine = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
-    for line in (*pulled_engine.warnings, *(f"note: {remark}" for remark in pulled_engine.resolution.remarks)):
+        engine = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
+    for line in (*engine.warnings, *(f"note: {remark}" for remark in engine.resolution.remarks)):
         say(line)
     if as_json:
-        emit_json(_pulled_json(pulled_engine))
+        emit_json(_pulled_json(engine))
     else:
-        _print_pulled(pulled_engine)
+        _print_pulled(engine)
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:

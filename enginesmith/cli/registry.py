@@ -220,14 +220,14 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     if remove:
         if why:
             raise click.UsageError("--why is kept with a pin: leave it out with --remove")
-        version_ref = parse_reference(reference)
-        if version_ref.version is None:
-            raise UnknownNameError(f"{reference!r} names no version; give {version_ref.model}@VERSION")
-        unpin_version(open_store(registry), version_ref.model, version_ref.version)
+        version_reference = parse_reference(reference)
+        if version_reference.version is None:
+            raise UnknownNameError(f"{reference!r} names no version; give {version_reference.model}@VERSION")
+        unpin_version(open_store(registry), version_reference.model, version_reference.version)
         if as_json:
-            emit_json({"model": version_ref.model, "version": version_ref.version, "pinned": False})
+            emit_json({"model": version_reference.model, "version": version_reference.version, "pinned": False})
         else:
-            echo(f"{version_ref} is unpinned")
+            echo(f"{version_reference} is unpinned")
         return
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest

@@ -116,7 +116,7 @@ class BlobFetcher:
         """
         if not downloads:
             return
-        meter = _Meter(self.progress, sum(wanted_blob.size_bytes for wanted_blob in downloads))
+        meter = _Meter(self.progress, sum(blob_request.size_bytes for blob_request in downloads))
         worker_count = min(SIDE_BY_SIDE, len(downloads))
         with ThreadPoolExecutor(worker_count) as pool:
 
@@ -125,7 +125,7 @@ class BlobFetcher:
                 return fetcher.fetch(store, blob_task.blob, blob_task.size_bytes, blob_task.dest)
 
             try:
-                for future in as_completed([pool.submit(start, wanted_blob) for wanted_blob in downloads]):
+                for future in as_completed([pool.submit(start, blob_request) for blob_request in downloads]):
                     future.result()
             except BaseException:
                 meter.stopped.set()

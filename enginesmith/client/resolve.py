@@ -105,21 +105,27 @@ class EngineRanking:
 
     def without(self, loss_reasons: Mapping[str, str]) -> "EngineRanking":
         """The ranking without engines whose bytes are lost. loss_reasons: engine's digest -> reason."""
-        survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
+        valid_candidates = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
         losses = tuple(
-            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}") for c in self.candidates if c not in survivors
+            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}")
+            for c in self.candidates
+            if c not in valid_candidates
         )
-        return replace(self, candidates=survivors, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
+        return replace(
+            self, candidates=valid_candidates, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses)
+        )
 
     def rejecting(self, reasons: Mapping[str, str], remedy: str = "") -> "EngineRanking":
         """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
         one that it opens."""
-        survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
-        rejections = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
+        valid_candidates = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
+        rejections = tuple(
+            (c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in valid_candidates
+        )
         kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejections), "unopened")}
         return replace(
             self,
-            candidates=survivors,
+            candidates=valid_candidates,
             rejected=(*self.rejected, *rejections),
             kinds=kinds,
             remedy=remedy or self.remedy,
@@ -319,8 +325,8 @@ def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, s
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
     """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
-    chosen_engine, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
-    summary = f"{chosen_engine.fit}; {chosen_engine.entry.precision}, {chosen_engine.entry.status}"
+    leader, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    summary = f"{leader.fit}; {leader.entry.precision}, {leader.entry.status}"
     if not other_entries:
         return f"{summary}; the only engine that fits"
     if comparison := _comparison(candidates):
@@ -331,27 +337,21 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
     its accuracy; None where there is none."""
-    chosen_engine = candidates[0]
-    peers = [
-        peer
-        for peer in candidates[1:]
-        if (peer.fit, peer.entry.status) == (chosen_engine.fit, chosen_engine.entry.status)
-    ]
-    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(chosen_engine.speed, peer.speed)}
-    chosen_s = chosen_engine.speed.seconds if chosen_engine.speed else 1.0
+    leader = candidates[0]
+    peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (leader.fit, leader.entry.status)]
+    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(leader.speed, peer.speed)}
+    chosen_s = leader.speed.seconds if leader.speed else 1.0
     ratios = [f"{unit} takes {speed.seconds / chosen_s:.2f} times as long" for unit, speed in speeds.items() if speed]
-    clock_note = (
-        ", by time inside the runtime" if chosen_engine.speed and chosen_engine.speed.timed == "runtime" else ""
-    )
+    clock_note = ", by time inside the runtime" if leader.speed and leader.speed.timed == "runtime" else ""
     claim = "the fastest" if len(speeds) == len(peers) else "faster"
     claims = [f"{claim} on this kind of machine{clock_note}: {join_first(ratios, 3)}"] if ratios else []
-    if wider_units := [
+    if coarser_units := [
         peer.entry.unit
         for peer in peers
         if peer.entry.unit not in speeds
-        and accuracy_order(chosen_engine.entry.precision) < accuracy_order(peer.entry.precision)
+        and accuracy_order(leader.entry.precision) < accuracy_order(peer.entry.precision)
     ]:
         claims.append(
-            f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)"
+            f"more accurate than {join_first(coarser_units, 3)} (not shown to be faster on this kind of machine)"
         )
     return "; ".join(claims) or None

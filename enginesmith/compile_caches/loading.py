@@ -102,14 +102,12 @@ class WarmStart:
         """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
         from torch._dynamo.utils import counters
 
-        inductor_counters, autograd_counters = counters["inductor"], counters["aot_autograd"]
+        fx_counters, aot_counters = counters["inductor"], counters["aot_autograd"]
         # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
-        uncached_count = autograd_counters["total"] - autograd_counters["ok"]
+        uncached_count = aot_counters["total"] - aot_counters["ok"]
         counts = {
-            "graphs of Inductor": int(
-                inductor_counters["fxgraph_cache_miss"] + inductor_counters["fxgraph_cache_bypass"]
-            ),
-            "graphs of AOTAutograd": max(0, int(autograd_counters["autograd_cache_miss"] - uncached_count)),
+            "graphs of Inductor": int(fx_counters["fxgraph_cache_miss"] + fx_counters["fxgraph_cache_bypass"]),
+            "graphs of AOTAutograd": max(0, int(aot_counters["autograd_cache_miss"] - uncached_count)),
             "C++ kernels": _count_kernels(self.folder) - self.kernels,
         }
         return {name: count for name, count in counts.items() if count}

@@ -342,6 +342,6 @@ def padding_of(spec: Mapping[str, object]) -> Padding:
     """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
     padded_spec = decode(spec, _PaddedSpec, "spec")
     padding = Padding({name: input_spec.pad for name, input_spec in padded_spec.inputs.items() if input_spec.pad})
-    dims = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))
-    edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dims}
+    dim_items = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))
+    edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dim_items}
     return replace(padding, edges={name: sizes for name, sizes in edges.items() if sizes})

@@ -197,9 +197,11 @@ class Post:
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
         """Post the facts as JSON; return why that failed, or None."""
-        target = urlsplit(self.url)
+        hook_url = urlsplit(self.url)
         # Without user, password and query, which may be secret.
-        hook_name = f"hook {target.scheme}://{target.hostname}{f':{target.port}' if target.port else ''}{target.path}"
+        hook_name = (
+            f"hook {hook_url.scheme}://{hook_url.hostname}{f':{hook_url.port}' if hook_url.port else ''}{hook_url.path}"
+        )
         return _ask(self.url, self.timeout_s, hook_name, json.dumps(facts).encode(), _JSON)[1] or None
 
 

@@ -61,16 +61,16 @@ class FreeRunning:
     @property
     def decisions(self) -> str:
         """Where decisions first differ, over all sequences, in words; '' of an output without decisions."""
-        lone_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
+        single_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
         if not self.decides:
             return ""
         if (first_drift := self.earliest) is None:
             return "no decision differs"
-        first_steps = [drift.first for drift in lone_sequences if drift.first is not None]
+        first_steps = [drift.first for drift in single_sequences if drift.first is not None]
         median_text = f", in the median at step {median_low(first_steps)}" if first_steps else ""
         return (
             f"decisions differ first at step {first_drift.first} ({first_drift.case}){median_text}; "
-            f"{len(lone_sequences) - len(first_steps)} of {len(lone_sequences)} sequences without a difference"
+            f"{len(single_sequences) - len(first_steps)} of {len(single_sequences)} sequences without a difference"
         )
 
     @property

@@ -116,27 +116,19 @@ class History:
 
     def _same(self, model: str, request: BuildRequest) -> Expectation | None:
         unit = (model, request.target.name, request.precision)
-        past_builds = [
-            past_build for past_build in self._of(history_key(request.backend, model)) if past_build.unit == unit
-        ]
+        past_builds = [build for build in self._of(history_key(request.backend, model)) if build.unit == unit]
         basis = f"{pluralize(len(past_builds), 'build')} of this unit"
-        return _expectation([(past_build, 1.0) for past_build in past_builds], basis) if past_builds else None
+        return _expectation([(build, 1.0) for build in past_builds], basis) if past_builds else None
 
     def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
         size = max(1, self._store.size(request.model) + shard_bytes)
-        past_builds = [
-            past_build for past_build in self._of(history_key(request.backend)) if past_build.graph_bytes > 0
-        ]
-        peer_builds = [
-            past_build for past_build in past_builds if past_build.target == request.target.name
-        ] or past_builds
-        peer_builds = [
-            past_build for past_build in peer_builds if past_build.precision == request.precision
-        ] or peer_builds
+        past_builds = [build for build in self._of(history_key(request.backend)) if build.graph_bytes > 0]
+        peer_builds = [build for build in past_builds if build.target == request.target.name] or past_builds
+        peer_builds = [build for build in peer_builds if build.precision == request.precision] or peer_builds
         peer_builds.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
         scaled_builds = [
-            (past_build, min(max(size / past_build.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH))
-            for past_build in peer_builds[:NEIGHBOURS]
+            (build, min(max(size / build.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH))
+            for build in peer_builds[:NEIGHBOURS]
         ]
         basis = f"{pluralize(len(scaled_builds), 'build')} of {request.backend}, scaled by the size of the graph"
         return _expectation(scaled_builds, basis) if scaled_builds else None
@@ -163,10 +155,10 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
         change(store, key, with_new)
 
     for backend, past_builds in builds.items():
-        for model in dict.fromkeys(past_build.model for past_build in past_builds):
+        for model in dict.fromkeys(build.model for build in past_builds):
             add(
                 history_key(backend, model),
-                [past_build for past_build in past_builds if past_build.model == model],
+                [build for build in past_builds if build.model == model],
                 MOST_OF_MODEL,
             )
         add(history_key(backend), past_builds, MOST_OF_BACKEND)
@@ -176,10 +168,10 @@ def _newest(pasts: set[Past], cap: int) -> tuple[Past, ...]:
     """The newest of each unit and of all, oldest first."""
     newest_builds: list[Past] = []
     unit_counts: dict[tuple[str, str, str], int] = {}
-    for past_build in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
-        unit_counts[past_build.unit] = unit_counts.get(past_build.unit, 0) + 1
-        if unit_counts[past_build.unit] <= MOST_OF_UNIT and len(newest_builds) < cap:
-            newest_builds.append(past_build)
+    for build in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
+        unit_counts[build.unit] = unit_counts.get(build.unit, 0) + 1
+        if unit_counts[build.unit] <= MOST_OF_UNIT and len(newest_builds) < cap:
+            newest_builds.append(build)
     return tuple(newest_builds[::-1])
 
 
@@ -203,8 +195,8 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
 def _expectation(scaled_builds: Sequence[tuple[Past, float]], basis: str) -> Expectation:
     """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
     own share does not shrink with the model, and too small a reservation gets a build killed."""
-    durations_s = [past_build.seconds * ratio for past_build, ratio in scaled_builds if past_build.outcome == "built"]
-    peak_mib = max(past_build.peak_mib * max(1.0, ratio) for past_build, ratio in scaled_builds)
+    durations_s = [build.seconds * ratio for build, ratio in scaled_builds if build.outcome == "built"]
+    peak_mib = max(build.peak_mib * max(1.0, ratio) for build, ratio in scaled_builds)
     return Expectation(
         statistics.median(durations_s) if durations_s else None, round(peak_mib, 1), len(scaled_builds), basis
     )
@@ -256,10 +248,10 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
         totals = read_totals(data)
         tallies = {tally.labels: tally for tally in totals.builds}
         for backend, past_builds in builds.items():
-            for past_build in past_builds:
-                new_tally = BuildTally(past_build.outcome, past_build.target, backend)
+            for build in past_builds:
+                new_tally = BuildTally(build.outcome, build.target, backend)
                 if new_tally.labels in tallies or len(tallies) < MOST_LINES:
-                    tallies[new_tally.labels] = tallies.get(new_tally.labels, new_tally).with_build(past_build.seconds)
+                    tallies[new_tally.labels] = tallies.get(new_tally.labels, new_tally).with_build(build.seconds)
         ordered_tallies = tuple(tally for _, tally in sorted(tallies.items()))
         return canonical_json(encode(Totals(ordered_tallies, totals.hits + hits, totals.misses + misses)))
 

@@ -100,7 +100,7 @@ def is_below(place: int, share_ppm: int) -> bool:
 
 def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
     """Whether a rollout has reached a node. reach: the slices that are open; one suffices."""
-    # A node's place in a rollout, as a whole number below 2^64.
+    # A node's position in a rollout, as a whole number below 2^64.
     position = int.from_bytes(sha256(f"{rollout}\n{node.name}".encode()).digest()[:8], "big")
     return any(
         is_below(position, open_slice.share_ppm)

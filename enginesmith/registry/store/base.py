@@ -245,19 +245,19 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
     text = os.fspath(uri) if isinstance(uri, Path) else split_places(uri)[-1]
     if isinstance(uri, Path) or "://" not in text:
         return open_folder(Path(_not_empty(text)), create=create)
-    uri_parts = _split(text)
-    if uri_parts.scheme in ("http", "https"):
+    uri_fields = _split(text)
+    if uri_fields.scheme in ("http", "https"):
         from enginesmith.registry.store.http.store import open_http
 
         return open_http(text, create=create)
-    if uri_parts.scheme in BUCKETS:
+    if uri_fields.scheme in BUCKETS:
         # Here, because boto3 takes a quarter of a second to import.
         from enginesmith.registry.store.objects.store import open_registry
 
         return open_registry(bucket_at(text), create=create, check=check)
-    if uri_parts.netloc not in ("", "localhost") or not uri_parts.path.startswith("/"):
+    if uri_fields.netloc not in ("", "localhost") or not uri_fields.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
-    return open_folder(Path(unquote(uri_parts.path)), create=create)
+    return open_folder(Path(unquote(uri_fields.path)), create=create)
 
 
 def absolute_uri(uri: str) -> str:
