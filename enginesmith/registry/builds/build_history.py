@@ -156,11 +156,7 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 
     for backend, past_builds in builds.items():
         for model in dict.fromkeys(build.model for build in past_builds):
-            add(
-                history_key(backend, model),
-                [build for build in past_builds if build.model == model],
-                MOST_OF_MODEL,
-            )
+            add(history_key(backend, model), [build for build in past_builds if build.model == model], MOST_OF_MODEL)
         add(history_key(backend), past_builds, MOST_OF_BACKEND)
 
 

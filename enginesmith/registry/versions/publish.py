@@ -91,8 +91,7 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
         old_attachment = next(
-            (candidate for candidate, _ in attachments(store, manifest) if candidate.says_same(attachment)),
-            None,
+            (candidate for candidate, _ in attachments(store, manifest) if candidate.says_same(attachment)), None
         )
         if store.put_file(path) != attachment.digest:
             raise InputError(f"{path} changed while it was read; attach it again")
