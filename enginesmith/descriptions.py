@@ -136,12 +136,8 @@ def find_libraries(description: Path, document: Mapping[str, object]) -> list[Pa
     """The libraries with operators of an engine of ONNX Runtime, for this machine, each checked. Raises as
     `find_library`."""
     requirements = decode_description(document, _Requirements, description).requires
-    libraries = [
-        requirement
-        for requirement in requirements
-        if isinstance(requirement, Library) and requirement.entry == LIBRARY_ENTRY
-    ]
-    return [find_library(description.parent, requirement) for requirement in libraries]
+    libraries = [library for library in requirements if isinstance(library, Library) and library.entry == LIBRARY_ENTRY]
+    return [find_library(description.parent, library) for library in libraries]
 
 
 def find_library(folder: Path, library: Library) -> Path:

@@ -140,22 +140,15 @@ class FollowOptions:
         line, timeout_s = self.hook, self.hook_timeout
         hook = None if line is None else Post(line, timeout_s) if _is_url(line) else Command(line, timeout_s)
         if self.report is None:
-            report_target: ReportUrl | bool = True
+            receiver: ReportUrl | bool = True
         elif self.report == _NO_REPORT:
-            report_target = False
+            receiver = False
             if self.health:
                 raise click.UsageError("what --health finds is reported; leave out --report none")
         else:
-            report_target = ReportUrl(self.report)
+            receiver = ReportUrl(self.report)
         health = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
-        return {
-            "hook": hook,
-            "health": health,
-            "report": report_target,
-            "once": self.once,
-            "keep": self.keep,
-            "say": say,
-        }
+        return {"hook": hook, "health": health, "report": receiver, "once": self.once, "keep": self.keep, "say": say}
 
 
 def _is_url(text: str) -> bool:

@@ -241,16 +241,9 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
 def _print(report: Collected) -> None:
     rows = []
     for item in report.items:
-        due_text = item.due.isoformat(timespec="minutes") if item.due else ""
+        date = item.due.isoformat(timespec="minutes") if item.due else ""
         rows.append(
-            [
-                item.kind,
-                item.name,
-                format_bytes(item.size_bytes) if item.size_bytes else "",
-                item.state,
-                due_text,
-                item.why,
-            ]
+            [item.kind, item.name, format_bytes(item.size_bytes) if item.size_bytes else "", item.state, date, item.why]
         )
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)

@@ -252,10 +252,10 @@ def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
             outputs=recorded_entry.outputs if recorded_entry else (),
             requires=tuple(
                 dict.fromkeys(
-                    requirement
+                    library
                     for engine in manifest.engines
-                    for requirement in engine.requires
-                    if isinstance(requirement, Library)
+                    for library in engine.requires
+                    if isinstance(library, Library)
                 )
             ),
         ),

@@ -105,30 +105,20 @@ class EngineRanking:
 
     def without(self, loss_reasons: Mapping[str, str]) -> "EngineRanking":
         """The ranking without engines whose bytes are lost. loss_reasons: engine's digest -> reason."""
-        valid_candidates = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
+        engines = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
         losses = tuple(
-            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}")
-            for c in self.candidates
-            if c not in valid_candidates
+            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}") for c in self.candidates if c not in engines
         )
-        return replace(
-            self, candidates=valid_candidates, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses)
-        )
+        return replace(self, candidates=engines, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
 
     def rejecting(self, reasons: Mapping[str, str], remedy: str = "") -> "EngineRanking":
         """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
         one that it opens."""
-        valid_candidates = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
-        rejections = tuple(
-            (c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in valid_candidates
-        )
+        engines = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
+        rejections = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in engines)
         kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejections), "unopened")}
         return replace(
-            self,
-            candidates=valid_candidates,
-            rejected=(*self.rejected, *rejections),
-            kinds=kinds,
-            remedy=remedy or self.remedy,
+            self, candidates=engines, rejected=(*self.rejected, *rejections), kinds=kinds, remedy=remedy or self.remedy
         )
 
     def resolution(self) -> "Resolution":

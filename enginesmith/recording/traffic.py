@@ -281,22 +281,15 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
     if theirs.dtype.kind in "biu" or ours.dtype.kind in "biu":
         is_equal = bool(np.array_equal(ours, theirs))
         return Difference(EQUAL_DB if is_equal else UNLIKE_DB, not is_equal)
-    own_values, other_values = ours.astype(np.float64), theirs.astype(np.float64)
-    masks = np.isinf(own_values) | np.isinf(other_values)
-    if (
-        np.isnan(own_values).any()
-        or np.isnan(other_values).any()
-        or not np.array_equal(own_values[masks], other_values[masks])
-    ):
+    ours64, theirs64 = ours.astype(np.float64), theirs.astype(np.float64)
+    masks = np.isinf(ours64) | np.isinf(theirs64)
+    if np.isnan(ours64).any() or np.isnan(theirs64).any() or not np.array_equal(ours64[masks], theirs64[masks]):
         return Difference(UNLIKE_DB, True)
     is_flipped = bool(
-        own_values.ndim
-        and own_values.shape[-1] > 1
-        and own_values.size
-        and (own_values.argmax(-1) != other_values.argmax(-1)).any()
+        ours64.ndim and ours64.shape[-1] > 1 and ours64.size and (ours64.argmax(-1) != theirs64.argmax(-1)).any()
     )
-    own_values[masks] = other_values[masks] = 0.0
-    signal, noise = float(np.sum(other_values * other_values)), float(np.sum((own_values - other_values) ** 2))
+    ours64[masks] = theirs64[masks] = 0.0
+    signal, noise = float(np.sum(theirs64 * theirs64)), float(np.sum((ours64 - theirs64) ** 2))
     if noise == 0.0:
         return Difference(EQUAL_DB, is_flipped)
     sqnr_db = 10.0 * math.log10(signal / noise) if signal > 0.0 else UNLIKE_DB

@@ -313,11 +313,7 @@ def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list
         machine.platform or f"{sys.platform}-{this_kind().machine}",
         numbers(machine.cuda or "0")[0],
     )
-    builds = (
-        requirement.build_for(platform, cuda_major)
-        for requirement in engine.requires
-        if isinstance(requirement, Library)
-    )
+    builds = (library.build_for(platform, cuda_major) for library in engine.requires if isinstance(library, Library))
     return [str(folder.absolute() / build.sha256) for build in builds if build]
 
 

@@ -308,25 +308,21 @@ class AzureBucket(ByMd5):
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        registry_prefix = self.place.key("")
+        base_prefix = self.place.key("")
         with answers(self.place):
-            container, listing_prefix = connect(self.place), self.place.key(prefix) or None
+            container, prefix_key = connect(self.place), self.place.key(prefix) or None
             if deep:
-                pages = container.list_blobs(name_starts_with=listing_prefix, results_per_page=PAGE_KEYS).by_page(
+                pages = container.list_blobs(name_starts_with=prefix_key, results_per_page=PAGE_KEYS).by_page(
                     token or None
                 )
             else:
-                listing = container.walk_blobs(
-                    name_starts_with=listing_prefix, delimiter="/", results_per_page=PAGE_KEYS
-                )
+                listing = container.walk_blobs(name_starts_with=prefix_key, delimiter="/", results_per_page=PAGE_KEYS)
                 pages = listing.by_page(token or None)
             entries = list(next(pages, ()))
-            folders = tuple(
-                entry.name.removeprefix(registry_prefix) for entry in entries if isinstance(entry, BlobPrefix)
-            )
+            folders = tuple(entry.name.removeprefix(base_prefix) for entry in entries if isinstance(entry, BlobPrefix))
             blobs = [blob for blob in entries if not isinstance(blob, BlobPrefix)]
             objects = tuple(
-                ListedObject(blob.name.removeprefix(registry_prefix), blob.size, blob.etag, blob.last_modified)
+                ListedObject(blob.name.removeprefix(base_prefix), blob.size, blob.etag, blob.last_modified)
                 for blob in blobs
             )
             return ListedPage(objects, folders, pages.continuation_token or "")

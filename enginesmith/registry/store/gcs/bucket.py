@@ -208,7 +208,7 @@ class GcsBucket(ByMd5):
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        registry_prefix = self.place.key("")
+        base_prefix = self.place.key("")
         with answers(self.place):
             bucket = self._connection.bucket
             blob_pages = bucket.list_blobs(
@@ -224,12 +224,10 @@ class GcsBucket(ByMd5):
             if any(blob.updated is None for blob in page):
                 raise NoWholeAnswerError("no time")
             objects = tuple(
-                ListedObject(
-                    str(blob.name).removeprefix(registry_prefix), blob.size, str(blob.generation), blob.updated
-                )
+                ListedObject(str(blob.name).removeprefix(base_prefix), blob.size, str(blob.generation), blob.updated)
                 for blob in page
             )
-            folders = tuple(str(name).removeprefix(registry_prefix) for name in sorted(blob_pages.prefixes))
+            folders = tuple(str(name).removeprefix(base_prefix) for name in sorted(blob_pages.prefixes))
             return ListedPage(objects, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:

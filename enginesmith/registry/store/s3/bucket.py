@@ -232,16 +232,14 @@ class S3Bucket:
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
         list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": token} if token else {})}
-        registry_prefix, listing_prefix = self.place.key(""), self.place.key(prefix)
+        base_prefix, prefix_key = self.place.key(""), self.place.key(prefix)
         with answers(self.place):
-            response = client(self.place).list_objects_v2(
-                Bucket=self.place.bucket, Prefix=listing_prefix, **list_arguments
-            )
+            response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=prefix_key, **list_arguments)
             page = whole(response, "IsTruncated")
             return ListedPage(
                 tuple(
                     ListedObject(
-                        read(row, "Key", str).removeprefix(registry_prefix),
+                        read(row, "Key", str).removeprefix(base_prefix),
                         read(row, "Size", int),
                         read(row, "ETag", str),
                         read(row, "LastModified", datetime),
@@ -249,8 +247,7 @@ class S3Bucket:
                     for row in find(page, "Contents", list, [])
                 ),
                 tuple(
-                    read(row, "Prefix", str).removeprefix(registry_prefix)
-                    for row in find(page, "CommonPrefixes", list, [])
+                    read(row, "Prefix", str).removeprefix(base_prefix) for row in find(page, "CommonPrefixes", list, [])
                 ),
                 read(page, "NextContinuationToken", str) if page.get("IsTruncated") else "",
             )
