@@ -203,11 +203,11 @@ def _reader(kind: object) -> _Reader:
 
 
 def _limited_reader(kind: object) -> _Reader:
-    base_reader, limits = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
+    base_reader, predicates = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
 
     def read_limited(data: object) -> object:
         value = base_reader(data)
-        return value if all(rule(value) for rule in limits) else _refuse(data, kind)
+        return value if all(rule(value) for rule in predicates) else _refuse(data, kind)
 
     return read_limited
 

@@ -122,11 +122,11 @@ def hold_claim(store: Store) -> Iterator[Claim]:
     own_sweeper = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
     def change(state: MarkState) -> MarkState:
-        rival = state.sweeper
-        if rival is not None and rival.id != own_sweeper.id and now < rival.expires:
+        other_sweeper = state.sweeper
+        if other_sweeper is not None and other_sweeper.id != own_sweeper.id and now < other_sweeper.expires:
             raise ConflictError(
-                f"another collection ({rival.by}) is at work, until {stamp(rival.expires)} at the latest if it "
-                "died; run again when it is done"
+                f"another collection ({other_sweeper.by}) is at work, until {stamp(other_sweeper.expires)} at the "
+                "latest if it died; run again when it is done"
             )
         return replace(without_sweeper(state), sweeper=own_sweeper)
 

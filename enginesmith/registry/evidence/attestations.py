@@ -55,8 +55,8 @@ class JudgedEntry(EngineEntry):
         """
         if kind in (None, self.cpu) or self.cpu is None or (kind not in self.on and not self.usable):
             return self
-        tried_text = ", ".join(f"{status} on {other_kind}" for other_kind, (status, _) in sorted(self.on.items()))
-        unknown_reason = f"never run on {kind}, this kind of CPU" + (f" ({tried_text})" if tried_text else "")
+        status_text = ", ".join(f"{status} on {other_kind}" for other_kind, (status, _) in sorted(self.on.items()))
+        unknown_reason = f"never run on {kind}, this kind of CPU" + (f" ({status_text})" if status_text else "")
         status, reason = self.on.get(kind, ("unproven", unknown_reason))
         return replace(self, status=status, reason=reason)
 
