@@ -88,8 +88,10 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     with two sizes."""
     input_names = {spec.name for spec in specs}
     if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
-        kind, name_list = type(inputs).__name__, _names(input_names)
-        raise DataError(f"the inputs are a {kind}; give a dict of numpy arrays by name: the model needs {name_list}")
+        type_name, name_list = type(inputs).__name__, _names(input_names)
+        raise DataError(
+            f"the inputs are a {type_name}; give a dict of numpy arrays by name: the model needs {name_list}"
+        )
     if missing_names := input_names - inputs.keys():
         raise DataError(f"no array for input {_names(missing_names)}; the model needs {_names(input_names)}")
     if unknown_names := inputs.keys() - input_names:
@@ -97,9 +99,9 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     sizes: dict[str, int] = {}
     for spec in specs:
         _check(spec, inputs[spec.name], sizes)
-    for spec, axis, total in list_sums(specs):
-        if (size := inputs[spec.name].shape[axis]) != (expected := size_of(total, sizes)):
-            raise DataError(f"input {spec.name!r} has {size} along {total!r} (axis {axis}), which is {expected}")
+    for spec, axis, sum_dim in list_sums(specs):
+        if (size := inputs[spec.name].shape[axis]) != (expected_size := size_of(sum_dim, sizes)):
+            raise DataError(f"input {spec.name!r} has {size} along {sum_dim!r} (axis {axis}), which is {expected_size}")
     return sizes
 
 
@@ -121,9 +123,11 @@ def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
     for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
         if axis in sums:
             continue
-        expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
-        if size != expected:
-            remark = f"{dim!r} is {expected} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"
+        expected_size = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
+        if size != expected_size:
+            remark = (
+                f"{dim!r} is {expected_size} elsewhere" if isinstance(dim, str) else f"the model needs {_shape(spec)}"
+            )
             raise DataError(f"input {spec.name!r} has size {size} on axis {axis} (shape {array.shape}); {remark}")
 
 
@@ -142,14 +146,14 @@ def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
     for index, shapes in enumerate(profiles):
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
         if all(
-            least <= size <= most
+            min_size <= size <= max_size
             for shape, low, high in ranges
-            for size, least, most in zip(shape, low, high, strict=True)
+            for size, min_size, max_size in zip(shape, low, high, strict=True)
         ):
             return index
-    input_shapes = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
+    shapes_text = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
     ranges_text = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
-    raise DataError(f"no optimization profile holds {input_shapes}; the engine was built for {ranges_text}; widen dims")
+    raise DataError(f"no optimization profile holds {shapes_text}; the engine was built for {ranges_text}; widen dims")
 
 
 def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
@@ -170,8 +174,8 @@ def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
     """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
     sample whose outputs it spoils would be blamed."""
     for name, array in weights:
-        if finding := describe_nonfinite(array):
-            raise ModelError(f"weight {name!r} holds {finding}; repair it, or train or export the model again")
+        if description := describe_nonfinite(array):
+            raise ModelError(f"weight {name!r} holds {description}; repair it, or train or export the model again")
 
 
 def describe_nonfinite(array: Array) -> str:
@@ -179,8 +183,8 @@ def describe_nonfinite(array: Array) -> str:
     positions = np.argwhere(~np.isfinite(array))
     if not len(positions):
         return ""
-    remainder = f", and {len(positions) - 1} more such values" if len(positions) > 1 else ""
-    return f"{array[tuple(positions[0])]} at {positions[0].tolist()}{remainder}"
+    remainder_text = f", and {len(positions) - 1} more such values" if len(positions) > 1 else ""
+    return f"{array[tuple(positions[0])]} at {positions[0].tolist()}{remainder_text}"
 
 
 @dataclass(frozen=True)
@@ -203,9 +207,9 @@ class StoredArray:
 
         Raises DataError when the bytes cannot be read or fail their checksum.
         """
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             with _translate_errors(self.path, self.name):
-                stream = stack.enter_context(_open_member(self.path, self.member))
+                stream = exit_stack.enter_context(_open_member(self.path, self.member))
                 stream.seek(self.offset + skip * math.prod(self.shape[1:]) * self.dtype.itemsize)
             for count in rows:
                 with _translate_errors(self.path, self.name):
@@ -225,8 +229,8 @@ class StoredArray:
             return self._read_array(stream, self.shape)
 
     def _read_array(self, stream: IO[bytes], shape: tuple[int, ...]) -> Array:
-        data = stream.read(math.prod(shape) * self.dtype.itemsize)
-        return np.frombuffer(data, self.dtype).reshape(shape).astype(self.dtype.newbyteorder("="))
+        array_bytes = stream.read(math.prod(shape) * self.dtype.itemsize)
+        return np.frombuffer(array_bytes, self.dtype).reshape(shape).astype(self.dtype.newbyteorder("="))
 
 
 def stored_arrays(path: Path) -> dict[str, StoredArray]:
@@ -239,13 +243,13 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_compression(archive)
-                infos = archive.infolist()
-            arrays = [_header(path, info.filename, info.file_size) for info in infos]
+                members = archive.infolist()
+            arrays = [_header(path, member.filename, member.file_size) for member in members]
         else:
             arrays = [_header(path, None, path.stat().st_size)]
     arrays_by_name = {array.name: array for array in arrays}
-    if double := next((array for array in arrays if arrays_by_name[array.name] is not array), None):
-        raise DataError(f"{double} is in the file twice; keep one of the two")
+    if duplicate := next((array for array in arrays if arrays_by_name[array.name] is not array), None):
+        raise DataError(f"{duplicate} is in the file twice; keep one of the two")
     return arrays_by_name
 
 
@@ -269,11 +273,11 @@ def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
 
 def check_complete(array: StoredArray, stored_bytes: int) -> None:
     """Raise DataError unless the array ends exactly where its file, or its place in the file, ends."""
-    expected = math.prod(array.shape) * array.dtype.itemsize
-    if min(array.shape, default=0) < 0 or array.offset + expected != stored_bytes:
+    expected_bytes = math.prod(array.shape) * array.dtype.itemsize
+    if min(array.shape, default=0) < 0 or array.offset + expected_bytes != stored_bytes:
         raise DataError(
-            f"{array} of shape {array.shape} needs {expected} bytes and the file holds {stored_bytes - array.offset}; "
-            "it is truncated or damaged: write it again"
+            f"{array} of shape {array.shape} needs {expected_bytes} bytes and the file holds "
+            f"{stored_bytes - array.offset}; it is truncated or damaged: write it again"
         )
 
 

@@ -92,21 +92,21 @@ def find_file(folder: Path, name: str) -> Path:
     """The file of a relative path, links followed. Raises DataError for what is no file below the folder."""
     path = folder / name
     try:
-        resolved = path.resolve(strict=True)
-        if not resolved.is_relative_to(folder.resolve()) or not resolved.is_file():
+        real_path = path.resolve(strict=True)
+        if not real_path.is_relative_to(folder.resolve()) or not real_path.is_file():
             raise DataError(f"{path} is no file below {folder}; pull it again")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise DataError(f"{path} cannot be opened: {error}; pull it again") from error
-    return resolved
+    return real_path
 
 
 def read_file(path: Path, digest: str) -> bytes:
     """The bytes of a file, read once and checked. digest: the SHA-256 that they must have. Raises DataError for a file
     that cannot be read, OtherBytesError."""
     with _readable(path):
-        data = path.read_bytes()
-    _check_digest(path, digest_of_bytes(data), digest)
-    return data
+        content = path.read_bytes()
+    _check_digest(path, digest_of_bytes(content), digest)
+    return content
 
 
 def find_engine(description: Path, document: Mapping[str, object]) -> Path:
@@ -135,9 +135,9 @@ def check_engine(description: Path, document: Mapping[str, object]) -> Path:
 def find_libraries(description: Path, document: Mapping[str, object]) -> list[Path]:
     """The libraries with operators of an engine of ONNX Runtime, for this machine, each checked. Raises as
     `find_library`."""
-    needs = decode_description(document, _Requirements, description).requires
-    libraries = [need for need in needs if isinstance(need, Library) and need.entry == LIBRARY_ENTRY]
-    return [find_library(description.parent, need) for need in libraries]
+    requirements = decode_description(document, _Requirements, description).requires
+    libraries = [library for library in requirements if isinstance(library, Library) and library.entry == LIBRARY_ENTRY]
+    return [find_library(description.parent, library) for library in libraries]
 
 
 def find_library(folder: Path, library: Library) -> Path:
@@ -145,13 +145,13 @@ def find_library(folder: Path, library: Library) -> Path:
 
     Raises DataError where it has no build for this machine or the file is not there, OtherBytesError.
     """
-    platform, cuda = f"{sys.platform}-{this_kind().machine}", 0
+    platform, cuda_major = f"{sys.platform}-{this_kind().machine}", 0
     if any(build.cuda for build in library.builds):
         from enginesmith.core.hardware.cuda import cuda_version
 
-        cuda = numbers(cuda_version() or "0")[0]
-    if (build := library.build_for(platform, cuda)) is None:
-        raise DataError(library.explain_absence(platform, cuda))
+        cuda_major = numbers(cuda_version() or "0")[0]
+    if (build := library.build_for(platform, cuda_major)) is None:
+        raise DataError(library.explain_absence(platform, cuda_major))
     _check_file(path := find_file(folder, build.sha256), build.sha256)
     return path
 

@@ -78,9 +78,11 @@ class EnsembleStreams(Streams):
         step_tensors, input_names = {**self._same, **inputs}, [spec.name for spec in self.inputs]
         if wrong_names := sorted(step_tensors.keys() ^ set(input_names)) or sorted(self._same.keys() & inputs.keys()):
             name = wrong_names[0]
-            text = "is held already" if name in self._same else "is unknown" if name in step_tensors else "is missing"
+            problem = (
+                "is held already" if name in self._same else "is unknown" if name in step_tensors else "is missing"
+            )
             raise DataError(
-                f"input {name!r} {text}; a step gives each of {', '.join(input_names)} that hold() "
+                f"input {name!r} {problem}; a step gives each of {', '.join(input_names)} that hold() "
                 f"did not give for all steps"
             )
         self._check_alike(step_tensors)
@@ -103,10 +105,12 @@ class EnsembleStreams(Streams):
         """Raise DataError for inputs of several numbers of rows, where all have a row for each stream."""
         if not self._batch:
             return
-        rows = {name: len(array) for name, array in step_inputs.items() if np.ndim(array)}
-        if len(set(rows.values())) > 1:
-            counts = ", ".join(f"{name} {count}" for name, count in rows.items())
-            raise DataError(f"the inputs of a step have several numbers of rows ({counts}); give a row for each stream")
+        row_counts = {name: len(array) for name, array in step_inputs.items() if np.ndim(array)}
+        if len(set(row_counts.values())) > 1:
+            count_text = ", ".join(f"{name} {count}" for name, count in row_counts.items())
+            raise DataError(
+                f"the inputs of a step have several numbers of rows ({count_text}); give a row for each stream"
+            )
 
 
 # Runs several graphs that make one model, each with what the graphs and functions before it gave.
@@ -153,31 +157,31 @@ class EnsembleGraph:
 
     def answer(self, inputs: Tensors) -> Tensors:
         """What it gives: of more rows than a call takes in several calls; of no rows nothing but empty arrays."""
-        counts = {len(array) for array in inputs.values() if array.ndim}
-        if len(counts) != 1 or self.rows is None:
+        row_counts = {len(array) for array in inputs.values() if array.ndim}
+        if len(row_counts) != 1 or self.rows is None:
             return self.run(inputs)
-        (count,) = counts
+        (count,) = row_counts
         if count == 0:
             shapes = {spec: [dim if isinstance(dim, int) else 0 for dim in spec.shape[1:]] for spec in self.outputs}
             return {spec.name: np.zeros((0, *shape), spec.dtype) for spec, shape in shapes.items()}
         if count <= self.rows[-1]:
             return self.run(inputs)
-        parts = [self._run_part(inputs, count, begin, self.rows) for begin in range(0, count, self.rows[-1])]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        chunks = [self._run_part(inputs, count, start, self.rows) for start in range(0, count, self.rows[-1])]
+        return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
     def _run_part(self, inputs: Tensors, count: int, begin: int, rows: range) -> Tensors:
         """What it gives for the rows from `begin` on, as many as a call takes. Fewer than it takes are run with those
         before them. Raises DataError for an output without a row for each."""
         row_count = min(count - begin, rows[-1])
-        size = next(size for size in rows if size >= row_count)
-        first_row = begin + row_count - size
-        outputs = self.run({name: array[first_row : first_row + size] for name, array in inputs.items()})
-        if wrong_outputs := [name for name in outputs if len(outputs[name]) != size]:
+        call_size = next(call_size for call_size in rows if call_size >= row_count)
+        first_row = begin + row_count - call_size
+        outputs = self.run({name: array[first_row : first_row + call_size] for name, array in inputs.items()})
+        if wrong_outputs := [name for name in outputs if len(outputs[name]) != call_size]:
             raise DataError(
                 f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output "
                 f"{wrong_outputs[0]!r} has no row for each; build it for more, or let the function give fewer"
             )
-        return {name: array[size - row_count :] for name, array in outputs.items()}
+        return {name: array[call_size - row_count :] for name, array in outputs.items()}
 
 
 def call_rows(
@@ -193,9 +197,9 @@ def call_rows(
     if len(leading_sizes) != 1 or is_fixed or isinstance(next(iter(leading_sizes)), int):
         return None
     row_ranges = [(low[0], high[0]) for profile in profiles for _, low, _, high in profile.inputs]
-    steps = [multiple[0] for profile in profiles for _, multiple in profile.multiples]
+    row_multiples = [multiple[0] for profile in profiles for _, multiple in profile.multiples]
     low, high = min(row_ranges, default=(1, 0))[0], max((high for _, high in row_ranges), default=MOST_ROWS)
-    return range(low, high + 1, max(steps, default=1))
+    return range(low, high + 1, max(row_multiples, default=1))
 
 
 def function_node(
@@ -215,14 +219,16 @@ def function_node(
     def run(arguments: Tensors) -> Tensors:
         answer = function(arguments)
         if wrong_names := sorted(answer.keys() ^ {spec.name for spec in outputs}):
-            output_names = ", ".join(spec.name for spec in outputs)
+            name_list = ", ".join(spec.name for spec in outputs)
             raise DataError(
-                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong_names[0]!r} is wrong: {output_names}"
+                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong_names[0]!r} is wrong: {name_list}"
             )
         for spec in outputs:
             array = np.asarray(answer[spec.name])
-            sizes = zip(spec.shape[1:], array.shape[1:], strict=False)
-            is_fitting = all(isinstance(declared, str) or declared == size for declared, size in sizes)
+            size_pairs = zip(spec.shape[1:], array.shape[1:], strict=False)
+            is_fitting = all(
+                isinstance(declared_size, str) or declared_size == size for declared_size, size in size_pairs
+            )
             if array.dtype.name != spec.dtype or array.ndim != len(spec.shape) or not is_fitting:
                 raise DataError(
                     f"function {name!r} gave {spec.name!r} as {array.dtype.name} {list(array.shape)}; the spec says "
@@ -288,15 +294,18 @@ class Ensemble(Session):
                 raise DataError(f"{path.name} runs Python code of its own ({function_list}); {_ALLOW}")
             for graph in ensemble.graphs:
                 file = find_file(path.parent, graph.description)
-                engine = read_description(file)
-                if engine.get("digest") != graph.digest:
+                engine_document = read_description(file)
+                if engine_document.get("digest") != graph.digest:
                     raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
-                nodes[graph.name] = _open_graph(file, engine, graph.sources, opens)
-                stateful_engines |= {graph.name: engine} if "state" in engine else {}
+                nodes[graph.name] = _open_graph(file, engine_document, graph.sources, opens)
+                stateful_engines |= {graph.name: engine_document} if "state" in engine_document else {}
             graphs = {name: node.sources for name, node in nodes.items()}
-            loader, parts = functions or load_function, path.parent / parts_folder(ensemble.model, ensemble.version)
+            loader, parts_path = (
+                functions or load_function,
+                path.parent / parts_folder(ensemble.model, ensemble.version),
+            )
             for function in ensemble.functions:
-                run = loader(parts / function.name, function.file, function.function, function.files)
+                run = loader(parts_path / function.name, function.file, function.function, function.files)
                 nodes[function.name] = function_node(
                     function.name, run, function.inputs, function.outputs, function.sources
                 )
@@ -352,10 +361,10 @@ def _open_graph(
     opens: Callable[[Path], Callable[[Tensors], Tensors]],
 ) -> EnsembleGraph:
     """A graph of an ensemble, opened. engine: the JSON in the file `description`."""
-    details = decode(engine, DescribedGraph, "")
+    graph = decode(engine, DescribedGraph, "")
     run = opens(check_engine(description, engine))
-    rows = call_rows(details.inputs, details.outputs, details.profiles)
-    return EnsembleGraph(run, details.inputs, sources, details.outputs, rows)
+    row_range = call_rows(graph.inputs, graph.outputs, graph.profiles)
+    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, row_range)
 
 
 def _join_states(
@@ -365,8 +374,8 @@ def _join_states(
     their dims. engines: the JSON of those that have states."""
     states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
     dtypes = dict[str, str]()
-    for name, engine in engines.items():
-        node, engine_states = nodes[name], decode(engine, DescribedStates, name)
+    for name, engine_document in engines.items():
+        node, engine_states = nodes[name], decode(engine_document, DescribedStates, name)
         dims = name_dims(node.inputs, node.sources, inputs)
         ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
         states += name_states(name, engine_states.state, node.sources, dims, input_names)

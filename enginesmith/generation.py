@@ -55,11 +55,11 @@ class Progress:
 
     def value(self, rows: int, past: int, count: int) -> Array:
         """The array of a call with so many rows and tokens, behind `past` tokens that were read before."""
-        dtype, total = dtype_of(self.spec.dtype), past + count
+        dtype, total_count = dtype_of(self.spec.dtype), past + count
         if self.mask:
-            row_values = (np.arange(total if self.size is None else self.size) < total).astype(dtype)
+            row_values = (np.arange(total_count if self.size is None else self.size) < total_count).astype(dtype)
         else:
-            row_values = np.arange(past, past + 1 if self.axis is None else total, dtype=dtype)
+            row_values = np.arange(past, past + 1 if self.axis is None else total_count, dtype=dtype)
         shape = [size if isinstance(size, int) else rows for size in self.spec.shape]
         if self.axis is None:
             return np.full(shape, row_values[0], dtype)
@@ -92,9 +92,9 @@ class Decoder:
     def bound(self) -> "CacheBound | None":
         """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
         bounds = [
-            CacheBound(largest + 2, f"{dim}={largest} at most", f"build with a larger dims.{dim}.max")
-            for dim, (smallest, largest) in self.ends.items()
-            if smallest == 0
+            CacheBound(max_size + 2, f"{dim}={max_size} at most", f"build with a larger dims.{dim}.max")
+            for dim, (min_size, max_size) in self.ends.items()
+            if min_size == 0
         ]
         shapes = {spec.name: spec.shape for spec in self.inputs}
         for state in (state for state in self.states if state.places):
@@ -111,28 +111,28 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     state_spec = decode_description(document, DescribedStates, description)
     inputs, states, profiles, ends = graph.inputs, state_spec.state, graph.profiles, state_spec.ends
     outputs = {spec.name: spec for spec in graph.outputs}
-    vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
-    tokens = next((spec for spec in inputs if spec.name == ids), None)
-    if not isinstance(vocabulary, int) or tokens is None:
+    vocabulary_size = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
+    token_spec = next((spec for spec in inputs if spec.name == ids), None)
+    if not isinstance(vocabulary_size, int) or token_spec is None:
         raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
-    own_names = {ids, *(state.input for state in states)}
-    other_inputs = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name not in own_names}
+    handled_names = {ids, *(state.input for state in states)}
+    other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in handled_names}
     if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
             f"{description}: the model takes {', '.join(unknown_inputs)} beside its ids, and that is neither a mask of "
             "the tokens so far nor their places; run it by Streams"
         )
-    rows, places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
+    max_rows, max_places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
     progress_inputs = tuple(progress for progress in other_inputs.values() if progress)
-    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress_inputs)
+    return Decoder(inputs, states, ends, token_spec, logits, vocabulary_size, max_rows, max_places, progress_inputs)
 
 
 def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:
     """What an input beside the ids is, by its name and shape, as HuggingFace's exporters write them; None where they do
     not say: a mask [rows, tokens so far], or the places of the tokens [rows, tokens], [tokens], [rows] or []."""
     position_inputs = {state.places.at for state in states if state.places}
-    tokens = ids.shape[1] if len(ids.shape) > 1 else None
-    axes = [axis for axis, size in enumerate(spec.shape) if tokens and str(tokens) in str(size).split(PLUS)]
+    token_dim = ids.shape[1] if len(ids.shape) > 1 else None
+    axes = [axis for axis, size in enumerate(spec.shape) if token_dim and str(token_dim) in str(size).split(PLUS)]
     name, axis = spec.name.lower(), axes[0] if axes else None
     if "mask" in name and len(spec.shape) == 2:
         size = spec.shape[1]
@@ -200,10 +200,10 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
         raise DataError(f"prompt {index} has no token; give at least one, such as that of a line's beginning")
     if not isinstance(prompt.stop, Collection):
         raise DataError(f"prompt {index}: stop is {prompt.stop!r}; give the tokens that end an answer, as {{0}}")
-    for kind, tokens in (("", prompt.tokens), ("stop ", prompt.stop)):
+    for label, tokens in (("", prompt.tokens), ("stop ", prompt.stop)):
         if unknown_tokens := [token for token in tokens if not _is_whole(token) or not 0 <= token < vocabulary]:
             raise DataError(
-                f"prompt {index} has {kind}token {unknown_tokens[0]!r}; the vocabulary has 0 to {vocabulary - 1}, "
+                f"prompt {index} has {label}token {unknown_tokens[0]!r}; the vocabulary has 0 to {vocabulary - 1}, "
                 "whole numbers"
             )
     if not _is_whole(prompt.seed) or not 0 <= prompt.seed < _SEEDS:
@@ -214,13 +214,13 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
 
 def _check_settings(settings: SamplingSettings, index: int) -> None:
     """Raise DataError for settings that draw nothing, or that float32 or int64 do not hold."""
-    largest, smallest = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+    max_float, min_float = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
     temperature, top_k, penalty = settings.temperature, settings.top_k, settings.repetition_penalty
     settings_ranges = {
-        "temperature": (0 <= temperature <= largest, f"from 0 to {largest:.1e}"),
+        "temperature": (0 <= temperature <= max_float, f"from 0 to {max_float:.1e}"),
         "top_k": (_is_whole(top_k) and 0 <= top_k < 2**63, "a whole number, 0 for all tokens, below 2^63"),
         "top_p": (0 <= settings.top_p <= 1, "from 0 to 1"),
-        "repetition_penalty": (smallest <= penalty <= largest, f"above 0, from {smallest:.1e} to {largest:.1e}"),
+        "repetition_penalty": (min_float <= penalty <= max_float, f"above 0, from {min_float:.1e} to {max_float:.1e}"),
     }
     for name, (is_valid, range_text) in settings_ranges.items():
         if not is_valid:
@@ -257,8 +257,8 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     if settings.top_p < 1:
         earlier_mass = (np.cumsum(weights) - weights) / weights.sum()
         weights = weights[: max(1, int(np.count_nonzero(earlier_mass < settings.top_p)))]
-    sums = np.cumsum(weights)
-    position = int(np.count_nonzero(sums <= uniform * sums[-1]))
+    cumulative = np.cumsum(weights)
+    position = int(np.count_nonzero(cumulative <= uniform * cumulative[-1]))
     return int(ranked_tokens[min(position, int(np.count_nonzero(weights)) - 1)])
 
 
@@ -367,25 +367,25 @@ class Generator:
             _Answer(index, prompt, self._check(index, prompt), np.zeros(self.decoder.vocabulary, np.bool_))
             for index, prompt in enumerate(prompts)
         ]
-        rows = self.decoder.rows or max(len(answers), 1)
-        for first_row in range(0, len(answers), rows):
-            yield from self._batch(answers[first_row : first_row + rows])
+        batch_rows = self.decoder.rows or max(len(answers), 1)
+        for first_row in range(0, len(answers), batch_rows):
+            yield from self._batch(answers[first_row : first_row + batch_rows])
 
     def _check(self, index: int, prompt: Prompt) -> int:
         """The most tokens of an answer. Raises DataError for a prompt that cannot be answered so."""
         check_prompt(prompt, index, self.decoder.vocabulary)
-        tokens, bound = prompt.tokens, self.decoder.bound
-        if bound is None:
+        tokens, cache_bound = prompt.tokens, self.decoder.bound
+        if cache_bound is None:
             if prompt.most is None:
                 raise DataError(f"prompt {index}: nothing bounds its answer; give `most`, the number of its tokens")
             return prompt.most
-        max_answer = bound.whole - len(tokens)
+        max_answer = cache_bound.whole - len(tokens)
         if max_answer < 1 or (prompt.most or 0) > max_answer:
             request_text = f" and asks for {prompt.most}" if prompt.most else ""
             raise DataError(
                 f"prompt {index} has {len(tokens)} tokens{request_text}; the engine's cache takes "
-                f"{bound.takes}, which is "
-                f"{bound.whole} tokens in all: ask for fewer, or {bound.remedy}"
+                f"{cache_bound.takes}, which is "
+                f"{cache_bound.whole} tokens in all: ask for fewer, or {cache_bound.remedy}"
             )
         return max_answer if prompt.most is None else prompt.most
 
@@ -398,8 +398,8 @@ class Generator:
             count = max(1, min(unread_count, self.decoder.places or unread_count))
             unread_count = max(unread_count - count, 0)
             ids = np.array([answer.give(count) for answer in answers], self._dtype)
-            context = {p.spec.name: p.value(len(ids), read_count, count) for p in self.decoder.progress}
-            step_tensors = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **context}
+            progress_arrays = {p.spec.name: p.value(len(ids), read_count, count) for p in self.decoder.progress}
+            step_tensors = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **progress_arrays}
             logits = np.asarray(self._streams.run(step_tensors)[self.decoder.logits])
             read_count += count
             for answer, row in zip(answers, logits if logits.ndim == 2 else logits[:, -1], strict=True):

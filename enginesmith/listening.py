@@ -107,9 +107,9 @@ class HttpServer:
     def __enter__(self) -> Self:
         import aiohttp.web  # noqa: F401 - here, so that where it lacks the caller is told
 
-        listening = _bind(self.address, self._remedy)
-        self.address = HttpAddress(self.address.host, listening.getsockname()[1])
-        self._thread = WorkerThread("enginesmith-http", lambda: self._run(listening), self._fail)
+        listen_socket = _bind(self.address, self._remedy)
+        self.address = HttpAddress(self.address.host, listen_socket.getsockname()[1])
+        self._thread = WorkerThread("enginesmith-http", lambda: self._run(listen_socket), self._fail)
         self._thread.start()
         self._stop = self._started.result()
         return self
@@ -137,7 +137,7 @@ class HttpServer:
         asyncio.run(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
-        loop, stop, pool = asyncio.get_running_loop(), asyncio.Event(), ThreadPoolExecutor(self._limits.threads)
+        loop, stop_event, pool = asyncio.get_running_loop(), asyncio.Event(), ThreadPoolExecutor(self._limits.threads)
         # asyncio would write a traceback for each connection that breaks.
         loop.set_exception_handler(lambda *_: None)
         runner = self._make_runner(pool)
@@ -148,8 +148,8 @@ class HttpServer:
             return server() if server and len(server.connections) < self._limits.connections else _Refused()
 
         async with await loop.create_server(connect, sock=listening, backlog=_BACKLOG):
-            self._started.set_result(lambda: _call_soon(loop, stop))
-            await stop.wait()
+            self._started.set_result(lambda: _call_soon(loop, stop_event))
+            await stop_event.wait()
         await runner.cleanup()
         pool.shutdown(wait=False, cancel_futures=True)
         self.ended.set()

@@ -46,10 +46,10 @@ def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
     graph = decode_description(description, _OnnxGraph, path)
     import onnxruntime
 
-    options, data = onnxruntime.SessionOptions(), read_engine(path, description)
+    options, engine_bytes = onnxruntime.SessionOptions(), read_engine(path, description)
     for library in find_libraries(path, description):
         options.register_custom_ops_library(str(library))
-    session = open_session(data, file.parent, options)
+    session = open_session(engine_bytes, file.parent, options)
     output_names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)
 
     def run(inputs: Tensors) -> Tensors:

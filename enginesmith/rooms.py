@@ -38,8 +38,8 @@ def check_own() -> None:
     for name in ROOMS:
         module = sys.modules.get(name)
         spec = module.__spec__ if module else importlib.util.find_spec(name)
-        places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
-        package_folder = Path(places[0]).resolve() if places else None
+        locations = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+        package_folder = Path(locations[0]).resolve() if locations else None
         if package_folder != _HOME / name:
             raise ImportError(
                 f"this needs Enginesmith's own package {name!r}, and here {name!r} is "

@@ -115,11 +115,11 @@ class Streams:
         spec = next((spec for spec in self._specs if axis in spec.shape), None)
         if spec is None or name not in inputs:
             return
-        streams, rows = self._held[spec.name].shape[spec.shape.index(axis)], len(inputs[name])
-        if streams != rows:
+        stream_count, row_count = self._held[spec.name].shape[spec.shape.index(axis)], len(inputs[name])
+        if stream_count != row_count:
             raise DataError(
-                f"input {name!r} has {rows} rows, and there are {streams} streams; give a row for each, or keep(rows) "
-                "those that go on"
+                f"input {name!r} has {row_count} rows, and there are {stream_count} streams; give a row for each, or "
+                "keep(rows) those that go on"
             )
 
     def _check_places(self, step_inputs: Tensors, state: str, places: Places, shape: Sequence[int | str]) -> None:
@@ -127,12 +127,12 @@ class Streams:
         written_places, size = step_inputs[places.at], int(shape[places.axis])
         if not np.size(written_places):
             return
-        counts = (
+        step_counts = (
             np.shape(step_inputs[spec.name])[spec.shape.index(places.count)]
             for spec in self.inputs
             if places.count in spec.shape
         )
-        low, high = int(np.min(written_places)), int(np.max(written_places)) + next(counts, 1) - 1
+        low, high = int(np.min(written_places)), int(np.max(written_places)) + next(step_counts, 1) - 1
         if low < 0 or high >= size:
             raise DataError(
                 f"state {state!r} has places 0 to {size - 1}, and {places.at!r} has this step write {low} to {high}: "
@@ -166,10 +166,10 @@ class Streams:
 
     def _check_streams(self, rows: Sequence[int]) -> None:
         for spec in self._specs if len(rows) and self._held else ():
-            count = self._held[spec.name].shape[self._axis(spec)]
-            if unknown_rows := [row for row in rows if not 0 <= row < count]:
+            row_count = self._held[spec.name].shape[self._axis(spec)]
+            if unknown_rows := [row for row in rows if not 0 <= row < row_count]:
                 raise DataError(
-                    f"there is no stream in row {unknown_rows[0]}: there are {count}, in rows 0 to {count - 1}"
+                    f"there is no stream in row {unknown_rows[0]}: there are {row_count}, in rows 0 to {row_count - 1}"
                 )
 
     def _axis(self, spec: TensorSpec) -> int:
@@ -180,7 +180,7 @@ class Streams:
         return spec.shape.index(axis)
 
     def _first(self, inputs: Tensors) -> dict[str, Array]:
-        sizes = {dim: smallest for dim, (smallest, _) in self._ends.items()}
+        sizes = {dim: min_size for dim, (min_size, _) in self._ends.items()}
         for spec in self.inputs:
             if spec.name in inputs:
                 shape = np.shape(inputs[spec.name])

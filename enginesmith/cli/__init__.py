@@ -145,8 +145,8 @@ class LazyGroup(Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Note the words of the command that is called."""
         name, command, other_args = super().resolve_command(ctx, args)
-        state = ctx.find_root().ensure_object(dict)
-        state[_COMMAND] = f"{state.get(_COMMAND, '')} {name}".strip()
+        settings = ctx.find_root().ensure_object(dict)
+        settings[_COMMAND] = f"{settings.get(_COMMAND, '')} {name}".strip()
         return name, command, other_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -211,11 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Imports make objects that stay; collections at every 700 of them are a twentieth of the time of a plan.
         gc.set_threshold(10_000, 20, 20)
     signal.signal(signal.SIGTERM, _interrupt)
-    code = 0
+    status = 0
     settings: dict[str, str] = {}
     try:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
-        code = enginesmith(arguments, standalone_mode=False, obj=settings) or 0
+        status = enginesmith(arguments, standalone_mode=False, obj=settings) or 0
     except (click.Abort, KeyboardInterrupt):
         resume_note = (
             "" if settings.get(_COMMAND) in _KEEP_NOTHING else "; what was finished is kept, and is not done again"
@@ -237,16 +237,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as exit_error:
         leave(int(exit_error.code or 0))
     except OSError as error:
-        code = code_of_lost(error)
-    leave(code)
+        status = code_of_lost(error)
+    leave(status)
 
 
 def _entries(error: EnginesmithError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
     entries = []
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
-        title, *lines = f"error: {entry}".split("\n")
-        entries.append("\n".join([title, *(line if line.startswith("  ") else f"  {line}" for line in lines)]))
+        first_line, *lines = f"error: {entry}".split("\n")
+        entries.append("\n".join([first_line, *(line if line.startswith("  ") else f"  {line}" for line in lines)]))
     return entries
 
 
@@ -274,8 +274,8 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
 
 def extra_of(module: str) -> str | None:
     """The extra that installs a module ('google.cloud.storage'); None where none does."""
-    parts = module.split(".")
-    module_names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    segments = module.split(".")
+    module_names = (".".join(segments[:count]) for count in range(len(segments), 0, -1))
     return next((_EXTRAS[name] for name in module_names if name in _EXTRAS), None)
 
 

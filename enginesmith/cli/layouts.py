@@ -80,11 +80,11 @@ class LayoutOptions:
 
 def check_layout(context: click.Context, layout: str) -> None:
     """Raise click's usage error for an option of another layout."""
-    for option_names, owner in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
+    for option_names, layout_name in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
         for name in option_names:
             is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-            if is_explicit and layout != owner:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {owner}")
+            if is_explicit and layout != layout_name:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {layout_name}")
 
 
 def write_objects(
@@ -109,8 +109,8 @@ def write_objects(
     from enginesmith.exchange.kserve import Deployment
 
     located_version = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
-    located, (ranking,) = rank_each(client.store, located_version, [machine], client.policy, Triton())
-    engine, manifest = ranking.resolution().chosen, located.manifest
+    ranked_version, (ranking,) = rank_each(client.store, located_version, [machine], client.policy, Triton())
+    engine, manifest = ranking.resolution().chosen, ranked_version.manifest
     deployment = Deployment(
         manifest,
         engine,
@@ -164,7 +164,12 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
         echo(f"chosen: {pull.path.relative_to(placed.folder)}: {pull.engine.unit} of {manifest.reference}")
         echo(f"why:    {pull.resolution.why}")
     chosen_units = {entry.unit for pull in placed.pulled for entry in pull.resolution.ranked}
-    rejections = [row for pull in placed.pulled for row in pull.resolution.rejected if row[0] not in chosen_units]
+    rejections = [
+        rejection
+        for pull in placed.pulled
+        for rejection in pull.resolution.rejected
+        if rejection[0] not in chosen_units
+    ]
     # Of several reasons the one of the machine that the engine was built for is the last.
     reasons = dict(sorted(rejections, key=lambda row: not row[1].startswith("built for ")))
     units_by_reason: dict[str, list[str]] = {}

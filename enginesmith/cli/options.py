@@ -164,9 +164,11 @@ def number_option(
 
 def listen_option(default: str) -> Callable[[Callback], Callback]:
     """--listen: the address that a server gets, HOST:PORT."""
-    meaning = "Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs."
-    kind = ListenAddress()
-    return click.option("--listen", type=kind, metavar="HOST:PORT", default=default, show_default=True, help=meaning)
+    help_text = "Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs."
+    address_type = ListenAddress()
+    return click.option(
+        "--listen", type=address_type, metavar="HOST:PORT", default=default, show_default=True, help=help_text
+    )
 
 
 def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
@@ -196,12 +198,12 @@ _TYPED = "typed"
 
 def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
     """Keep the value of a global option, unless a word of the command line before this one gave another."""
-    state = ctx.ensure_object(dict)
+    settings = ctx.ensure_object(dict)
     is_typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
-    if is_typed or option.name not in state:
-        state[option.name] = value
+    if is_typed or option.name not in settings:
+        settings[option.name] = value
     if is_typed:
-        state.setdefault(_TYPED, set()).add(option.name)
+        settings.setdefault(_TYPED, set()).add(option.name)
 
 
 class GlobalOption(click.Option):
@@ -269,11 +271,15 @@ class TakesGlobals(click.Command):
         """Add the values that its function takes to those of its own options. Raises click's usage error."""
         other_args = super().parse_args(ctx, args)
         parameters = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
-        state = ctx.ensure_object(dict)
-        for name in state.get(_TYPED, set()) & {*_REFUSED} - {*parameters}:
+        settings = ctx.ensure_object(dict)
+        for name in settings.get(_TYPED, set()) & {*_REFUSED} - {*parameters}:
             if getattr(self, "invoke_without_command", True):
                 raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
-        values = {**state, "registry": state["registry"] or DEFAULT_REGISTRY, "stated_registry": state["registry"]}
+        values = {
+            **settings,
+            "registry": settings["registry"] or DEFAULT_REGISTRY,
+            "stated_registry": settings["registry"],
+        }
         ctx.params.update({name: values[name] for name in _PASSED if name in parameters})
         return other_args
 
@@ -331,8 +337,8 @@ def _settings_of(kind: object) -> dict[str, Any]:
         return {**_settings_of(get_args(kind)[0]), "multiple": True}
     if get_origin(kind) is Literal:
         return {"type": click.Choice([*get_args(kind)])}
-    if NoneType in (parts := get_args(kind)):
-        return _settings_of(parts[0])
+    if NoneType in (type_arguments := get_args(kind)):
+        return _settings_of(type_arguments[0])
     if kind is bool:
         return {"is_flag": True}
     if kind is float:
@@ -366,8 +372,10 @@ def _options_of(kind: type[Any]) -> Sequence[Callable[[Any], Any]]:
         if is_dataclass(hint):
             decorators += _options_of(hint)  # type: ignore[arg-type]
         else:
-            value_type, *notes = get_args(hint)
-            decorators += [note.decorator(field, value_type) for note in notes if isinstance(note, Option)]
+            value_type, *annotations = get_args(hint)
+            decorators += [
+                annotation.decorator(field, value_type) for annotation in annotations if isinstance(annotation, Option)
+            ]
     return decorators
 
 
@@ -376,8 +384,8 @@ def _collect(kind: type[Any], settings: dict[str, Any]) -> Any:
     hints = get_type_hints(kind)
     values = {}
     for field in fields(kind):
-        inner: type[Any] = hints[field.name]
-        values[field.name] = _collect(inner, settings) if is_dataclass(inner) else settings.pop(field.name)
+        field_type: type[Any] = hints[field.name]
+        values[field.name] = _collect(field_type, settings) if is_dataclass(field_type) else settings.pop(field.name)
     return kind(**values)
 
 
@@ -457,8 +465,8 @@ random_inputs_option = click.option(
 
 def log_format() -> str:
     """The format of stderr that the running command was asked for: 'text' or 'json'."""
-    context = click.get_current_context(silent=True)
-    settings = context.find_object(dict) if context else None
+    click_context = click.get_current_context(silent=True)
+    settings = click_context.find_object(dict) if click_context else None
     return str((settings or {}).get(LOG_FORMAT, "text"))
 
 
@@ -479,8 +487,8 @@ def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tup
     """{package: version} of 'tensorrt-rtx=1.3'. Raises click's usage error for another text."""
     versions = {}
     for text in texts:
-        name, equals, version = text.partition("=")
-        if not (name and equals and version):
+        name, separator, version = text.partition("=")
+        if not (name and separator and version):
             raise click.BadParameter(f"{text!r} is not NAME=VERSION, such as tensorrt=10.9.0")
         versions[name.lower().replace("_", "-")] = version
     return versions

@@ -140,15 +140,15 @@ class FollowOptions:
         line, timeout_s = self.hook, self.hook_timeout
         hook = None if line is None else Post(line, timeout_s) if _is_url(line) else Command(line, timeout_s)
         if self.report is None:
-            report: ReportUrl | bool = True
+            receiver: ReportUrl | bool = True
         elif self.report == _NO_REPORT:
-            report = False
+            receiver = False
             if self.health:
                 raise click.UsageError("what --health finds is reported; leave out --report none")
         else:
-            report = ReportUrl(self.report)
+            receiver = ReportUrl(self.report)
         health = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
-        return {"hook": hook, "health": health, "report": report, "once": self.once, "keep": self.keep, "say": say}
+        return {"hook": hook, "health": health, "report": receiver, "once": self.once, "keep": self.keep, "say": say}
 
 
 def _is_url(text: str) -> bool:
@@ -206,8 +206,8 @@ class PullOptions:
             trust=trust,
             allow_unsigned=self.allow_unsigned,
         )
-        settings = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
-        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in settings.items() if text})
+        variables = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
+        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in variables.items() if text})
         return Client(registry, policy=policy, rehash=self.rehash, say=say, node=node)
 
 
@@ -289,17 +289,17 @@ def pull(
     if layout != "plain":
         machines, client_layout = options.machine.machines(), options.layout.of_several()
         with download_bar(quiet) as progress:
-            placed = client.place(reference, dest, client_layout, target=machines, progress=progress)
-        show_placed(placed, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
+            placement = client.place(reference, dest, client_layout, target=machines, progress=progress)
+        show_placed(placement, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
         return
     with download_bar(quiet) as progress:
-        pulled = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
-    for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
+        engine = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
+    for line in (*engine.warnings, *(f"note: {remark}" for remark in engine.resolution.remarks)):
         say(line)
     if as_json:
-        emit_json(_pulled_json(pulled))
+        emit_json(_pulled_json(engine))
     else:
-        _print_pulled(pulled)
+        _print_pulled(engine)
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
@@ -314,15 +314,17 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
                 for rank, engine in enumerate(answer.candidates, 1)
             ]
             rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
-            facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
-            echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
+            machine_text = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
+            echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({machine_text})" if machine_text else ""))
             print_table(("rank", "engine", "status", "why"), rows)
     click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else UnknownNameError.exit_code)
 
 
 def _print_pulled(pulled: "Pulled") -> None:
-    origin = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
-    echo(f"{pulled.path}{origin}")
+    origin_text = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[
+        pulled.origin
+    ]
+    echo(f"{pulled.path}{origin_text}")
     echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.reference}")
     echo(f"why:    {pulled.resolution.why}")
     if pulled.located.signed_by:

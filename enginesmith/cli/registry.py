@@ -56,10 +56,10 @@ def mirror(
 ) -> None:
     """Copy the version of each REF to the registry DEST (a path or URI, as for --registry), and verify the copy."""
     source_references = [parse_reference(text) for text in references]
-    source, target = open_store(registry), open_store(dest, create=True)
-    copy_report = copy(source, source_references, target, with_channels=with_channels, trust=trust, by=user())
+    source_store, dest_store = open_store(registry), open_store(dest, create=True)
+    copy_report = copy(source_store, source_references, dest_store, with_channels=with_channels, trust=trust, by=user())
     if as_json:
-        emit_json({"dest": target.uri, **asdict(copy_report)})
+        emit_json({"dest": dest_store.uri, **asdict(copy_report)})
         return
     for name in copy_report.versions:
         echo(name)
@@ -87,8 +87,8 @@ def export_oci(
 ) -> None:
     """Write the engines of REF to the folder DEST as an OCI image layout: an image for each engine, and an index."""
     store = open_store(registry)
-    located = locate(store, parse_reference(reference))
-    tags = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
+    located_version = locate(store, parse_reference(reference))
+    tags = write(store, located_version, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
     if as_json:
         emit_json({"path": str(dest), "tags": list(tags)})
         return
@@ -198,7 +198,7 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
     if not as_json:
         _print(gc_report)
         return
-    items = [{**asdict(file), "due": file.due.isoformat() if file.due else None} for file in gc_report.items]
+    items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in gc_report.items]
     emit_json(
         {
             "acted": gc_report.acted,
@@ -220,14 +220,14 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     if remove:
         if why:
             raise click.UsageError("--why is kept with a pin: leave it out with --remove")
-        version_ref = parse_reference(reference)
-        if version_ref.version is None:
-            raise UnknownNameError(f"{reference!r} names no version; give {version_ref.model}@VERSION")
-        unpin_version(open_store(registry), version_ref.model, version_ref.version)
+        version_reference = parse_reference(reference)
+        if version_reference.version is None:
+            raise UnknownNameError(f"{reference!r} names no version; give {version_reference.model}@VERSION")
+        unpin_version(open_store(registry), version_reference.model, version_reference.version)
         if as_json:
-            emit_json({"model": version_ref.model, "version": version_ref.version, "pinned": False})
+            emit_json({"model": version_reference.model, "version": version_reference.version, "pinned": False})
         else:
-            echo(f"{version_ref} is unpinned")
+            echo(f"{version_reference} is unpinned")
         return
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -240,18 +240,20 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
 
 def _print(report: Collected) -> None:
     rows = []
-    for file in report.items:
-        due = file.due.isoformat(timespec="minutes") if file.due else ""
+    for item in report.items:
+        date = item.due.isoformat(timespec="minutes") if item.due else ""
         rows.append(
-            [file.kind, file.name, format_bytes(file.size_bytes) if file.size_bytes else "", file.state, due, file.why]
+            [item.kind, item.name, format_bytes(item.size_bytes) if item.size_bytes else "", item.state, date, item.why]
         )
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in report.leases:
         echo(f"writing now: {lease}")
     freed_bytes, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
-    kept_text = pluralize(len(report.kept), "version")
-    echo(f"{kept_text} kept; {format_bytes(freed_bytes)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
+    count_text = pluralize(len(report.kept), "version")
+    echo(
+        f"{count_text} kept; {format_bytes(freed_bytes)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted"
+    )
     if rows and not report.acted:
         say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
 
@@ -315,9 +317,9 @@ def attach(
     if as_json:
         emit_json({**encode(entry), "new": is_new})
         return
-    measurements = ", ".join(f"{name} {value:g}" for name, value in entry.measured.items())
+    measured_text = ", ".join(f"{name} {value:g}" for name, value in entry.measured.items())
     echo(f"{'attached' if is_new else 'already attached'}: {entry.name} to {manifest.reference}")
-    echo(f"{entry.kind} {entry.digest}" + (f"  {measurements}" if measurements else ""))
+    echo(f"{entry.kind} {entry.digest}" + (f"  {measured_text}" if measured_text else ""))
 
 
 def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requirement, ...]:
@@ -384,7 +386,11 @@ def sign(
     signatures = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
     if as_json:
         emit_json(
-            {"model": manifest.model, "version": manifest.version, "signatures": [vars(sig) for sig in signatures]}
+            {
+                "model": manifest.model,
+                "version": manifest.version,
+                "signatures": [vars(signature) for signature in signatures],
+            }
         )
         return
     echo(f"{manifest.reference}  manifest {manifest.digest}")
@@ -406,9 +412,9 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
         raise InputError("verify needs --public-key FILE, or a trust policy (--trust FILE)")
     policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
     store = open_store(registry)
-    located = locate(store, parse_reference(reference))
-    trust_result = require(store, located.manifest, policy)
-    manifest = located.manifest
+    located_version = locate(store, parse_reference(reference))
+    trust_result = require(store, located_version.manifest, policy)
+    manifest = located_version.manifest
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(trust_result.signers)})
     elif trust_result.signers:
@@ -432,7 +438,10 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:
     """One line per signature."""
-    return [f"{'signed' if sig.new else 'already signed'}: {sig.what} by key {sig.key_id[:12]}" for sig in signed]
+    return [
+        f"{'signed' if signature.new else 'already signed'}: {signature.what} by key {signature.key_id[:12]}"
+        for signature in signed
+    ]
 
 
 def _signer(

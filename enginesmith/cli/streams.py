@@ -99,8 +99,8 @@ def _error_of(stream: object) -> OSError | None:
 
 
 def _nullify(number: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    if null != number:
-        os.dup2(null, number)
-        os.close(null)
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    if null_fd != number:
+        os.dup2(null_fd, number)
+        os.close(null_fd)
     os.set_inheritable(number, True)

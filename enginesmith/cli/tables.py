@@ -52,12 +52,12 @@ def _columns(width: int) -> "list[ProgressColumn]":
             speed = task.finished_speed or task.speed
             return Text("" if speed is None else f"{speed / (1 << 20):.1f} MiB/s", style="progress.data.speed")
 
-    size = DownloadColumn(binary_units=True, table_column=whole())
-    remaining_time = TimeRemainingColumn(table_column=whole())
-    bar = min(_WIDEST_BAR, width - _BYTES - _SPEED - _LEFT - 1)
-    if bar >= _SHORTEST_BAR:
-        return [BarColumn(bar), size, Speed(whole()), remaining_time]
-    return [size, remaining_time] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]
+    size_column = DownloadColumn(binary_units=True, table_column=whole())
+    time_column = TimeRemainingColumn(table_column=whole())
+    bar_width = min(_WIDEST_BAR, width - _BYTES - _SPEED - _LEFT - 1)
+    if bar_width >= _SHORTEST_BAR:
+        return [BarColumn(bar_width), size_column, Speed(whole()), time_column]
+    return [size_column, time_column] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]
 
 
 if TYPE_CHECKING:
@@ -107,19 +107,19 @@ def print_table(
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = max(pipe_columns, _format_needed(_least_widths(headings, cells)))
-    with console.capture() as printed:
+    with console.capture() as console_output:
         if title:
             console.print(Text(visible(title), "italic"))
         for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
-            least_widths = _least_widths(headings, rows_of_cells)
-            if _format_needed(least_widths) <= console.width:
-                console.print(_table(headings, rows_of_cells, least_widths))
+            min_widths = _least_widths(headings, rows_of_cells)
+            if _format_needed(min_widths) <= console.width:
+                console.print(_table(headings, rows_of_cells, min_widths))
                 break
         else:
             console.print(*_blocks(headings, cells), sep="\n")
         if note:
             console.print(Text(visible(note), "dim italic"))
-    text = printed.get()
+    text = console_output.get()
     console.file.write(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
 
 
@@ -127,9 +127,9 @@ def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
     widths = []
     for index, heading in enumerate(headings):
         cells = [row[index] for row in rows]
-        widest = max(_width(cell) for cell in (heading, *cells))
+        max_width = max(_width(cell) for cell in (heading, *cells))
         has_prose = any(_width(cell) > _LEAST_PROSE and " " in cell.plain for cell in cells)
-        widths.append(max(_LEAST_PROSE, _width(heading)) if has_prose else widest)
+        widths.append(max(_LEAST_PROSE, _width(heading)) if has_prose else max_width)
     return widths
 
 
@@ -141,8 +141,8 @@ def _in_two_lines(cell: "Text") -> "Text":
     """A value such as '38.1 µs (37.9 to 38.4)' with its bracket below; a sentence unchanged."""
     from rich.text import Text
 
-    value, _, bracket = cell.plain.partition(" (")
-    return Text(f"{value}\n({bracket}", cell.style) if bracket and _width(cell) <= _LONGEST_BRACKET else cell
+    value, _, bracket_text = cell.plain.partition(" (")
+    return Text(f"{value}\n({bracket_text}", cell.style) if bracket_text and _width(cell) <= _LONGEST_BRACKET else cell
 
 
 def _width(cell: "Text") -> int:

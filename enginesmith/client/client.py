@@ -101,12 +101,12 @@ class Client:
         target: a `Machine`, or a target's name ('auto' is this machine).
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
-        located, ranking = self._rank(reference, target, sure=False)
+        located_version, ranking = self._rank(reference, target, sure=False)
         store, fetcher = self._locator.store, self._fetcher(progress)
-        pulled = download_best(
-            ranking, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
+        pulled_engine = download_best(
+            ranking, lambda resolution: download_engine(store, located_version, resolution, Path(dest), fetcher)
         )
-        return with_attachments(pulled, store, ranking, Path(dest), fetcher)
+        return with_attachments(pulled_engine, store, ranking, Path(dest), fetcher)
 
     def pull_all(
         self, reference: str, dest: str | Path, *, target: Machine | str = AUTO, progress: Progress = silent
@@ -120,15 +120,18 @@ class Client:
         """
         from enginesmith.registry.evidence.latencies import measured_latencies
 
-        located, ranking = self._rank(reference, target)
+        located_version, ranking = self._rank(reference, target)
         store, fetcher = self._locator.store, self._fetcher(progress)
-        latencies = measured_latencies(located.documents or store, located.manifest, ranking.machine)
+        latencies = measured_latencies(located_version.documents or store, located_version.manifest, ranking.machine)
         resolution = ranking.resolution()
-        pulled = [
-            download_engine(store, located, replace(resolution, chosen=engine), Path(dest), fetcher)
+        pulled_engines = [
+            download_engine(store, located_version, replace(resolution, chosen=engine), Path(dest), fetcher)
             for engine in resolution.ranked
         ]
-        return [replace(each, latency=latencies.get(str(each.engine.digest))) for each in pulled]
+        return [
+            replace(pulled_engine, latency=latencies.get(str(pulled_engine.engine.digest)))
+            for pulled_engine in pulled_engines
+        ]
 
     def place(
         self,
@@ -150,13 +153,13 @@ class Client:
         """
         from enginesmith.client.layouts.base import hold, rank_each
 
-        store, located = self._locator.store, self._locator.locate(parse_reference(reference))
-        located, rankings = rank_each(store, located, _machines(target), self.policy, layout)
+        store, located_version = self._locator.store, self._locator.locate(parse_reference(reference))
+        located_version, rankings = rank_each(store, located_version, _machines(target), self.policy, layout)
         # Before any folder is made.
-        layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
-        place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
+        layout.check(located_version.manifest, [ranking.resolution().chosen for ranking in rankings])
+        place = layout.at(Path(dest).expanduser().absolute(), located_version.manifest.model)
         with hold(place):
-            return place.swap(store, located, rankings, self._fetcher(progress), keep)
+            return place.swap(store, located_version, rankings, self._fetcher(progress), keep)
 
     def watch(
         self,
@@ -195,7 +198,7 @@ class Client:
         from enginesmith.client.layouts.base import Plain
         from enginesmith.client.watching.server import INTERVAL_S
 
-        watch = self._watchers(hook, keep, say, progress)(
+        watcher = self._watchers(hook, keep, say, progress)(
             parse_reference(reference),
             _machines(target),
             Path(dest),
@@ -203,7 +206,7 @@ class Client:
             interval_s=INTERVAL_S if interval_s is None else interval_s,
             reporter=_reporter(health, report, say),
         )
-        return watch.once() if once else watch.run(stop or Event())
+        return watcher.once() if once else watcher.run(stop or Event())
 
     def watch_group(
         self,
@@ -277,8 +280,8 @@ class Client:
 
     def _rank(self, reference: str, target: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
         parsed_reference, machine = parse_reference(reference), _machine(target)
-        located = self._locator.locate(parsed_reference)
-        return rank_located(self._locator.store, located, machine, self.policy, sure=sure)
+        located_version = self._locator.locate(parsed_reference)
+        return rank_located(self._locator.store, located_version, machine, self.policy, sure=sure)
 
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)

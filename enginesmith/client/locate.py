@@ -55,29 +55,29 @@ class DocumentMemory:
 
     def read(self, store: Store, key: str) -> bytes | None:
         """A document's content, None if it is absent; one conditional request."""
-        name = digest_of_bytes(f"{store.uri} {key}".encode())
-        tag, known_data = self.documents.get(name) or self._load(name)
-        data, new_tag = store.read_if_changed(key, tag)
-        if new_tag and data is None:
-            self.documents[name] = tag, known_data
-            return known_data
-        if data is None:
-            self.documents.pop(name, None)
+        file_name = digest_of_bytes(f"{store.uri} {key}".encode())
+        tag, old_content = self.documents.get(file_name) or self._load(file_name)
+        content, new_tag = store.read_if_changed(key, tag)
+        if new_tag and content is None:
+            self.documents[file_name] = tag, old_content
+            return old_content
+        if content is None:
+            self.documents.pop(file_name, None)
             return None
-        self.documents[name] = new_tag, data
+        self.documents[file_name] = new_tag, content
         if self.folder is not None:
             new_path = self.folder / f".{secrets.token_hex(8)}"
             with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
                 make_folder(self.folder)
-                new_path.write_text(json.dumps([new_tag, data.decode()]))
-                new_path.replace(self.folder / name)
-        return data
+                new_path.write_text(json.dumps([new_tag, content.decode()]))
+                new_path.replace(self.folder / file_name)
+        return content
 
     def _load(self, name: str) -> tuple[str, bytes]:
         if self.folder is not None:
             with suppress(OSError, ValueError, TypeError, RecursionError):
-                tag, text = json.loads((self.folder / name).read_bytes())
-                return str(tag), str(text).encode()
+                tag, content = json.loads((self.folder / name).read_bytes())
+                return str(tag), str(content).encode()
         return "", b""
 
 
@@ -148,14 +148,14 @@ class VersionLocator:
             return self.store.read_blob(digest, max_bytes)
 
         def bring(sink: BinaryIO) -> str:
-            sink.write(data := self.store.read_blob(digest, max_bytes))
-            return digest_of_bytes(data)
+            sink.write(blob_bytes := self.store.read_blob(digest, max_bytes))
+            return digest_of_bytes(blob_bytes)
 
         try:
             with self.cache.hold(digest, bring) as path:
-                data = path.read_bytes()
-            if digest_of_bytes(data) == digest:
-                return data
+                content = path.read_bytes()
+            if digest_of_bytes(content) == digest:
+                return content
             self.cache.drop(digest)
         except OSError:  # a cache that is full, read-only or another user's
             pass
@@ -196,11 +196,11 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
     """Engines of an ensemble of which an engine of a graph is lost: digest -> which, and why."""
     loss_reasons: dict[str, str] = {}
     for entry in entries:
-        engines = {
+        engines_by_digest = {
             str(engine.digest): (graph.name, engine) for graph, _, engine in pinned_engines(store, manifest, entry)
         }
-        for digest, loss in find_lost_engines(store, [engine for _, engine in engines.values()]).items():
-            loss_reasons[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
+        for digest, loss in find_lost_engines(store, [engine for _, engine in engines_by_digest.values()]).items():
+            loss_reasons[str(entry.digest)] = f"graph {engines_by_digest[digest][0]!r}: {loss}"
     return loss_reasons
 
 
@@ -252,7 +252,10 @@ def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
             outputs=recorded_entry.outputs if recorded_entry else (),
             requires=tuple(
                 dict.fromkeys(
-                    need for engine in manifest.engines for need in engine.requires if isinstance(need, Library)
+                    library
+                    for engine in manifest.engines
+                    for library in engine.requires
+                    if isinstance(library, Library)
                 )
             ),
         ),

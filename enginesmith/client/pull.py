@@ -116,7 +116,7 @@ class BlobFetcher:
         """
         if not downloads:
             return
-        meter = _Meter(self.progress, sum(wanted_blob.size_bytes for wanted_blob in downloads))
+        meter = _Meter(self.progress, sum(blob_request.size_bytes for blob_request in downloads))
         worker_count = min(SIDE_BY_SIDE, len(downloads))
         with ThreadPoolExecutor(worker_count) as pool:
 
@@ -125,7 +125,7 @@ class BlobFetcher:
                 return fetcher.fetch(store, blob_task.blob, blob_task.size_bytes, blob_task.dest)
 
             try:
-                for future in as_completed([pool.submit(start, wanted_blob) for wanted_blob in downloads]):
+                for future in as_completed([pool.submit(start, blob_request) for blob_request in downloads]):
                     future.result()
             except BaseException:
                 meter.stopped.set()
@@ -245,9 +245,9 @@ def _lock_download(partial: Path) -> Iterator[None]:
     """Hold the lock file beside a partial download, and delete it afterwards."""
     path = partial.with_name(f"{partial.name}.lock")
     while True:
-        with path.open("ab") as lock:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
-            if not os.fstat(lock.fileno()).st_nlink:
+        with path.open("ab") as lock_file:
+            fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX)
+            if not os.fstat(lock_file.fileno()).st_nlink:
                 continue  # deleted by a download that has just ended
             try:
                 yield
@@ -286,8 +286,8 @@ def weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
 
 def shards_of(manifest: Manifest, engine: EngineEntry) -> dict[str, int]:
     """The shards beside an engine, its own and those of the model with its weights: sizes in bytes by digest."""
-    weights = manifest.shards.get(str(engine.graph), {}) if engine.is_stripped else {}
-    return {**manifest.shards.get(str(engine.digest), {}), **weights}
+    weight_shards = manifest.shards.get(str(engine.graph), {}) if engine.is_stripped else {}
+    return {**manifest.shards.get(str(engine.digest), {}), **weight_shards}
 
 
 def as_json(description: Mapping[str, object]) -> bytes:
@@ -306,8 +306,8 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
         "channel": located.channel.name if located.channel else None,
         "manifest": manifest.digest,
     }
-    weights = weights_name(manifest, engine)
-    description: dict[str, object] = {"weights": weights} if weights else {}
+    weights_file = weights_name(manifest, engine)
+    description: dict[str, object] = {"weights": weights_file} if weights_file else {}
     if shards := shards_of(manifest, engine):
         description["shards"] = sorted(shards)
     request = with_int8_states(make_request(engine))
@@ -433,19 +433,19 @@ def download_engine(
 
     stem = Path(file).stem if file else stem_of(manifest, engine)
     file = file or f"{stem}{engine.suffix}"
-    path, description = dest / file, dest / f"{stem}.json"
-    _check_owner(description, manifest)
-    weights = dest / name if (name := weights_name(manifest, engine)) else None
+    path, description_path = dest / file, dest / f"{stem}.json"
+    _check_owner(description_path, manifest)
+    weights_path = dest / name if (name := weights_name(manifest, engine)) else None
     shards = shards_of(manifest, engine)
     digests = {shard: choose_digest(shard, manifest.blake3.get(shard)) for shard in shards}
     fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in shards.items()])
-    if weights is not None:
-        fetch(str(engine.graph), store.size(str(engine.graph)), weights)
+    if weights_path is not None:
+        fetch(str(engine.graph), store.size(str(engine.graph)), weights_path)
     origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
-    data = as_json(describe(located, engine, file))
-    if origin != "there" or not description.is_file() or description.read_bytes() != data:
-        write_whole(description, data)
-    return Pulled(path, description, located, resolution, origin, weights)
+    description_bytes = as_json(describe(located, engine, file))
+    if origin != "there" or not description_path.is_file() or description_path.read_bytes() != description_bytes:
+        write_whole(description_path, description_bytes)
+    return Pulled(path, description_path, located, resolution, origin, weights_path)
 
 
 def _download_graphs(
@@ -455,29 +455,33 @@ def _download_graphs(
     is_cached = True
     path = dest / f"{stem_of(located.manifest, ensemble)}.json"
     _check_owner(path, located.manifest)
-    parts = parts_folder(located.manifest.model, located.manifest.version)
+    parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
     for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
         # Its status is that of the whole, which is no better than its own.
         engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
-        version = replace(located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None)
+        graph_version = replace(
+            located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None
+        )
         graph_resolution = replace(resolution, chosen=engine, ranked=(engine,))
-        pulled = download_engine(store, version, graph_resolution, dest / parts / graph.name, fetcher)
-        is_cached = is_cached and pulled.cached
-        file = f"{parts}/{graph.name}/{pulled.description.name}"
+        pulled_engine = download_engine(
+            store, graph_version, graph_resolution, dest / parts_prefix / graph.name, fetcher
+        )
+        is_cached = is_cached and pulled_engine.cached
+        file = f"{parts_prefix}/{graph.name}/{pulled_engine.description.name}"
         graph_fields = {"name": graph.name, "description": file, "digest": entry.digest}
         graphs.append({**graph_fields, "sources": dict(graph.sources)})
     for function in functions:
         for file, digest in function.files.items():
-            code_path = dest / parts / function.name / file
+            code_path = dest / parts_prefix / function.name / file
             if not code_path.is_file() or digest_of_file(code_path) != digest:
                 is_cached = False
                 write_whole(code_path, store.read_blob(digest, MOST_CODE_BYTES))
     description = {**describe(located, ensemble, path.name), "graphs": graphs}
     description |= {"functions": encode(functions)} if functions else {}
-    data = as_json(description)
-    is_cached = is_cached and path.is_file() and path.read_bytes() == data
+    description_bytes = as_json(description)
+    is_cached = is_cached and path.is_file() and path.read_bytes() == description_bytes
     if not is_cached:
-        write_whole(path, data)
+        write_whole(path, description_bytes)
     return Pulled(path, path, located, resolution, "there" if is_cached else "registry")
 
 
@@ -516,25 +520,25 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
         return replace(pulled, left_out=((ATTACHMENTS, str(error)),))
     for attachment, document in version_attachments:
         name = attachment.name
-        signed_by = trust_result.attachment_signers(document)
-        reason = _refusal(attachment, ranking, bool(trust_result.signers), bool(signed_by))
+        signer_names = trust_result.attachment_signers(document)
+        reason = _refusal(attachment, ranking, bool(trust_result.signers), bool(signer_names))
         if name in pulled_attachments or reason:
             refusals.setdefault(name, reason)
             continue
         path = dest / ATTACHMENTS / name
-        description = path.with_name(f"{name}{DESCRIPTION}")
+        description_path = path.with_name(f"{name}{DESCRIPTION}")
         try:
             with suppress(OSError, IntegrityError):
-                if (old_attachment := read_attachment(description.read_bytes())).model != manifest.model:
+                if (old_attachment := read_attachment(description_path.read_bytes())).model != manifest.model:
                     raise InputError(
-                        f"{description} is of {old_attachment.model}@{old_attachment.version}; give another folder"
+                        f"{description_path} is of {old_attachment.model}@{old_attachment.version}; give another folder"
                     )
             fetcher.fetch(store, choose_digest(attachment.digest, None), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
             refusals.setdefault(name, str(error))
             continue
-        write_whole(description, document)
-        pulled_attachments[name] = PulledAttachment(path, description, attachment, signed_by)
+        write_whole(description_path, document)
+        pulled_attachments[name] = PulledAttachment(path, description_path, attachment, signer_names)
     left_out_reasons = tuple((name, reason) for name, reason in refusals.items() if name not in pulled_attachments)
     return replace(pulled, attachments=tuple(pulled_attachments.values()), left_out=left_out_reasons)
 

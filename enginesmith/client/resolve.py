@@ -82,8 +82,8 @@ class EngineCandidate:
         """The engine's main fields, the fit, the remarks and the speed."""
         field_names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
         speed = self.speed and asdict(self.speed)
-        details = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
-        return {name: getattr(self.entry, name) for name in field_names} | details
+        json_fields = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
+        return {name: getattr(self.entry, name) for name in field_names} | json_fields
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,20 @@ class EngineRanking:
 
     def without(self, loss_reasons: Mapping[str, str]) -> "EngineRanking":
         """The ranking without engines whose bytes are lost. loss_reasons: engine's digest -> reason."""
-        survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
+        engines = tuple(engine for engine in self.candidates if engine.entry.digest not in loss_reasons)
         losses = tuple(
-            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}") for c in self.candidates if c not in survivors
+            (c.entry.unit, f"lost: {loss_reasons[c.entry.digest or '']}") for c in self.candidates if c not in engines
         )
-        return replace(self, candidates=survivors, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
+        return replace(self, candidates=engines, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
 
     def rejecting(self, reasons: Mapping[str, str], remedy: str = "") -> "EngineRanking":
         """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
         one that it opens."""
-        survivors = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
-        rejects = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
-        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejects), "unopened")}
+        engines = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
+        rejections = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in engines)
+        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejections), "unopened")}
         return replace(
-            self, candidates=survivors, rejected=(*self.rejected, *rejects), kinds=kinds, remedy=remedy or self.remedy
+            self, candidates=engines, rejected=(*self.rejected, *rejections), kinds=kinds, remedy=remedy or self.remedy
         )
 
     def resolution(self) -> "Resolution":
@@ -127,8 +127,8 @@ class EngineRanking:
         if not self.candidates and self.lost:
             loss_lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
             remedy = f"restore their blobs, or build again; `enginesmith registry fsck {self.what}` says more"
-            complaint = f"every engine of {self.what} that fits {self.machine.name} is lost"
-            raise IntegrityError("\n".join([f"{complaint}; {remedy}:", *loss_lines]))
+            problem = f"every engine of {self.what} that fits {self.machine.name} is lost"
+            raise IntegrityError("\n".join([f"{problem}; {remedy}:", *loss_lines]))
         if not self.candidates:
             raise UnknownNameError(self._explain_lack())
         ranked_entries = tuple(candidate.entry for candidate in self.candidates)
@@ -146,7 +146,9 @@ class EngineRanking:
         other_targets = list_targets(unit for unit, _ in self.rejected if self.kinds.get(unit) == "hardware")
         if texts_by_kind.pop("hardware"):
             texts_by_kind["hardware"] = [f"it has engines for {other_targets}"]
-        (kind, nearest_text), *other_texts = [(kind, text) for kind, texts in texts_by_kind.items() for text in texts]
+        (kind, nearest_text), *other_texts = [
+            (kind, message) for kind, texts in texts_by_kind.items() for message in texts
+        ]
         remedies: dict[RejectionKind, str] = {
             "unopened": self.remedy,
             "unmet": "give such a machine what it lacks, or build for it as it is",
@@ -156,9 +158,9 @@ class EngineRanking:
             "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",
         }
         engine_kind = "proven engine" if kind == "unproven" else "engine"
-        text = f"{self.what} has no {engine_kind} for {target_text}: {nearest_text}; {remedies[kind]}"
+        message = f"{self.what} has no {engine_kind} for {target_text}: {nearest_text}; {remedies[kind]}"
         other_reasons = join_first([reason for _, reason in other_texts], _MOST_SHOWN, "; ")
-        return f"{text}\n  also: {other_reasons}" if other_reasons else text
+        return f"{message}\n  also: {other_reasons}" if other_reasons else message
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: the machine, the policy, candidates best first, and the rejected."""
@@ -197,7 +199,7 @@ def rank_engines(
 
     what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
     """
-    machine = machine.with_installed(need for entry in entries for need in entry.requires)
+    machine = machine.with_installed(requirement for entry in entries for requirement in entry.requires)
     machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
     verdicts = [(entry, _reject(entry, machine, policy)) for entry in machine_entries]
     compatible_entries = [entry for entry, reason in verdicts if reason is None]
@@ -291,8 +293,8 @@ def _by_speed(
     def is_faster(one: EngineEntry, other: EngineEntry) -> bool:
         return is_faster_by_evidence(speeds.get(one.digest or ""), speeds.get(other.digest or ""))
 
-    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
-        yield from order_by_evidence(list(group), is_faster)
+    for _, tied_entries in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+        yield from order_by_evidence(list(tied_entries), is_faster)
 
 
 def is_faster_by_evidence(one: "MeasuredSpeed | None", other: "MeasuredSpeed | None") -> bool:
@@ -313,33 +315,33 @@ def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, s
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
     """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
-    chosen, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
-    facts = f"{chosen.fit}; {chosen.entry.precision}, {chosen.entry.status}"
+    leader, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    summary = f"{leader.fit}; {leader.entry.precision}, {leader.entry.status}"
     if not other_entries:
-        return f"{facts}; the only engine that fits"
+        return f"{summary}; the only engine that fits"
     if comparison := _comparison(candidates):
-        return f"{facts}; {comparison}"
-    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in other_entries], 3)}"
+        return f"{summary}; {comparison}"
+    return f"{summary}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in other_entries], 3)}"
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
     its accuracy; None where there is none."""
-    chosen = candidates[0]
-    peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (chosen.fit, chosen.entry.status)]
-    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(chosen.speed, peer.speed)}
-    chosen_s = chosen.speed.seconds if chosen.speed else 1.0
+    leader = candidates[0]
+    peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (leader.fit, leader.entry.status)]
+    speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(leader.speed, peer.speed)}
+    chosen_s = leader.speed.seconds if leader.speed else 1.0
     ratios = [f"{unit} takes {speed.seconds / chosen_s:.2f} times as long" for unit, speed in speeds.items() if speed]
-    clock_note = ", by time inside the runtime" if chosen.speed and chosen.speed.timed == "runtime" else ""
+    clock_note = ", by time inside the runtime" if leader.speed and leader.speed.timed == "runtime" else ""
     claim = "the fastest" if len(speeds) == len(peers) else "faster"
     claims = [f"{claim} on this kind of machine{clock_note}: {join_first(ratios, 3)}"] if ratios else []
-    if wider_units := [
+    if coarser_units := [
         peer.entry.unit
         for peer in peers
         if peer.entry.unit not in speeds
-        and accuracy_order(chosen.entry.precision) < accuracy_order(peer.entry.precision)
+        and accuracy_order(leader.entry.precision) < accuracy_order(peer.entry.precision)
     ]:
         claims.append(
-            f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)"
+            f"more accurate than {join_first(coarser_units, 3)} (not shown to be faster on this kind of machine)"
         )
     return "; ".join(claims) or None

@@ -102,12 +102,12 @@ class WarmStart:
         """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
         from torch._dynamo.utils import counters
 
-        inductor, autograd = counters["inductor"], counters["aot_autograd"]
+        fx_counters, aot_counters = counters["inductor"], counters["aot_autograd"]
         # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
-        uncached_count = autograd["total"] - autograd["ok"]
+        uncached_count = aot_counters["total"] - aot_counters["ok"]
         counts = {
-            "graphs of Inductor": int(inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]),
-            "graphs of AOTAutograd": max(0, int(autograd["autograd_cache_miss"] - uncached_count)),
+            "graphs of Inductor": int(fx_counters["fxgraph_cache_miss"] + fx_counters["fxgraph_cache_bypass"]),
+            "graphs of AOTAutograd": max(0, int(aot_counters["autograd_cache_miss"] - uncached_count)),
             "C++ kernels": _count_kernels(self.folder) - self.kernels,
         }
         return {name: count for name, count in counts.items() if count}
@@ -128,8 +128,8 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
             f"{cache.path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it "
             "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
-    for_gpu = isinstance(hardware_of(cache.attachment.requires), Gpu)
-    machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(cache.attachment.requires)
+    is_for_gpu = isinstance(hardware_of(cache.attachment.requires), Gpu)
+    machine = (Machine.from_name() if is_for_gpu else cpu_here()).with_installed(cache.attachment.requires)
     for finding in evaluate(cache.attachment.requires, machine):
         if finding.state != "met" and finding.words:
             raise StaleCacheError(f"{cache.path.name}: {finding.words}; pull the one that fits, or make it here")
@@ -139,23 +139,27 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
 def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachment:
     """The compile cache that was pulled. Raises InputError where there is none, with the reason."""
     if isinstance(pulled, Pulled):
-        cache = next((each for each in pulled.attachments if each.attachment.kind == COMPILE_CACHE), None)
+        cache = next(
+            (candidate for candidate in pulled.attachments if candidate.attachment.kind == COMPILE_CACHE), None
+        )
         if cache is None:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
-            raise InputError(f"no compile cache came with {pulled!r}: {reasons}")
+            reason_text = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
+            raise InputError(f"no compile cache came with {pulled!r}: {reason_text}")
         return cache
     if isinstance(pulled, PulledAttachment):
-        archive = pulled
+        pulled_cache = pulled
     else:
         path = Path(pulled)
         try:
             attachment = read_attachment(path.read_bytes())
         except (OSError, Malformed) as error:
             raise InputError(f"{path} is no document of a compile cache (NAME{DESCRIPTION}): {error}") from error
-        archive = PulledAttachment(path.with_name(attachment.name), path, attachment)
-    if archive.attachment.kind != COMPILE_CACHE:
-        raise InputError(f"{archive.path} is a {archive.attachment.kind} and no compile cache ({COMPILE_CACHE})")
-    return archive
+        pulled_cache = PulledAttachment(path.with_name(attachment.name), path, attachment)
+    if pulled_cache.attachment.kind != COMPILE_CACHE:
+        raise InputError(
+            f"{pulled_cache.path} is a {pulled_cache.attachment.kind} and no compile cache ({COMPILE_CACHE})"
+        )
+    return pulled_cache
 
 
 def open_cache(path: Path, digest: str) -> WarmStart:
@@ -229,8 +233,8 @@ class MeasuredStart:
 
     def to_json(self) -> dict[str, float]:
         """What the document of an attachment says of it. warm_of_cold: the ratio of the CPU seconds."""
-        numbers = {**asdict(self), "warm_of_cold": self.warm_cpu_s / self.cold_cpu_s}
-        return {name: round(value, 3) for name, value in numbers.items() if math.isfinite(value)}
+        figures = {**asdict(self), "warm_of_cold": self.warm_cpu_s / self.cold_cpu_s}
+        return {name: round(value, 3) for name, value in figures.items() if math.isfinite(value)}
 
 
 def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
@@ -241,18 +245,22 @@ def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
     Raises InputError where it does not, ModelError for a process that fails, and where the answers of the two differ.
     """
     with tempfile.TemporaryDirectory(prefix="enginesmith-start-") as folder:
-        cold = _start("cold", entry_point, cache, Path(folder))
-        warm = _start("warm", entry_point, cache, Path(folder))
-    return MeasuredStart(cold["cpu_s"], warm["cpu_s"], cold["wall_s"], warm["wall_s"], int(warm["misses"]))
+        cold_times = _start("cold", entry_point, cache, Path(folder))
+        warm_times = _start("warm", entry_point, cache, Path(folder))
+    return MeasuredStart(
+        cold_times["cpu_s"], warm_times["cpu_s"], cold_times["wall_s"], warm_times["wall_s"], int(warm_times["misses"])
+    )
 
 
 def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder: Path) -> dict[str, float]:
     """Run one process. folder: for the cold one's files and answers."""
-    code = f"from {__name__} import run_once; run_once()"
-    command = [sys.executable, "-c", code, side, entry_point, str(cache.absolute()), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        lines = [line for line in run.stderr.splitlines() if line.strip()] or [f"it ended with {run.returncode}"]
+    program = f"from {__name__} import run_once; run_once()"
+    command = [sys.executable, "-c", program, side, entry_point, str(cache.absolute()), str(folder)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        lines = [line for line in process.stderr.splitlines() if line.strip()] or [
+            f"it ended with {process.returncode}"
+        ]
         raise ModelError(f"{entry_point}: the {side} start failed: {lines[-1]}")
     measurements: dict[str, float] = json.loads((folder / f"{side}.json").read_bytes())
     return measurements
@@ -262,9 +270,9 @@ def run_once() -> None:
     """What a process of `measure_start` does: sys.argv has the side, the entry point, the cache and the folder."""
     import torch
 
-    side, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-    warm = open_cache(cache, digest_of_file(cache)) if side == "warm" else None
-    if warm is None:
+    start_kind, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    warm_cache = open_cache(cache, digest_of_file(cache)) if start_kind == "warm" else None
+    if warm_cache is None:
         (folder / "inductor").mkdir()
         use_folder(folder / "inductor")
     model, argument_sets = load_entry_point(entry_point)
@@ -273,12 +281,12 @@ def run_once() -> None:
         for arguments in argument_sets:
             answers.append(model(**arguments) if isinstance(arguments, Mapping) else model(*arguments))
             measurements = measurements or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
-    measurements["misses"] = sum(warm.misses().values()) if warm else 0
+    measurements["misses"] = sum(warm_cache.misses().values()) if warm_cache else 0
     _compare(answers, folder / "answers.pt")
-    if warm is None and not cache.exists():
+    if warm_cache is None and not cache.exists():
         is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         pack(folder / "inductor", _requirements("cuda" if is_cuda else "cpu"), cache)
-    (folder / f"{side}.json").write_text(json.dumps(measurements))
+    (folder / f"{start_kind}.json").write_text(json.dumps(measurements))
 
 
 def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
@@ -286,9 +294,9 @@ def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
     import torch
 
     torch.manual_seed(0)  # weights that are not loaded are the same in both processes
-    module, colon, function = entry_point.partition(":")
+    module, separator, function = entry_point.partition(":")
     try:
-        result = getattr(import_module(module), function)() if colon else ()
+        result = getattr(import_module(module), function)() if separator else ()
     except (ImportError, AttributeError) as error:
         raise InputError(f"{entry_point}: {error}; give MODULE:FUNCTION, found from {Path.cwd()}") from error
     model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
@@ -318,9 +326,9 @@ def _requirements(device: str) -> tuple[Requirement, ...]:
     for name in ("torch", "triton"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    facts = Installation(tuple(list_facts(cuda=device != "cpu").items()))
+    installation = Installation(tuple(list_facts(cuda=device != "cpu").items()))
     cpu_kind = machine.cpu or "" if device == "cpu" else ""
-    return for_target(target, only=cpu_kind), *same_versions(versions, *versions), facts
+    return for_target(target, only=cpu_kind), *same_versions(versions, *versions), installation
 
 
 def _seconds_since_start() -> float:

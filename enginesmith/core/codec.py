@@ -165,9 +165,11 @@ def decode(data: object, kind: type[T], path: str | None = None) -> T:
     try:
         value: T = _reader(kind)(data)  # type: ignore[arg-type] # a type has a hash
     except _Mismatch as error:
-        root = getattr(kind, "__name__", describe(kind)) if path is None else path
-        text = f"{root or 'document'}{error}".removeprefix("" if root else "document.").removeprefix("document: ")
-        raise (NewerFormatError if isinstance(error, _Newer) else Malformed)(text) from error
+        root_name = getattr(kind, "__name__", describe(kind)) if path is None else path
+        message = f"{root_name or 'document'}{error}".removeprefix("" if root_name else "document.").removeprefix(
+            "document: "
+        )
+        raise (NewerFormatError if isinstance(error, _Newer) else Malformed)(message) from error
     return value
 
 
@@ -201,11 +203,11 @@ def _reader(kind: object) -> _Reader:
 
 
 def _limited_reader(kind: object) -> _Reader:
-    base_reader, limits = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
+    base_reader, predicates = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
 
     def read_limited(data: object) -> object:
         value = base_reader(data)
-        return value if all(rule(value) for rule in limits) else _refuse(data, kind)
+        return value if all(rule(value) for rule in predicates) else _refuse(data, kind)
 
     return read_limited
 
@@ -262,18 +264,22 @@ def _tagged_reader(kinds: Sequence[Any], tag: str) -> _Reader:
     """Reads an object by its tag. A class with `decode_json`, which reads and writes (`encode_json`) its own JSON,
     takes an object of another tag, or with other fields than the tag's class has."""
     custom_class: Any = next((kind for kind in kinds if hasattr(kind, "decode_json")), None)
-    members = {label: kind for kind in kinds if kind is not custom_class for label in get_args(_hints(kind)[tag])}
-    keys = {label: {_key(field) for field in dataclasses.fields(kind)} for label, kind in members.items()}
+    kinds_by_label = {
+        label: kind for kind in kinds if kind is not custom_class for label in get_args(_hints(kind)[tag])
+    }
+    keys_by_label = {
+        label: {_key(field) for field in dataclasses.fields(kind)} for label, kind in kinds_by_label.items()
+    }
 
     def read_tagged(data: object) -> object:
         mapping = _as(dict, data, dict)
         if type(label := mapping.get(tag)) is not str:
             raise _Mismatch(f".{tag}{_say(label, str) if tag in mapping else ' is missing'}")
-        if custom_class and mapping.keys() != keys.get(label):
+        if custom_class and mapping.keys() != keys_by_label.get(label):
             return custom_class.decode_json(mapping)
-        if label not in members:
-            raise _Mismatch(f".{tag}{_say(label, Literal[tuple(members)])}")
-        return _reader(members[label])(mapping)
+        if label not in kinds_by_label:
+            raise _Mismatch(f".{tag}{_say(label, Literal[tuple(kinds_by_label)])}")
+        return _reader(kinds_by_label[label])(mapping)
 
     return read_tagged
 
@@ -305,21 +311,21 @@ def _tuple_reader(kind: object) -> _Reader:
     if kinds[-1] is ...:
         list_reader = _list_reader(kinds[0])
         return lambda data: tuple(list_reader(data))
-    readers, construct = [_reader(element_kind) for element_kind in kinds], getattr(kind, "_make", tuple)
-    return lambda data: construct(
+    readers, constructor = [_reader(element_kind) for element_kind in kinds], getattr(kind, "_make", tuple)
+    return lambda data: constructor(
         _read_each(data, readers) if type(data) is list and len(data) == len(readers) else _refuse(data, kind)
     )
 
 
 def _mapping_reader(key: object, value_kind: object) -> _Reader:
-    accepts_key, accepts = acceptor(key), acceptor(value_kind)
+    accepts_key, accepts_value = acceptor(key), acceptor(value_kind)
 
     def read_mapping(data: object) -> dict[str, Any]:
         mapping = _as(dict, data, dict)
         for name in mapping:
             if accepts_key and not accepts_key(name):
                 raise _Mismatch(f" has the key {name!r:.80}; it must be {describe(key)}")
-        if accepts and all(map(accepts, mapping.values())):
+        if accepts_value and all(map(accepts_value, mapping.values())):
             return dict(mapping)
         decoded_map, reader = dict[str, Any](), _reader(value_kind)
         try:
@@ -350,8 +356,8 @@ class _Plan:
         """The plan of a class, whose annotations can be resolved."""
         fields_by_key = {_key(field): field for field in dataclasses.fields(kind)}
         hints = {key: _hints(kind)[field.name] for key, field in fields_by_key.items() if field.init}
-        notes = ((key, note) for key, hint in hints.items() for note in get_args(hint))
-        formats = {key: note.newest for key, note in notes if isinstance(note, Format)}
+        annotations = ((key, annotation) for key, hint in hints.items() for annotation in get_args(hint))
+        formats = {key: annotation.newest for key, annotation in annotations if isinstance(annotation, Format)}
         no_default, is_complete = dataclasses.MISSING, issubclass(kind, Complete)
         needed_keys = [
             key
@@ -381,9 +387,9 @@ class _Plan:
 
 
 def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
-    construct: Callable[..., Any] = kind
+    constructor: Callable[..., Any] = kind
     plan: _Plan | None = None
-    checks = hasattr(kind, "check_fields")
+    has_check = hasattr(kind, "check_fields")
 
     def read_fields(data: object) -> object:
         nonlocal plan
@@ -399,8 +405,8 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
         except _Mismatch as error:
             raise type(error)(f".{key}{error}") from error
         try:
-            value = construct(**field_values)
-            if checks:
+            value = constructor(**field_values)
+            if has_check:
                 value.check_fields()
         except (TypeError, ValueError, LookupError, ArithmeticError, EnginesmithError) as error:  # they do not fit
             raise _Mismatch(f": {error}") from error
@@ -430,8 +436,8 @@ def _unmark(data: object) -> object:
         return data
     if data.keys() != {_FLOAT}:
         return {name: _unmark(element) for name, element in data.items()}
-    text = data.get(_FLOAT)
-    return float(text) if text in _NOT_JSON else _refuse(data, float)
+    float_text = data.get(_FLOAT)
+    return float(float_text) if float_text in _NOT_JSON else _refuse(data, float)
 
 
 _SIMPLE: Mapping[object, _Reader] = {

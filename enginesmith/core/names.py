@@ -111,16 +111,16 @@ def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
 
 def channel_of(model: str, text: str) -> str:
     """The channel of `CHANNEL`, or of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
-    name, colon, channel = text.rpartition(":")
-    if colon and name != model:
+    name, separator, channel = text.rpartition(":")
+    if separator and name != model:
         raise UnknownNameError(f"{text!r} is a channel of another model; give {model}:{channel}")
     return check_channel(channel)
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key of versions as people read them: '2' before '10', '1.9' before '1.10', '1.0' before '1.0-rc'."""
-    parts = re.findall(r"[0-9]+|[^0-9]+", version)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    tokens = re.findall(r"[0-9]+|[^0-9]+", version)
+    return tuple((0, int(token), "") if token.isdigit() else (1, 0, token) for token in tokens)
 
 
 def _check(kind: str, name: str) -> str:

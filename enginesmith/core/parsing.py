@@ -150,10 +150,12 @@ def _check_depth(value: object) -> None:
     """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        inner = list[object]()
+        next_level = list[object]()
         for element in level:
-            inner += element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
-        if not (level := [element for element in inner if type(element) in (dict, list)]):
+            next_level += (
+                element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
+            )
+        if not (level := [element for element in next_level if type(element) in (dict, list)]):
             return
     raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 
@@ -163,8 +165,8 @@ def without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     unique_pairs = dict(pairs)
     if len(unique_pairs) < len(pairs):
         previous_keys: set[str] = set()
-        twin = next(key for key, _ in pairs if key in previous_keys or previous_keys.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {twin[:80]!r} is given twice")
+        duplicate_key = next(key for key, _ in pairs if key in previous_keys or previous_keys.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {duplicate_key[:80]!r} is given twice")
     return unique_pairs
 
 

@@ -55,13 +55,13 @@ def acceptor(kind: object) -> Accepts | None:
     if origin is Literal:
         literals = {(type(literal), literal) for literal in arguments}
         return lambda data: isinstance(data, str | int | None) and (type(data), data) in literals
-    if origin is Annotated and (inner := acceptor(arguments[0])):
-        return _both(inner, [rule for rule, _ in rules(kind)])
-    members = [acceptor(argument) for argument in arguments] if origin in UNIONS else []
-    acceptors = [accepts for accepts in members if accepts]
+    if origin is Annotated and (base_acceptor := acceptor(arguments[0])):
+        return _both(base_acceptor, [rule for rule, _ in rules(kind)])
+    member_acceptors = [acceptor(argument) for argument in arguments] if origin in UNIONS else []
+    acceptors = [accepts for accepts in member_acceptors if accepts]
     return (
         (lambda data: any(accepts(data) for accepts in acceptors))
-        if acceptors and len(acceptors) == len(members)
+        if acceptors and len(acceptors) == len(member_acceptors)
         else None
     )
 
@@ -89,8 +89,8 @@ _LIMITS: Mapping[object, tuple[str, Callable[[Any], Accepts], str]] = {
 
 def rules(kind: object) -> Iterator[tuple[Accepts, str]]:
     """Each constraint of an Annotated type, with words. Raises TypeError for one that would not be kept."""
-    for note in get_args(kind)[1:]:
-        for constraint in note if isinstance(note, annotated_types.GroupedMetadata) else (note,):
+    for annotation in get_args(kind)[1:]:
+        for constraint in annotation if isinstance(annotation, annotated_types.GroupedMetadata) else (annotation,):
             if type(constraint) in _LIMITS:
                 name, make_rule, template = _LIMITS[type(constraint)]
                 limit = getattr(constraint, name)
@@ -116,7 +116,7 @@ def describe(kind: object) -> str:
     if origin in UNIONS:
         return " or ".join(dict.fromkeys(map(describe, arguments)))
     if origin is Annotated:
-        docs = [note.documentation for note in arguments if hasattr(note, "documentation")]
+        docs = [annotation.documentation for annotation in arguments if hasattr(annotation, "documentation")]
         return docs[0] if docs else ", ".join([describe(arguments[0]), *(text for _, text in rules(kind))])
     if origin in (tuple, list, Sequence) or kind is list:
         return "a list" if origin is not tuple or arguments[-1] is ... else f"a list of {len(arguments)}"
@@ -279,11 +279,11 @@ class Library:
         """That no build fits a machine: 'needs the library libcube.so, which ...'; '' where one does."""
         if self.build_for(platform, cuda):
             return ""
-        builds = [f"{build.platform}{f' with CUDA {build.cuda}' if build.cuda else ''}" for build in self.builds]
-        machine = f"{platform}{f' with CUDA {cuda}' if cuda else ''}"
+        build_texts = [f"{build.platform}{f' with CUDA {build.cuda}' if build.cuda else ''}" for build in self.builds]
+        machine_text = f"{platform}{f' with CUDA {cuda}' if cuda else ''}"
         return (
-            f"needs the library {self.name}, which this version has for {', '.join(builds)}, and not for {machine}; "
-            "add one to source.libraries, and build again"
+            f"needs the library {self.name}, which this version has for {', '.join(build_texts)}, and not for "
+            f"{machine_text}; add one to source.libraries, and build again"
         )
 
 
@@ -377,6 +377,8 @@ def later_versions(
 
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
     """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels."""
-    cuda = min((number for number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{number}" in name), default=0)
-    driver = toolchain.get("driver") or _DRIVER_OF_CUDA.get(cuda)
-    return (Driver(driver, str(cuda or "")),) if driver else ()
+    cuda_version = min(
+        (cuda_number for cuda_number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{cuda_number}" in name), default=0
+    )
+    driver = toolchain.get("driver") or _DRIVER_OF_CUDA.get(cuda_version)
+    return (Driver(driver, str(cuda_version or "")),) if driver else ()

@@ -47,9 +47,9 @@ def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[
     """What a step adds to the inputs that a caller gives: of one that covers what states hold too, as an attention mask
     over `past + tokens`, the rest of the sum."""
     stateless_inputs = without_states(inputs, states)
-    axes = grown_axes(stateless_inputs)
+    axis_sizes = grown_axes(stateless_inputs)
     return tuple(
-        replace(spec, shape=tuple(axes.get((spec.name, axis), size) for axis, size in enumerate(spec.shape)))
+        replace(spec, shape=tuple(axis_sizes.get((spec.name, axis), size) for axis, size in enumerate(spec.shape)))
         for spec in stateless_inputs
     )
 
@@ -59,9 +59,9 @@ def grown_axes(inputs: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]
     that a caller gives. And what is left of the sum without such dims."""
     input_dims = {size for spec in inputs for size in spec.shape}
     axis_sizes: dict[tuple[str, int], int | str] = {}
-    for spec, axis, total in list_sums(inputs):
-        base_terms = [term for term in total.split(PLUS) if term.isdecimal() or term in input_dims]
-        if len(base_terms) < len(total.split(PLUS)):
+    for spec, axis, sum_dim in list_sums(inputs):
+        base_terms = [term for term in sum_dim.split(PLUS) if term.isdecimal() or term in input_dims]
+        if len(base_terms) < len(sum_dim.split(PLUS)):
             axis_sizes[spec.name, axis] = (
                 sum(map(int, base_terms)) if all(map(str.isdecimal, base_terms)) else PLUS.join(base_terms)
             )
@@ -76,10 +76,10 @@ def state_ends(
     shapes = {spec.name: spec.shape for spec in inputs}
     dim_ranges: dict[str, tuple[int, int]] = {}
     for name, low, _, high in (ranges for profile in profiles for ranges in profile.inputs):
-        for dim, smallest, largest in zip(shapes.get(name, ()), low, high, strict=False):
+        for dim, min_size, max_size in zip(shapes.get(name, ()), low, high, strict=False):
             if isinstance(dim, str) and dim not in input_dims:
-                known_range = dim_ranges.get(dim, (smallest, largest))
-                dim_ranges[dim] = min(smallest, known_range[0]), max(largest, known_range[1])
+                old_range = dim_ranges.get(dim, (min_size, max_size))
+                dim_ranges[dim] = min(min_size, old_range[0]), max(max_size, old_range[1])
     return dim_ranges
 
 
@@ -110,7 +110,10 @@ class _StatefulSpec(Excerpt):
 def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
     """The states of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
     state_specs = decode(spec, _StatefulSpec, "spec").state
-    return tuple(State(name, entry.output, entry.initial, entry.places) for name, entry in state_specs.items())
+    return tuple(
+        State(name, state_spec.output, state_spec.initial, state_spec.places)
+        for name, state_spec in state_specs.items()
+    )
 
 
 # Ensembles: several graphs, each a version of a model of its own, that make one. Standard library only.
@@ -228,15 +231,15 @@ def order_nodes(
 
     def place(name: str, waiting: tuple[str, ...] = ()) -> None:
         for source in functions[name].values() if name not in (*ordered_nodes, *waiting) else ():
-            if (giver := source.partition(".")[0]) in functions:
-                place(giver, (*waiting, name))
+            if (source_node := source.partition(".")[0]) in functions:
+                place(source_node, (*waiting, name))
         if name not in waiting:
             ordered_nodes.setdefault(name, functions[name])
 
     for graph, sources in graphs.items():
-        for giver in (source.partition(".")[0] for source in sources.values()):
-            if giver in functions:
-                place(giver)
+        for provider in (source.partition(".")[0] for source in sources.values()):
+            if provider in functions:
+                place(provider)
         ordered_nodes[graph] = sources
     for name in sorted(functions):
         place(name)
@@ -246,8 +249,8 @@ def order_nodes(
 def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
     """(graph, output) where a source is an output of a graph; None for an input of the whole. before: names of the
     graphs before the one that takes it."""
-    graph, dot, output = source.partition(".")
-    return (graph, output) if dot and graph in before else None
+    graph, separator, output = source.partition(".")
+    return (graph, output) if separator and graph in before else None
 
 
 def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str]]]:
@@ -339,6 +342,6 @@ def padding_of(spec: Mapping[str, object]) -> Padding:
     """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
     padded_spec = decode(spec, _PaddedSpec, "spec")
     padding = Padding({name: input_spec.pad for name, input_spec in padded_spec.inputs.items() if input_spec.pad})
-    dims = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))
-    edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dims}
+    dim_items = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))
+    edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dim_items}
     return replace(padding, edges={name: sizes for name, sizes in edges.items() if sizes})

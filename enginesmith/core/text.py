@@ -69,9 +69,9 @@ def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: floa
         while process.stdout:
             if not selector.select(max(0.0, end - time.monotonic())) or time.monotonic() > end:
                 raise subprocess.TimeoutExpired(process.args, timeout_s)
-            if not (data := os.read(process.stdout.fileno(), MOST_BYTES)):
+            if not (chunk := os.read(process.stdout.fileno(), MOST_BYTES)):
                 break
-            buffer += data[: MOST_BYTES - len(buffer)]
+            buffer += chunk[: MOST_BYTES - len(buffer)]
     process.wait(max(0.0, end - time.monotonic()))
     return bytes(buffer)
 
@@ -89,23 +89,23 @@ def find_nearest(word: str, known_words: Iterable[str]) -> str | None:
     """The known word that was probably meant: one that is nearly the same, or that this one begins; upper and lower
     case are alike. None where no word is near: a wrong suggestion is worse than a list."""
     spellings = {name.lower(): name for name in known_words}
-    close_words = difflib.get_close_matches(word.lower(), spellings, n=1, cutoff=_ALIKE)
+    close_matches = difflib.get_close_matches(word.lower(), spellings, n=1, cutoff=_ALIKE)
     completions = [name for name in spellings if len(word) >= _BEGINNING and name.startswith(word.lower())]
-    return next((spellings[name] for name in [*close_words, *sorted(completions, key=len)]), None)
+    return next((spellings[name] for name in [*close_matches, *sorted(completions, key=len)]), None)
 
 
 def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None) -> str:
     """'did you mean 'x'?' for the nearest known word; without one `otherwise`, by default 'known: x, y'."""
-    words = list(known_words)
-    if nearest := find_nearest(word, words):
-        return f"did you mean {nearest!r}?"
-    return f"known: {', '.join(words) or 'none'}" if otherwise is None else otherwise
+    word_list = list(known_words)
+    if nearest_word := find_nearest(word, word_list):
+        return f"did you mean {nearest_word!r}?"
+    return f"known: {', '.join(word_list) or 'none'}" if otherwise is None else otherwise
 
 
 def join_first(items: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
     """'a, b and 3 more': the first `limit` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
-    text, rest_count = separator.join(items[:limit]), len(items) - limit
-    return f"{text}{separator.rstrip(', ')} and {rest_count} more" if rest_count > 0 else text
+    text, remaining_count = separator.join(items[:limit]), len(items) - limit
+    return f"{text}{separator.rstrip(', ')} and {remaining_count} more" if remaining_count > 0 else text
 
 
 def format_bytes(size: float | None) -> str:
@@ -118,16 +118,16 @@ def format_bytes(size: float | None) -> str:
 
 def format_age(seconds: float) -> str:
     """'95 s', '12 min', '3 h', '2 days': a time span in seconds, in the largest unit of which it has two."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
+    for unit_s, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
 def format_checks(checks: Mapping[str, int]) -> str:
     """'38/40': how many checks passed of all that there were; '' without any. checks: counts by outcome."""
-    total = sum(checks.values())
-    return f"{checks['passed']}/{total}" if total else ""
+    check_count = sum(checks.values())
+    return f"{checks['passed']}/{check_count}" if check_count else ""
 
 
 def format_plain(value: float) -> str:
@@ -135,8 +135,8 @@ def format_plain(value: float) -> str:
     rounded_value = float(f"{value:.3g}")
     if not 0 < abs(rounded_value) < math.inf:
         return f"{rounded_value:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(rounded_value))))
-    text = f"{rounded_value:,.{digits}f}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(rounded_value))))
+    text = f"{rounded_value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

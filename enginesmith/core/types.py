@@ -187,7 +187,7 @@ class TensorSpec:
 
 def list_sums(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int, str]]:
     """(tensor, axis, sum) of each axis whose size follows from others."""
-    return ((spec, axis, total) for spec in specs for axis, total in spec.sums)
+    return ((spec, axis, sum_dim) for spec in specs for axis, sum_dim in spec.sums)
 
 
 @dataclass(frozen=True)
@@ -303,13 +303,17 @@ class BuildRequest:
     @property
     def multiples(self) -> dict[str, int]:
         """Dim -> what its sizes must be multiples of, for each named dim of the inputs where that is not 1."""
-        per_input = dict(self.profiles[0].multiples) if self.profiles else {}
-        pairs = (pair for spec in self.inputs for pair in zip(spec.shape, per_input.get(spec.name, ()), strict=False))
+        multiples_by_input = dict(self.profiles[0].multiples) if self.profiles else {}
+        pairs = (
+            pair
+            for spec in self.inputs
+            for pair in zip(spec.shape, multiples_by_input.get(spec.name, ()), strict=False)
+        )
         return {dim: multiple for dim, multiple in pairs if isinstance(dim, str) and multiple > 1}
 
     def with_option(self, name: str, value: Scalar) -> "BuildRequest":
         """This request with another value of an option that it has."""
-        return replace(self, options=tuple((key, value if key == name else previous) for key, previous in self.options))
+        return replace(self, options=tuple((key, value if key == name else option) for key, option in self.options))
 
 
 @dataclass(frozen=True)
@@ -344,9 +348,9 @@ class Engine:
     ) -> "Engine":
         """The engine that a backend has written to `path`. also: requirements that only the file shows."""
         size = path.stat().st_size
-        memory = () if request.target.is_cpu else (GpuMemory(size),)
-        requires = (*backend.requires(request), *memory, *also)
-        return cls(request, path, digest_of_file(path), size, path.suffix, requires, notes)
+        memory_requirements = () if request.target.is_cpu else (GpuMemory(size),)
+        requirements = (*backend.requires(request), *memory_requirements, *also)
+        return cls(request, path, digest_of_file(path), size, path.suffix, requirements, notes)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Deployment:
         model |= {"resources": {"limits": limits}} if limits else {}
         # The name of an InferenceService: a-z, 0-9 and '-', a letter first.
         name = re.sub(r"[^a-z0-9-]", "-", self.manifest.model).strip("-")
-        facts = {
+        annotations = {
             "model": self.manifest.model,
             "version": self.manifest.version,
             "manifest": f"sha256:{self.manifest.digest}",
@@ -126,7 +126,7 @@ class Deployment:
             "kind": "InferenceService",
             "metadata": {
                 "name": name if name[0].isalpha() else f"m-{name}",
-                "annotations": {f"enginesmith.io/{name}": value for name, value in facts.items()},
+                "annotations": {f"enginesmith.io/{name}": value for name, value in annotations.items()},
             },
             "spec": {"predictor": {"model": model, **self._placement()}},
         }
@@ -138,8 +138,8 @@ class Deployment:
             return {}
         major, minor = map(str, capability)
         labels = {"nvidia.com/gpu.compute.major": major, "nvidia.com/gpu.compute.minor": minor}
-        taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-        return {"nodeSelector": labels, "tolerations": [taint]}
+        toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        return {"nodeSelector": labels, "tolerations": [toleration]}
 
     def _storage_container(self) -> Json:
         container: Json = {

@@ -70,22 +70,22 @@ def mirror(
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     versions = [locate(source, reference) for reference in references]
-    trust_results = [require(source, located.manifest, trust) for located in versions]
+    trust_results = [require(source, located_version.manifest, trust) for located_version in versions]
     sizes: dict[str, int | None] = {}
     moves = []
-    for located, trust_result in zip(versions, trust_results, strict=True):
-        manifest = located.manifest
+    for located_version, trust_result in zip(versions, trust_results, strict=True):
+        manifest = located_version.manifest
         models = [manifest.model, *(graph.model for graph in manifest.graphs)]
         with hold_change(dest, models, f"mirroring {manifest.reference}", BUILDING) as guard:
             _copy_version(source, manifest, guard, sizes, say)
             refresh_version(guard, manifest)
-        if with_channels and located.channel is not None:
-            moves.append(_move(source, located.channel, manifest, dest, by, trust_result.counts))
-    for model in dict.fromkeys(located.manifest.model for located in versions):
+        if with_channels and located_version.channel is not None:
+            moves.append(_move(source, located_version.channel, manifest, dest, by, trust_result.counts))
+    for model in dict.fromkeys(located_version.manifest.model for located_version in versions):
         merge_series(source, dest, model)
-    labels = tuple(dict.fromkeys(located.manifest.reference for located in versions))
+    version_labels = tuple(dict.fromkeys(located_version.manifest.reference for located_version in versions))
     new_sizes = [size for size in sizes.values() if size is not None]
-    return Mirrored(labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
+    return Mirrored(version_labels, len(new_sizes), len(sizes) - len(new_sizes), sum(new_sizes), tuple(moves))
 
 
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
@@ -98,14 +98,16 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
     titles = {attachment.digest: f"attachment {attachment.name}" for attachment, _ in attachments(store, manifest)}
     blob_titles = titles | manifest.blobs()
     documents = [store.read(key) or b"" for key in keys if key.endswith(".json")]
-    named_digests = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
-    extras = [digest for digest in sorted(named_digests - blob_titles.keys()) if store.has(digest)]
+    named_digests = {digest for document in (*documents, "\n".join(keys).encode()) for digest in digests_in(document)}
+    extra_digests = [digest for digest in sorted(named_digests - blob_titles.keys()) if store.has(digest)]
     for digest, title in blob_titles.items():
         if not store.has(digest):
             raise IntegrityError(
                 f"{manifest.reference} has lost its {title} ({digest}); run `enginesmith registry fsck`"
             )
-    return [*blob_titles, *extras], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
+    return [*blob_titles, *extra_digests], [
+        key for key in keys if key != manifest_key(manifest.model, manifest.version)
+    ]
 
 
 def _copy_version(
@@ -121,9 +123,9 @@ def _copy_version(
     key = manifest_key(manifest.model, manifest.version)
     blobs, documents = _list_contents(source, manifest)
     guard.secure([name, *blobs])
-    data = source.read(key)
-    dest_data = dest.read(key)
-    if data is None or (dest_data is not None and dest_data != data):
+    content = source.read(key)
+    dest_content = dest.read(key)
+    if content is None or (dest_content is not None and dest_content != content):
         refusal = ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
         refusal.nothing_written = not sizes
         raise refusal
@@ -137,10 +139,10 @@ def _copy_version(
     guard.secure([name, *blobs])
     if lost_digests := [digest for digest in blobs if not dest.has(digest)]:
         raise IntegrityError(f"{dest.uri} lost blob {lost_digests[0]} while it was copied; run again")
-    pages = (page_key(manifest.model, manifest.version), page_data_key(manifest.model, manifest.version))
+    page_keys = (page_key(manifest.model, manifest.version), page_data_key(manifest.model, manifest.version))
     for document in documents:
-        _copy_document(source, document, dest, page=document in pages)
-    if not dest.create(key, data) and dest.read(key) != data:
+        _copy_document(source, document, dest, page=document in page_keys)
+    if not dest.create(key, content) and dest.read(key) != content:
         raise ConflictError(f"{dest.uri} has another {name} since a moment; versions never change")
 
 
@@ -159,11 +161,11 @@ def _copy_blob(source: Store, dest: Store, folder: Path, digest: str) -> int | N
 def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
     """Copy a document unless it is there. Raises ConflictError for another one, but not for another page, which is for
     people only, nor for another signature by the same key."""
-    data = source.read(key)
-    if data is None or dest.create(key, data) or page or (dest_data := dest.read(key)) == data:
+    content = source.read(key)
+    if content is None or dest.create(key, content) or page or (dest_content := dest.read(key)) == content:
         return
     with suppress(Malformed):  # unless both are signatures
-        dest_bundle, bundle = read_bundle(dest_data or b""), read_bundle(data)
+        dest_bundle, bundle = read_bundle(dest_content or b""), read_bundle(content)
         if (dest_bundle.key_id, dest_bundle.file, dest_bundle.digest) == (bundle.key_id, bundle.file, bundle.digest):
             return
     raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")

@@ -66,27 +66,29 @@ def export_oci(
     manifest = located.manifest
     require_model(manifest)
     # Nothing is checked when an image is mounted, so the trust policy is checked here.
-    counts = require(store, located.manifest, trust).counts
-    only_proven = proven_only or located.proven_only
+    is_counted = require(store, located.manifest, trust).counts
+    is_proven_only = proven_only or located.proven_only
     entries: list[EngineEntry] = [
         unit
-        for unit in judge_entries(store, manifest, counts)
-        if unit.status == "proven" or (unit.usable and not only_proven)
+        for unit in judge_entries(store, manifest, is_counted)
+        if unit.status == "proven" or (unit.usable and not is_proven_only)
     ]
     if not entries:
-        kind = "proven" if only_proven else "usable"
-        raise UnknownNameError(f"{manifest.reference} has no {kind} engine; `enginesmith show` says why")
+        engine_kind = "proven" if is_proven_only else "usable"
+        raise UnknownNameError(f"{manifest.reference} has no {engine_kind} engine; `enginesmith show` says why")
     if triton:
         reasons = {entry.unit: find_unservable(entry) for entry in entries}
         if all(reasons.values()):
             reason_lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-            complaint = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
-            raise UnknownNameError("\n".join([complaint, *reason_lines]))
+            problem = f"{manifest.reference} has no engine that Triton can serve; {REMEDY}:"
+            raise UnknownNameError("\n".join([problem, *reason_lines]))
         entries = [entry for entry in entries if not reasons[entry.unit]]
     old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""
-    version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
-    images = [_image(store, layout, version, entry, triton) for entry in entries]
+    exported_version = Located(
+        located.reference, manifest
+    )  # without the channel, so that the image is the same through any
+    images = [_image(store, layout, exported_version, entry, triton) for entry in entries]
     listing = {
         "schemaVersion": 2,
         "mediaType": INDEX,
@@ -147,11 +149,11 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
     def lay_out(folder: Path) -> None:
         if not triton:
             stem = stem_of(manifest, entry)
-            description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
+            description_bytes = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
             shards = manifest.shards.get(str(entry.digest), {})
             for name, digest in ((f"{stem}{entry.suffix}", str(entry.digest)), *((shard, shard) for shard in shards)):
                 store.fetch(digest, folder / name)
-            (folder / f"{stem}.json").write_bytes(description)
+            (folder / f"{stem}.json").write_bytes(description_bytes)
             return
         candidates = (EngineCandidate(entry, "named"),)
         ranking = EngineRanking(manifest.reference, Machine(entry.compute_capability), Policy(), candidates, ())
@@ -195,16 +197,16 @@ class _Layout:
         folder = self._blobs()
         with reachable(f"writing {folder}"):
             sweep(folder)
-            with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
-                root = Path(copies)
-                lay_out(root)
-                with tarfile.open(fileobj=file.stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            with tempfile.TemporaryDirectory(dir=self.root) as temp_folder, start_atomic_write(folder) as file:
+                copies_folder = Path(temp_folder)
+                lay_out(copies_folder)
+                with tarfile.open(fileobj=file.stream, mode="w", format=tarfile.PAX_FORMAT) as tar_file:
+                    for path in sorted(path for path in copies_folder.rglob("*") if path.is_file()):
                         with path.open("rb") as stream:
                             # A TarInfo has neither times nor owners, so that equal files give equal bytes.
-                            info = tarfile.TarInfo(path.relative_to(root).as_posix())
-                            info.size, info.mode = path.stat().st_size, 0o444
-                            tar.addfile(info, stream)
+                            member = tarfile.TarInfo(path.relative_to(copies_folder).as_posix())
+                            member.size, member.mode = path.stat().st_size, 0o444
+                            tar_file.addfile(member, stream)
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
                 file.commit(folder / digest)
@@ -233,9 +235,11 @@ def _read_index(dest: Path) -> list[Json]:
             raise InputError(
                 f"{dest} is no OCI layout; name a new folder, or one that `enginesmith registry export` wrote"
             )
-        data = (dest / "index.json").read_bytes()
+        index_bytes = (dest / "index.json").read_bytes()
     try:
-        descriptors: list[Json] = [{**descriptor} for descriptor in parse_as(data, MAX_INDEX_BYTES, _Index).manifests]
+        descriptors: list[Json] = [
+            {**descriptor} for descriptor in parse_as(index_bytes, MAX_INDEX_BYTES, _Index).manifests
+        ]
         for descriptor in descriptors:
             _annotations(descriptor)
     except Malformed as error:

@@ -47,15 +47,15 @@ class JsonLinesReader:
 
     def of(self, stream: BinaryIO) -> Iterator[tuple[int, Record]]:
         """The objects of an open file, with their line numbers. Raises DataError."""
-        number = 0
+        line_number = 0
         while line := stream.readline(min(self._most + 1, self._left)):
-            number += 1
+            line_number += 1
             self._left -= len(line)
             self._hash.update(line)
             if len(line) > self._most:
-                raise self.error(number, f"is longer than {self._most} bytes")
-            if line.strip() and (record := self._read(line, number)) is not None:
-                yield number, record
+                raise self.error(line_number, f"is longer than {self._most} bytes")
+            if line.strip() and (record := self._read(line, line_number)) is not None:
+                yield line_number, record
 
     def error(self, number: int, what: str) -> DataError:
         """The error to raise about a line."""
@@ -137,12 +137,12 @@ class LineFile:
 
     def append(self, value: Mapping[str, object]) -> bool:
         """Add a line; False when the file is full. Raises ValueError for NaN, UnavailableError."""
-        data = _line(value)
+        line_bytes = _line(value)
         with self._lock:
             if self._pid != os.getpid():  # a child must not share its parent's lock
                 self._pid, self._fd, self._appended = os.getpid(), self._open(), 0
             try:
-                is_appended = self._append(data)
+                is_appended = self._append(line_bytes)
             except OSError as error:
                 raise UnavailableError(f"writing {self.path}: {error.strerror or error}") from error
             self._appended += is_appended

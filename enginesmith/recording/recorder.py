@@ -145,9 +145,9 @@ class ObservationLog(_Log):
         arrival_s = time.time() if time_s is None else time_s
 
         def line() -> dict[str, object]:
-            details = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
+            record_fields = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
             digest_field = {"output": None if outputs is None else digest_of_outputs(outputs)}
-            answer_fields = {key: value for key, value in (details | digest_field).items() if value is not None}
+            answer_fields = {key: value for key, value in (record_fields | digest_field).items() if value is not None}
             return {"time": float(arrival_s), "latency": float(latency), "ok": bool(ok), **answer_fields}
 
         return self._append(line)

@@ -91,9 +91,13 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
         array = np.ascontiguousarray(value)
         if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
-        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        array_bytes = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
-        encoded_inputs[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
+        encoded_inputs[name] = {
+            "dtype": array.dtype.name,
+            "shape": shape,
+            "data": base64.b64encode(array_bytes).decode(),
+        }
     return encoded_inputs
 
 
@@ -110,7 +114,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
         recorded_requests = list(_read_npz(path, inputs))
     else:
         reader = JsonLinesReader(path, MOST_LINE_BYTES)
-        recorded_requests, size = [], 0
+        recorded_requests, input_bytes = [], 0
         for line_number, record in reader:
             try:
                 if "kind" in record:
@@ -125,8 +129,8 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
                 recorded_requests.append(_read_request(record, inputs))
                 if math.isnan(recorded_requests[-1].at) != math.isnan(recorded_requests[0].at):
                     raise ValueError("at is given for some requests only; give it for all of them, or for none")
-                size += sum(array.nbytes for array in recorded_requests[-1].inputs.values())
-                if size > most_bytes:
+                input_bytes += sum(array.nbytes for array in recorded_requests[-1].inputs.values())
+                if input_bytes > most_bytes:
                     raise ValueError(f"more than {most_bytes} bytes of inputs so far; split the file")
             except (ValueError, TypeError, OverflowError, EnginesmithError) as error:
                 raise reader.error(line_number, str(error)) from None
@@ -136,7 +140,10 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     is_timed = not math.isnan(recorded_requests[0].at)
     recorded_requests.sort(key=lambda request: request.at if is_timed else 0.0)
     start_s = recorded_requests[0].at if is_timed else 0.0
-    requests = tuple(replace(recorded, at=recorded.at - start_s if is_timed else 0.0) for recorded in recorded_requests)
+    requests = tuple(
+        replace(recorded_request, at=recorded_request.at - start_s if is_timed else 0.0)
+        for recorded_request in recorded_requests
+    )
     return RecordedTraffic(
         requests, digest_of_file(path), sampling, is_cut, origin, tuple(surplus_names), is_timed, start_s, model
     )
@@ -203,21 +210,21 @@ def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
 
 
 def _from_base64(name: str, value: Mapping[str, object]) -> Array:
-    dtype, shape, text = value.get("dtype"), value.get("shape"), value.get("data")
+    dtype, shape, base64_text = value.get("dtype"), value.get("shape"), value.get("data")
     if dtype not in DTYPES:
         raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
         raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
-    if not isinstance(text, str):
+    if not isinstance(base64_text, str):
         raise ValueError(f"input {name!r} has no data in base64")
     try:
-        data = base64.b64decode(text, validate=True)
+        array_bytes = base64.b64decode(base64_text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"input {name!r}: its data is not base64 ({error})") from None
-    kind = dtype_of(dtype)
-    if len(data) != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"input {name!r} has {len(data)} bytes; {dtype} of shape {shape} needs another number")
-    return np.frombuffer(data, kind).reshape(shape)
+    array_dtype = dtype_of(dtype)
+    if len(array_bytes) != math.prod(shape) * array_dtype.itemsize:
+        raise ValueError(f"input {name!r} has {len(array_bytes)} bytes; {dtype} of shape {shape} needs another number")
+    return np.frombuffer(array_bytes, array_dtype).reshape(shape)
 
 
 def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
@@ -250,12 +257,12 @@ class Difference:
 
 def digest_of_outputs(outputs: Tensors) -> str:
     """SHA-256 of the names, dtypes, shapes and bytes of arrays, whatever their order."""
-    sha = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(outputs):
         array = np.ascontiguousarray(outputs[name])
-        sha.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
-        sha.update(array.tobytes())
-    return sha.hexdigest()
+        hasher.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
 
 
 def difference(candidate: Tensors, baseline: Tensors) -> Difference:
@@ -274,13 +281,15 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
     if theirs.dtype.kind in "biu" or ours.dtype.kind in "biu":
         is_equal = bool(np.array_equal(ours, theirs))
         return Difference(EQUAL_DB if is_equal else UNLIKE_DB, not is_equal)
-    left, right = ours.astype(np.float64), theirs.astype(np.float64)
-    masks = np.isinf(left) | np.isinf(right)
-    if np.isnan(left).any() or np.isnan(right).any() or not np.array_equal(left[masks], right[masks]):
+    ours64, theirs64 = ours.astype(np.float64), theirs.astype(np.float64)
+    masks = np.isinf(ours64) | np.isinf(theirs64)
+    if np.isnan(ours64).any() or np.isnan(theirs64).any() or not np.array_equal(ours64[masks], theirs64[masks]):
         return Difference(UNLIKE_DB, True)
-    is_flipped = bool(left.ndim and left.shape[-1] > 1 and left.size and (left.argmax(-1) != right.argmax(-1)).any())
-    left[masks] = right[masks] = 0.0
-    signal, noise = float(np.sum(right * right)), float(np.sum((left - right) ** 2))
+    is_flipped = bool(
+        ours64.ndim and ours64.shape[-1] > 1 and ours64.size and (ours64.argmax(-1) != theirs64.argmax(-1)).any()
+    )
+    ours64[masks] = theirs64[masks] = 0.0
+    signal, noise = float(np.sum(theirs64 * theirs64)), float(np.sum((ours64 - theirs64) ** 2))
     if noise == 0.0:
         return Difference(EQUAL_DB, is_flipped)
     sqnr_db = 10.0 * math.log10(signal / noise) if signal > 0.0 else UNLIKE_DB

@@ -80,14 +80,16 @@ def collect(
     the garbage marks that cannot be read, since these may refer to anything.
     """
     if not delete:
-        garbage, state = find_garbage(store, rules or Rules()), read_state(store)
-        return _summarize(store, garbage, grace, state, read_shards(store, state.shards))
+        garbage, mark_state = find_garbage(store, rules or Rules()), read_state(store)
+        return _summarize(store, garbage, grace, mark_state, read_shards(store, mark_state.shards))
     with hold_claim(store) as claim:
         sweep = Sweep(claim, rules or Rules(), grace, say)
-        garbage = latest = sweep.run()
+        garbage = last_garbage = sweep.run()
         if not grace and any(shard.waiting for shard in sweep.shards.values()):
-            latest = sweep.run()  # what was just marked is due; only what was marked before a sweep began is deleted
-        _clean_up(sweep, latest)
+            last_garbage = (
+                sweep.run()
+            )  # what was just marked is due; only what was marked before a sweep began is deleted
+        _clean_up(sweep, last_garbage)
         claim.release(shard for shard, marks in sweep.shards.items() if marks == MarkShard())
     return _summarize(store, garbage, grace, claim.state, sweep.shards, sweep.gone)
 
@@ -105,12 +107,12 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
                 store.remove(key)
                 sweep.gone[key] = "series"
     now = store.now()
-    ended_leases = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
+    expired_leases = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
     remaining_models = [listing.without(sweep.gone) for listing in garbage.listed]
-    changed_models = [model for lease in ended_leases for model in lease.changes]
+    changed_models = [model for lease in expired_leases for model in lease.changes]
     refresh_models(store, changed_models)
     heal_index(store, remaining_models, changed_models)
-    for lease in ended_leases:
+    for lease in expired_leases:
         store.remove(lease_key(lease.id))
     build_history.remove_stale_locks(store)
     _tend_reports(sweep, now)
@@ -120,9 +122,9 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
 def _tend_reports(sweep: Sweep, now: datetime) -> None:
     """Delete the reports of nodes that are gone, and set the share of nodes that report outside of rollouts, such that
     about `rollouts.reports.MOST_REPORTERS` of a channel do."""
-    gone_keys, heard_nodes = clear_gone(sweep.store, now)
-    sweep.gone.update(dict.fromkeys(gone_keys, "report"))
-    for (model, name), nodes in heard_nodes.items():
+    deleted_keys, reporting_nodes = clear_gone(sweep.store, now)
+    sweep.gone.update(dict.fromkeys(deleted_keys, "report"))
+    for (model, name), nodes in reporting_nodes.items():
         with suppress(ConflictError, IntegrityError):  # `verify` reports a damaged channel
             change_channel(sweep.store, model, name, partial(_with_share, nodes))
 
@@ -150,7 +152,7 @@ def _summarize(
 
     Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
     """
-    acted, kinds, now = kinds is not None, kinds or {}, store.now()
+    has_deleted, kinds, now = kinds is not None, kinds or {}, store.now()
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
     active_leases = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
     oldest_generation = min((lease.seen for lease in active_leases), default=None)
@@ -162,14 +164,18 @@ def _summarize(
             return GarbageItem(kind, name, why, size, "deleted")
         if tombstone is None or not mark_state.counts(tombstone):
             return GarbageItem(kind, name, why, size, "new")
-        due = due_times.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
+        due_time = due_times.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
         is_blocked = oldest_generation is not None and tombstone.generation > oldest_generation
-        return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if is_blocked else "due", due)
+        return GarbageItem(
+            kind, name, why, size, "waiting" if due_time > now else "held" if is_blocked else "due", due_time
+        )
 
     items = [item(*row) for row in garbage.rows()]
     items += [GarbageItem(kind, key, _WHY[kind], 0, "deleted") for key, kind in kinds.items() if kind in _WHY]
-    old_runs, run_state = (prune(store), "deleted") if acted else (surplus(store), "due")
+    old_runs, run_state = (prune(store), "deleted") if has_deleted else (surplus(store), "due")
     items += [GarbageItem("run", run, "newer runs are kept", 0, run_state) for run in old_runs]
-    keep_reasons = {f"{model}@{version}": why for (model, version), why in garbage.reasons.items()}
-    writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in active_leases)
-    return Collected(tuple(items), keep_reasons, writers, acted)
+    keep_reasons = {
+        f"{model}@{version}": version_reasons for (model, version), version_reasons in garbage.reasons.items()
+    }
+    running_writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in active_leases)
+    return Collected(tuple(items), keep_reasons, running_writers, has_deleted)

@@ -79,8 +79,8 @@ class LatencySeries:
         the reference that is lost cannot be run against it."""
         relative_points = [point for point in self.points if point.relative is not None]
         level_points = [point for point in relative_points if point.version == version] or relative_points
-        levels = [point.relative for point in level_points[-LEVEL_POINTS:] if point.relative is not None]
-        return replace(self, reference=version, base=median(levels) if levels else 1.0)
+        relative_levels = [point.relative for point in level_points[-LEVEL_POINTS:] if point.relative is not None]
+        return replace(self, reference=version, base=median(relative_levels) if relative_levels else 1.0)
 
 
 def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> LatencySeries:
@@ -120,14 +120,14 @@ def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:
 
 def read_series(store: Store, series: LatencySeries) -> LatencySeries:
     """The stored series of what `series` is of; itself where none is stored. Raises IntegrityError."""
-    data = store.read(series.key)
-    return parse_series(data, series.key) if data else series
+    series_bytes = store.read(series.key)
+    return parse_series(series_bytes, series.key) if series_bytes else series
 
 
 def list_series(store: Store, model: str) -> list[LatencySeries]:
     """All series of a model, in `order_of`. Raises IntegrityError for one that cannot be read."""
     documents = ((key, store.read(key)) for key in store.list(f"{SERIES}{model}/"))
-    return sorted((parse_series(data, key) for key, data in documents if data), key=order_of)
+    return sorted((parse_series(series_bytes, key) for key, series_bytes in documents if series_bytes), key=order_of)
 
 
 def order_of(series: LatencySeries) -> tuple[object, ...]:

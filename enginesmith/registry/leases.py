@@ -81,10 +81,10 @@ class MarkShard(Complete):
 
     def without(self, names: frozenset[str]) -> "MarkShard":
         """The marks without those of waiting `names`. Raises ConflictError if one of `names` is going."""
-        if going := sorted(names & self.going.keys()):
+        if going_names := sorted(names & self.going.keys()):
             raise ConflictError(
-                f"{going[0]} is being deleted this moment by `enginesmith registry gc`; run again when that is done "
-                "(`enginesmith registry gc --delete` also ends one that was killed)"
+                f"{going_names[0]} is being deleted this moment by `enginesmith registry gc`; run again when that is "
+                "done (`enginesmith registry gc --delete` also ends one that was killed)"
             )
         if names.isdisjoint(self.waiting):
             return self
@@ -135,7 +135,7 @@ def by_shard(names: Iterable[str]) -> dict[str, frozenset[str]]:
     shard_names: dict[str, set[str]] = {}
     for name in names:
         shard_names.setdefault(shard_of(name), set()).add(name)
-    return {shard: frozenset(members) for shard, members in sorted(shard_names.items())}
+    return {shard: frozenset(names_in_shard) for shard, names_in_shard in sorted(shard_names.items())}
 
 
 def read_state(store: Store) -> MarkState:
@@ -156,7 +156,7 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
 def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
     """Read shards of marks, side by side. Raises IntegrityError when one is damaged."""
     keys = {mark_shard_key(shard): shard for shard in shards}
-    return {keys[key]: _parse_shard(key, data) for key, data in side_by_side(store.read, list(keys))}
+    return {keys[key]: _parse_shard(key, shard_bytes) for key, shard_bytes in side_by_side(store.read, list(keys))}
 
 
 def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkShard]) -> MarkShard:
@@ -183,7 +183,7 @@ def unmark(store: Store, names: Iterable[str]) -> None:
     """
     shard_names = by_shard(names)
     marked_shards = read_state(store).shards if shard_names else ()
-    shard_names = {shard: members for shard, members in shard_names.items() if shard in marked_shards}
+    shard_names = {shard: names_in_shard for shard, names_in_shard in shard_names.items() if shard in marked_shards}
     for _ in side_by_side(
         lambda shard: update_shard(store, shard, lambda marks: marks.without(shard_names[shard])), list(shard_names)
     ):
@@ -256,9 +256,9 @@ class Lease(Complete):
 
 def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: tuple[str, ...] = ()) -> Lease:
     """Write a lease and return it. The generation is read first: one that is too low is safe, one too high is not."""
-    generation, began = read_state(store).generation, store.now()
+    generation, start = read_state(store).generation, store.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
-    lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, generation, changes)
+    lease = Lease(secrets.token_hex(16), what, holder, start, start + lasts, generation, changes)
     store.create(lease_key(lease.id), canonical_json(encode(lease)))
     return lease
 
@@ -266,10 +266,10 @@ def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: 
 def list_leases(store: Store) -> list[Lease]:
     """All leases, held or expired. Raises IntegrityError for one that cannot be read, as it may protect anything."""
     leases: list[Lease] = []
-    for key, data in side_by_side(store.read, list(store.list(LEASES))):
+    for key, lease_bytes in side_by_side(store.read, list(store.list(LEASES))):
         try:
-            if data is not None:
-                leases.append(lease := parse_as(data, LEASE_MAX_BYTES, Lease))
+            if lease_bytes is not None:
+                leases.append(lease := parse_as(lease_bytes, LEASE_MAX_BYTES, Lease))
                 if lease_key(lease.id) != key:
                     raise Malformed(f"is that of lease {lease.id[:80]!r}: it was moved by hand")
         except EnginesmithError as error:
@@ -323,10 +323,10 @@ def hold_lease(
     UnavailableError or with a ConflictError after a write: the block may have written evidence without a snapshot. The
     collection that finds the expired lease writes that snapshot.
     """
-    begun = parsing.steady_s()
+    start_s = parsing.steady_s()
     lease = take_lease(store, what, lasts, changes)
     try:
-        yield Guard(store, lease, begun)
+        yield Guard(store, lease, start_s)
     finally:
         with suppress(EnginesmithError):
             finish()
@@ -340,10 +340,10 @@ def hold_lease(
 def keep_renewing(renew: Callable[[], object], every_s: float) -> Iterator[None]:
     """Call `renew` in a thread every `every_s` seconds while the block runs; what the registry refuses is left to the
     next time."""
-    stop = Event()
+    stop_event = Event()
 
     def work() -> None:
-        while not stop.wait(every_s):
+        while not stop_event.wait(every_s):
             with suppress(EnginesmithError):
                 renew()
 
@@ -352,7 +352,7 @@ def keep_renewing(renew: Callable[[], object], every_s: float) -> Iterator[None]
     try:
         yield
     finally:
-        stop.set()
+        stop_event.set()
         thread.join()
 
 
@@ -364,11 +364,15 @@ def secure_version(guard: Guard, manifest: Manifest) -> None:
     """
     model, version = manifest.model, manifest.version
     keys = list(guard.store.list(version_prefix(model, version)))
-    documents = (data for _, data in side_by_side(guard.store.read, [key for key in keys if key.endswith(".json")]))
-    digests = (digest for data in (*documents, "\n".join(keys).encode()) if data for digest in digests_in(data))
+    documents = (
+        document for _, document in side_by_side(guard.store.read, [key for key in keys if key.endswith(".json")])
+    )
+    digests = (
+        digest for document in (*documents, "\n".join(keys).encode()) if document for digest in digests_in(document)
+    )
     guard.secure([version_name(model, version), *digests])
-    data = guard.store.read(manifest_key(model, version))
-    if data is None or parse(data, model=model, version=version).digest != manifest.digest:
+    document = guard.store.read(manifest_key(model, version))
+    if document is None or parse(document, model=model, version=version).digest != manifest.digest:
         raise IntegrityError(f"{model}@{version} was deleted or replaced while it was looked at; run again")
     secure_graphs(guard, manifest)
 

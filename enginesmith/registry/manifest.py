@@ -135,8 +135,10 @@ class EngineEntry:
             raise Malformed(f"{self.unit} is {self.status} and does not say which processor it requires")
         axes = {spec.name: len(spec.shape) for spec in self.inputs}
         for profile in self.profiles:
-            sizes = [(name, shape) for name, *shapes in profile.inputs for shape in shapes]
-            if wrong_inputs := [name for name, shape in (*sizes, *profile.multiples) if axes.get(name) != len(shape)]:
+            input_shapes = [(name, shape) for name, *shapes in profile.inputs for shape in shapes]
+            if wrong_inputs := [
+                name for name, shape in (*input_shapes, *profile.multiples) if axes.get(name) != len(shape)
+            ]:
                 raise Malformed(f"{self.unit} has a profile with other axes of {wrong_inputs[0][:80]!r} than its input")
 
 
@@ -201,9 +203,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored; equal manifests give equal bytes. Raises Malformed."""
-        data = canonical_json({**encode(self), "digest": self.digest})
-        _read(data)
-        return data
+        manifest_bytes = canonical_json({**encode(self), "digest": self.digest})
+        _read(manifest_bytes)
+        return manifest_bytes
 
     @cached_property
     def digest(self) -> str:
@@ -221,9 +223,11 @@ class Manifest:
         for entry in self.engines:
             blob_roles |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
             blob_roles |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
-        for whole, shards in self.shards.items():
+        for whole_digest, shards in self.shards.items():
             blob_roles |= {
-                shard: f"shard of {blob_roles.get(whole, whole)}" for shard in shards if shard not in blob_roles
+                shard: f"shard of {blob_roles.get(whole_digest, whole_digest)}"
+                for shard in shards
+                if shard not in blob_roles
             }
         return blob_roles | ({self.report: "report"} if self.report else {})
 
@@ -234,27 +238,27 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     Raises IntegrityError for what is not JSON, was edited, has a newer format or a wrong field; Misplaced if it is of
     another model or version than the given ones.
     """
-    where = f"manifest of {model}@{version}" if model else "manifest"
-    where += f" ({place})" if place else ""
+    document_name = f"manifest of {model}@{version}" if model else "manifest"
+    document_name += f" ({place})" if place else ""
     try:
         manifest = _read(data)
-        part_names = [graph.name for graph in manifest.graphs]
-        part_names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
-        if duplicate := next((name for name in part_names if part_names.count(name) > 1), None):
+        graph_names = [graph.name for graph in manifest.graphs]
+        graph_names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
+        if duplicate := next((name for name in graph_names if graph_names.count(name) > 1), None):
             raise Malformed(f"two of its graphs and functions are called {duplicate!r}")
     except Malformed as error:
-        raise document_error(where, error, _REMEDY if place else "") from error
+        raise document_error(document_name, error, _REMEDY if place else "") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
-        raise Misplaced(f"{where}: it is that of {manifest.reference}; it was moved by hand; move it back")
+        raise Misplaced(f"{document_name}: it is that of {manifest.reference}; it was moved by hand; move it back")
     return manifest
 
 
 def _read(data: bytes) -> Manifest:
     document = parse_json(data, MAX_BYTES)
-    claim = document.pop("digest", None)
+    stated_digest = document.pop("digest", None)
     manifest = decode(document, Manifest, "")
-    if claim != (digest := digest_of(document)):
-        raise Malformed(f"its digest is {digest}, and it says {claim!r:.80}: it was edited by hand or damaged")
+    if stated_digest != (digest := digest_of(document)):
+        raise Malformed(f"its digest is {digest}, and it says {stated_digest!r:.80}: it was edited by hand or damaged")
     vars(manifest)["digest"] = digest  # of the document, as `digest` would work it out
     return manifest
 
@@ -296,9 +300,9 @@ SUFFIX = ".json"
 def require_model(manifest: Manifest) -> None:
     """Raise InputError for an ensemble: of what works on a model of one graph."""
     if manifest.graphs:
-        graphs = ", ".join(graph.reference for graph in manifest.graphs)
+        graph_list = ", ".join(graph.reference for graph in manifest.graphs)
         raise InputError(
-            f"{manifest.reference} is an ensemble, and this works on a model of one graph: give one of {graphs}"
+            f"{manifest.reference} is an ensemble, and this works on a model of one graph: give one of {graph_list}"
         )
 
 
@@ -346,14 +350,16 @@ def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
 def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
     """The manifest of a graph's version. Raises IntegrityError where that is gone, damaged or another one."""
     key = manifest_key(graph.model, graph.version)
-    where = f"graph {graph.name!r} is {graph.reference}"
-    if (data := store.read(key)) is None:
-        raise IntegrityError(f"{where}, which is not in {store.uri}; restore it, or build the ensemble again")
-    manifest = parse(data, model=graph.model, version=graph.version, place=place_of(store, key))
+    graph_text = f"graph {graph.name!r} is {graph.reference}"
+    if (manifest_bytes := store.read(key)) is None:
+        raise IntegrityError(f"{graph_text}, which is not in {store.uri}; restore it, or build the ensemble again")
+    manifest = parse(manifest_bytes, model=graph.model, version=graph.version, place=place_of(store, key))
     if manifest.digest != graph.manifest:
-        raise IntegrityError(f"{where} with manifest {graph.manifest}, and that is now {manifest.digest}; restore it")
+        raise IntegrityError(
+            f"{graph_text} with manifest {graph.manifest}, and that is now {manifest.digest}; restore it"
+        )
     if manifest.graphs:
-        raise IntegrityError(f"{where}, which is an ensemble itself; a graph is a model of one graph")
+        raise IntegrityError(f"{graph_text}, which is an ensemble itself; a graph is a model of one graph")
     return manifest
 
 

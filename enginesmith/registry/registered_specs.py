@@ -143,10 +143,10 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
     entries = registrations(store, model)
     matching_entries = [registration for registration in entries if digest in (None, registration.bundle.digest)]
     if not matching_entries:
-        what = f"{model}@{digest}" if digest else model
+        name = f"{model}@{digest}" if digest else model
         digests_text = ", ".join(registration.bundle.digest[:12] for registration in entries) or "nothing"
         raise UnknownNameError(
-            f"{what} is not registered in {store.uri}, which has {digests_text} of {model} (the last {KEPT} are kept); "
+            f"{name} is not registered in {store.uri}, which has {digests_text} of {model} (the last {KEPT} are kept); "
             "`enginesmith prefect register SPEC` registers it"
         )
     return matching_entries[-1]

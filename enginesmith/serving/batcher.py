@@ -206,7 +206,7 @@ class Batcher(SelfClosing):
 
     def _work(self) -> None:
         while (batch := self._take()) is not None:
-            started_s = time.perf_counter()
+            start_s = time.perf_counter()
             self._running = batch
             running_requests = [request for request in batch if request.future.set_running_or_notify_cancel()]
             try:
@@ -216,7 +216,7 @@ class Batcher(SelfClosing):
                 for request in running_requests:
                     if not request.future.done():
                         request.future.set_exception(error)
-            self._log(running_requests, started_s, time.perf_counter())
+            self._log(running_requests, start_s, time.perf_counter())
 
     def _fail(self, error: BaseException) -> None:
         """Fail all that waits, and whatever is submitted later: nobody takes requests any more."""
@@ -250,19 +250,23 @@ class Batcher(SelfClosing):
         if len(requests) == 1:
             return [requests[0].join.plan.crop(self._call(requests, padded_inputs[0]))]
         input_names = [spec.name for spec in self._session.inputs]
-        batch = {
+        batch_inputs = {
             name: np.concatenate([inputs[name] for inputs in padded_inputs], self._axes[name]) for name in input_names
         }
-        outputs, answers, offset = self._call(requests, batch), list[Answer](), 0
-        total = sum(request.join.samples for request in requests)
-        if wrong_outputs := [name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != total]:
+        outputs, answers, offset = self._call(requests, batch_inputs), list[Answer](), 0
+        sample_count = sum(request.join.samples for request in requests)
+        if wrong_outputs := [
+            name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != sample_count
+        ]:
             raise EnginesmithError(
-                f"output {wrong_outputs[0]!r} of {total} samples has no entry for each along the batch dim"
+                f"output {wrong_outputs[0]!r} of {sample_count} samples has no entry for each along the batch dim"
             )
         for request in requests:
             span = slice(offset, offset := offset + request.join.samples)
-            rows = {name: array[(slice(None),) * self._axes.get(name, 0) + (span,)] for name, array in outputs.items()}
-            answers.append(request.join.plan.crop(rows))
+            output_rows = {
+                name: array[(slice(None),) * self._axes.get(name, 0) + (span,)] for name, array in outputs.items()
+            }
+            answers.append(request.join.plan.crop(output_rows))
         return answers
 
     def _call(self, requests: Sequence[_Waiting], inputs: Tensors) -> Answer:
@@ -272,10 +276,10 @@ class Batcher(SelfClosing):
         return self._session.run(inputs)
 
     def _log(self, requests: Sequence[_Waiting], started: float, ended: float) -> None:
-        batch = sum(request.join.samples for request in requests)
+        batch_size = sum(request.join.samples for request in requests)
         for request in requests:
             join, waited_s = request.join, started - request.at
-            record = BatchedRequest(join.bucket, waited_s, ended - started, join.samples, batch)
+            record = BatchedRequest(join.bucket, waited_s, ended - started, join.samples, batch_size)
             self.served.append(record)
             if self._record is not None:
                 try:

@@ -103,10 +103,12 @@ def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[Eng
     for rank, engine in enumerate(engines):
         for bounds in _bounds_of(engine):
             pieces_by_dim = [list(_cut(dim, span, padding)) for dim, span in bounds.items()]
-            for piece in itertools.product(*pieces_by_dim):
-                ranges = dict(zip(bounds, piece, strict=True))
-                text = ", ".join(f"{dim} {_words(span)}" for dim, span in ranges.items())
-                buckets.append(EngineBucket(engine, rank, ranges, f"{engine.name}: {text}" if text else engine.name))
+            for dim_pieces in itertools.product(*pieces_by_dim):
+                ranges = dict(zip(bounds, dim_pieces, strict=True))
+                dim_text = ", ".join(f"{dim} {_words(span)}" for dim, span in ranges.items())
+                buckets.append(
+                    EngineBucket(engine, rank, ranges, f"{engine.name}: {dim_text}" if dim_text else engine.name)
+                )
     return tuple(buckets)
 
 
@@ -119,10 +121,10 @@ def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
     for profile in engine.profiles:
         multiples, dim_bounds = dict(profile.multiples), dict[str, DimBounds]()
         for name, low, _, high in profile.inputs:
-            steps = multiples.get(name, (1,) * len(low))
-            for dim, smallest, largest, multiple in zip(shapes.get(name, ()), low, high, steps, strict=False):
+            dim_multiples = multiples.get(name, (1,) * len(low))
+            for dim, min_size, max_size, multiple in zip(shapes.get(name, ()), low, high, dim_multiples, strict=False):
                 if dim in dim_names:
-                    dim_bounds[str(dim)] = DimBounds(smallest, largest, multiple)
+                    dim_bounds[str(dim)] = DimBounds(min_size, max_size, multiple)
         yield dim_bounds
 
 

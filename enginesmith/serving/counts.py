@@ -34,12 +34,12 @@ class RouterCounts:
 
     def __post_init__(self) -> None:
         unbucketed_count = sum(self.fallbacks.values()) + self.unanswered
-        requests = sum(bucket.requests for bucket in self.buckets) + unbucketed_count
-        padding = sum(bucket.padding for bucket in self.buckets)
-        elements = padding + sum(bucket.elements for bucket in self.buckets)
-        object.__setattr__(self, "requests", requests)
-        object.__setattr__(self, "padding_share", padding / elements if elements else 0.0)
-        object.__setattr__(self, "fallback_rate", unbucketed_count / requests if requests else 0.0)
+        request_count = sum(bucket.requests for bucket in self.buckets) + unbucketed_count
+        padding_elements = sum(bucket.padding for bucket in self.buckets)
+        elements = padding_elements + sum(bucket.elements for bucket in self.buckets)
+        object.__setattr__(self, "requests", request_count)
+        object.__setattr__(self, "padding_share", padding_elements / elements if elements else 0.0)
+        object.__setattr__(self, "fallback_rate", unbucketed_count / request_count if request_count else 0.0)
 
 
 class RequestCounter:
@@ -54,10 +54,10 @@ class RequestCounter:
     def add(self, bucket: int, elements: int, padded: int, requests: int = 1) -> None:
         """Count requests that bucket number `bucket` holds: elements as given, and as run."""
         with self._lock:
-            row = self._rows[bucket]
-            row[0] += requests
-            row[1] += elements
-            row[2] += padded - elements
+            counters = self._rows[bucket]
+            counters[0] += requests
+            counters[1] += elements
+            counters[2] += padded - elements
 
     def add_fallback(self, name: str | None, requests: int = 1) -> None:
         """Count requests that no bucket holds, with the fallback that answered them, if any."""
@@ -75,6 +75,6 @@ class RequestCounter:
     def counts(self) -> RouterCounts:
         """All of it as a value."""
         with self._lock:
-            buckets = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
+            bucket_counts = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
             fallbacks = dict(self._fallbacks)
-            return RouterCounts(buckets, fallbacks, self._unanswered, self._errors)
+            return RouterCounts(bucket_counts, fallbacks, self._unanswered, self._errors)

@@ -68,9 +68,9 @@ class PadPlan:
     def crop(self, outputs: Tensors) -> dict[str, Array]:
         """The outputs at the request's own sizes: views of the given arrays."""
         cropped_outputs = dict(outputs)
-        for name, places in self.crops.items():
+        for name, region in self.crops.items():
             if name in cropped_outputs:
-                cropped_outputs[name] = cropped_outputs[name][places]
+                cropped_outputs[name] = cropped_outputs[name][region]
         return cropped_outputs
 
 
@@ -107,9 +107,13 @@ def _plan_array(
             continue
         value = rules[str(dim)]
         region[axis] = slice(old_size, size)
-        dest = tuple(region)
-        source = (*dest[:axis], slice(old_size - 1, old_size), *dest[axis + 1 :]) if value == REPEAT else None
-        fills.append(_Fill(dest, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
+        fill_region = tuple(region)
+        source_region = (
+            (*fill_region[:axis], slice(old_size - 1, old_size), *fill_region[axis + 1 :]) if value == REPEAT else None
+        )
+        fills.append(
+            _Fill(fill_region, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source_region)
+        )
         region[axis] = slice(0, size)
     old_region = tuple(slice(0, size) for size in old_shape)
     is_zero_fill = all(fill.value is not None and not fill.value for fill in fills)

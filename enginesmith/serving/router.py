@@ -54,16 +54,18 @@ def open_described(
     path = Path(description)
     document = read_description(path)
     if "state" in document or "graphs" in document:
-        kind, remedy_class = (
+        feature, remedy_class = (
             ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
         )
-        raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {remedy_class}")
-    details = decode_description(document, _RoutedDescription, description)
+        raise DataError(f"{path.name} describes a model with {feature}, which no router runs; use {remedy_class}")
+    engine_fields = decode_description(document, _RoutedDescription, description)
     find_engine(path, document)
     run = opens(check_engine(path, document)) if opens else open_onnx(path)
-    seconds = measured_seconds(latency, details.inputs, timed) if latency else None
-    name = f"{details.target} {details.precision} {details.backend}"
-    return RoutedEngine(name, run, details.inputs, details.outputs, details.profiles, seconds), details.padding
+    seconds = measured_seconds(latency, engine_fields.inputs, timed) if latency else None
+    name = f"{engine_fields.target} {engine_fields.precision} {engine_fields.backend}"
+    return RoutedEngine(
+        name, run, engine_fields.inputs, engine_fields.outputs, engine_fields.profiles, seconds
+    ), engine_fields.padding
 
 
 # Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
@@ -111,8 +113,8 @@ class Router(Session, SelfClosing):
         self.buckets: tuple[EngineBucket, ...] = list_buckets(routed_engines, self.padding)
         self._fallbacks = [self._alike(engine) for engine in fallbacks]
         engine_names = [engine.name for engine in (*routed_engines, *self._fallbacks)]
-        if double_name := next((name for name in engine_names if engine_names.count(name) > 1), None):
-            raise InputError(f"two engines of a router are called {double_name!r}; give each a name of its own")
+        if duplicate_name := next((name for name in engine_names if engine_names.count(name) > 1), None):
+            raise InputError(f"two engines of a router are called {duplicate_name!r}; give each a name of its own")
         self._closed = False
         bucket_names = tuple(bucket.name for bucket in self.buckets)
         self._counter = RequestCounter(bucket_names, tuple(engine.name for engine in self._fallbacks))
@@ -131,10 +133,12 @@ class Router(Session, SelfClosing):
         Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
-        engine_list: object = pulled  # whoever makes a router may give anything
-        if not isinstance(engine_list, Sequence) or isinstance(engine_list, str):
+        argument: object = pulled  # whoever makes a router may give anything
+        if not isinstance(argument, Sequence) or isinstance(argument, str):
             raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
-        if non_engine := next((element for element in pulled if not hasattr(element, "description")), None):
+        if non_engine := next(
+            (pulled_engine for pulled_engine in pulled if not hasattr(pulled_engine, "description")), None
+        ):
             raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
         timing_kind = timed_alike(engine.latency for engine in pulled if engine.latency)
         engines = [open_described(engine.description, opens, engine.latency, timing_kind) for engine in pulled]

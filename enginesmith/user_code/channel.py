@@ -51,10 +51,12 @@ class MessageChannel(SelfClosing):
         Raises OSError when the other end is closed.
         """
         payload_arrays = arrays or {}
-        dtypes = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
+        array_types = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
         # Only its name tells a dtype of ml_dtypes.
-        layout = {name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in dtypes}
-        self._send(_Message(value=encode(value), arrays=layout))
+        array_layout = {
+            name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in array_types
+        }
+        self._send(_Message(value=encode(value), arrays=array_layout))
         for array in payload_arrays.values():
             self._connection.send_bytes(b"" if array.dtype.hasobject else array.tobytes())
 
@@ -88,8 +90,10 @@ class MessageChannel(SelfClosing):
             raise UserCodeError(message.exception)
         arrays = {}
         for name, (dtype_name, shape) in message.arrays.items():
-            dtype, data = dtype_of(dtype_name), bytearray(self._connection.recv_bytes())
-            arrays[name] = np.empty(shape, dtype) if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape)
+            dtype, array_bytes = dtype_of(dtype_name), bytearray(self._connection.recv_bytes())
+            arrays[name] = (
+                np.empty(shape, dtype) if dtype.hasobject else np.frombuffer(array_bytes, dtype).reshape(shape)
+            )
         return decode(message.value, kind), arrays
 
     def close(self) -> None:

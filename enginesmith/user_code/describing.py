@@ -89,11 +89,11 @@ def describe_module(
     """
     import torch
 
-    classes = (torch.nn.Linear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
-    is_heavy = any(isinstance(layer, classes) or "Conv" in type(layer).__name__ for layer in module.modules())
+    heavy_classes = (torch.nn.Linear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
+    is_heavy = any(isinstance(layer, heavy_classes) or "Conv" in type(layer).__name__ for layer in module.modules())
     parameters = inspect.signature(module.forward).parameters.values()
     parameter_names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needs = [p.name for p in parameters if p.name in parameter_names and p.default is p.empty]
+    required_names = [p.name for p in parameters if p.name in parameter_names and p.default is p.empty]
     if not parameter_names:
         raise ModelError(f"{entry[0]}: the model is called as forward() without named inputs; give its inputs names")
     example = _find_example(root, entry, parameter_names)
@@ -111,15 +111,19 @@ def describe_module(
             for key, value in tensors.items()
         )
         return SeenModel(inputs, is_heavy=is_heavy)
-    needs = [name for name in parameter_names if name in needs or name in requests]
-    options = [name for name in parameter_names if name not in needs] if needs else parameter_names[1:]
-    notes = (f"inputs that forward() has defaults for are left out: {', '.join(options)}",) if options else ()
+    required_names = [name for name in parameter_names if name in required_names or name in requests]
+    optional_names = (
+        [name for name in parameter_names if name not in required_names] if required_names else parameter_names[1:]
+    )
+    notes = (
+        (f"inputs that forward() has defaults for are left out: {', '.join(optional_names)}",) if optional_names else ()
+    )
     dtype, shape, origin = _first_layer(module)
     # One layer says what one input is; token ids, their mask and their types are alike.
-    if len(needs) > 1 and dtype != "int64":
+    if len(required_names) > 1 and dtype != "int64":
         dtype, shape, origin = "", None, "the inputs are several, and no layer says which is which"
-    any_rank = origin.endswith((": Linear", ": LayerNorm"))
-    inputs = tuple(SeenInput(name, dtype, shape, origin, any_rank) for name in needs or parameter_names[:1])
+    is_any_rank = origin.endswith((": Linear", ": LayerNorm"))
+    inputs = tuple(SeenInput(name, dtype, shape, origin, is_any_rank) for name in required_names or parameter_names[:1])
     return SeenModel(inputs, is_heavy=is_heavy, notes=notes)
 
 
@@ -161,7 +165,7 @@ def _first_layer(module: "torch.nn.Module") -> tuple[str, tuple[int | str, ...] 
     import torch
 
     nn = torch.nn
-    shapes: list[tuple[type[nn.Module], Callable[[Any], tuple[int | str, ...]]]] = [
+    layer_shapes: list[tuple[type[nn.Module], Callable[[Any], tuple[int | str, ...]]]] = [
         (nn.Linear, lambda layer: ("batch", layer.in_features)),
         (nn.Conv1d, lambda layer: ("batch", layer.in_channels, "length")),
         (nn.Conv2d, lambda layer: ("batch", layer.in_channels, "height", "width")),
@@ -173,9 +177,9 @@ def _first_layer(module: "torch.nn.Module") -> tuple[str, tuple[int | str, ...] 
         (nn.Embedding, lambda _: ("batch", "length")),
     ]
     for name, layer in module.named_modules():
-        for kind, shape in shapes:
-            if isinstance(layer, kind):
+        for layer_class, shape in layer_shapes:
+            if isinstance(layer, layer_class):
                 weight = next(layer.parameters(), torch.empty(0))
-                dtype = "int64" if kind is nn.Embedding else str(weight.dtype).removeprefix("torch.")
-                return dtype, shape(layer), f"its first layer, {name or 'the module'}: {kind.__name__}"
+                dtype = "int64" if layer_class is nn.Embedding else str(weight.dtype).removeprefix("torch.")
+                return dtype, shape(layer), f"its first layer, {name or 'the module'}: {layer_class.__name__}"
     return "", None, "no layer says what it takes"

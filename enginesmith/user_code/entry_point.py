@@ -71,13 +71,13 @@ def why_no_function(root: Path, entry: Path, function: str, module: str = "") ->
     nodes = list(ast.walk(tree))
     symbols = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     symbols |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    aliases = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
-    symbols |= {name.asname or name.name.partition(".")[0] for name in aliases}
+    aliases = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    symbols |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
     if function in symbols or symbols & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
         return ""
     function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
-    return f"{entry} has no function {function!r}; {hint}"
+    suggestion = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
+    return f"{entry} has no function {function!r}; {suggestion}"
 
 
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
@@ -106,7 +106,9 @@ def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
             prefix = f"{node.module}." if node.module else ""
             modules = [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
             search_folders = file.parents[node.level - 1 : node.level] if node.level else folders
-            yield from (path for root in search_folders for name in modules for path in _module_files(root, name))
+            yield from (
+                path for folder_path in search_folders for name in modules for path in _module_files(folder_path, name)
+            )
 
 
 def _module_files(folder: Path, dotted: str) -> Iterator[Path]:
@@ -144,11 +146,11 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        complaint = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
+        problem = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
         if isinstance(error, ImportError) and "relative import" in str(error) and not module:
             dotted_name = ".".join(Path(file).with_suffix("").parts)
-            complaint += f"; name it as a module of its package, {dotted_name}:{function}"
-        raise ModelError(complaint) from error
+            problem += f"; name it as a module of its package, {dotted_name}:{function}"
+        raise ModelError(problem) from error
 
 
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
@@ -160,8 +162,8 @@ def find_function(root: Path, file: str, function: str, module: str = "") -> Cal
     callee = getattr(loaded_module, function, None)
     if not callable(callee):
         function_names = [name for name, value in vars(loaded_module).items() if inspect.isfunction(value)]
-        hint = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
-        raise ModelError(f"{loaded_module.__file__} has no function {function!r}; {hint}")
+        suggestion = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
+        raise ModelError(f"{loaded_module.__file__} has no function {function!r}; {suggestion}")
     entry_function: Callable[..., Any] = callee
     return entry_function
 
@@ -195,7 +197,7 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
             raise ModelError(
                 f"{source_file} has the name of {module_path.stem!r}, a module that is loaded already; rename the file"
             )
-    path, bytecode_setting, finder = (
+    search_path, bytecode_setting, finder = (
         list(sys.path),
         sys.dont_write_bytecode,
         FindIn([str(folder) for folder in folders]),
@@ -206,7 +208,7 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path[:], sys.dont_write_bytecode = path, bytecode_setting
+        sys.path[:], sys.dont_write_bytecode = search_path, bytecode_setting
         sys.meta_path.remove(finder)
         for name, loaded_module in list(sys.modules.items()):
             source = getattr(loaded_module, "__file__", None)
@@ -279,8 +281,8 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
         if "TorchScript" in str(error):
             raise ModelError(f"{path} is a TorchScript program and no state dict; {_REMEDY}") from error
         if class_match := _GLOBAL.search(str(error)):
-            complaint = f"holds objects of {class_match[1]}, whose code would run as they are read"
-            raise ModelError(f"{path} is no plain state dict: it {complaint}; {_REMEDY}") from error
+            problem = f"holds objects of {class_match[1]}, whose code would run as they are read"
+            raise ModelError(f"{path} is no plain state dict: it {problem}; {_REMEDY}") from error
         raise ModelError(f"{path} cannot be read as a state dict ({reason(error)[:160]}); {_REMEDY}") from error
     if not isinstance(state_dict, Mapping):
         raise ModelError(f"{path} holds a {type(state_dict).__name__} and no state dict; {_REMEDY}")
@@ -288,8 +290,8 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise ModelError(_describe_other(path, state_dict, name, value))
         if value.layout != torch.strided or value.is_quantized:
-            kind = "a quantized" if value.is_quantized else "a sparse"
-            raise ModelError(f"{path}: {name} is {kind} tensor; save it as a dense one of floats")
+            tensor_kind = "a quantized" if value.is_quantized else "a sparse"
+            raise ModelError(f"{path}: {name} is {tensor_kind} tensor; save it as a dense one of floats")
     return dict(state_dict)
 
 

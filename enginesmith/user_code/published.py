@@ -69,9 +69,9 @@ def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> It
     folders = tuple(dict.fromkeys((str(PurePosixPath(file).parent), ".")))
     finder = PublishedModules(root, files, folders)
     for path in map(PurePosixPath, files):
-        module = path.parent if path.name == "__init__.py" else path
-        name = module.stem
-        if str(module.parent) in folders and name in sys.modules:
+        module_path = path.parent if path.name == "__init__.py" else path
+        name = module_path.stem
+        if str(module_path.parent) in folders and name in sys.modules:
             raise ModelError(f"{root / path} has the name of {name!r}, a module that is loaded already; rename it")
     earlier_modules = set(sys.modules)
     sys.meta_path.insert(0, finder)

@@ -72,8 +72,8 @@ class SampleGenerator:
     def _pass(self) -> Iterator[tuple[Sample, Arrays]]:
         sample_stream = sample_items(lambda: call_entry_point(self.root, self.file, self.function, {}), self.name)
         for index, sample in enumerate(sample_stream):
-            fields = {str(name): value for name, value in sample.items() if value is not None}
-            yield Sample(), {name: self._array(value, index, name) for name, value in fields.items()}
+            named_values = {str(name): value for name, value in sample.items() if value is not None}
+            yield Sample(), {name: self._array(value, index, name) for name, value in named_values.items()}
 
     def _array(self, value: object, index: int, name: str) -> Array:
         try:
@@ -102,8 +102,8 @@ def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mappi
     except DataError:
         raise
     except Exception as error:
-        position = f" behind sample {sample_count - 1}" if sample_count else ""
-        raise DataError(f"{name} failed{position}: {type(error).__name__}: {error}") from error
+        position_text = f" behind sample {sample_count - 1}" if sample_count else ""
+        raise DataError(f"{name} failed{position_text}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ class TorchProgram:
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             if self.kind == "pt2":
                 program = from_pt2(self.root / self.file, self.inputs)
             else:  # its code may import its local modules as long as it is asked
-                stack.enter_context(importing_from(self.root, self.file, self.module))
+                exit_stack.enter_context(importing_from(self.root, self.file, self.module))
                 program = self._capture_module()
             channel.send(Captured(program.outputs, program.notes))
             while True:
@@ -156,12 +156,12 @@ class TorchProgram:
 
     def _capture_module(self) -> Program:
         """The module that the entry point gives, captured. Raises ModelError naming the user's file and line."""
-        entry = (self.file, self.function, self.arguments, self.module)
-        model = build_module(self.root, entry, self.weights)
-        exported = capture(model, self.inputs, self.dims, self.root)
-        names = tuple(spec.name for spec in self.inputs)
+        entry_point = (self.file, self.function, self.arguments, self.module)
+        model = build_module(self.root, entry_point, self.weights)
+        exported_program = capture(model, self.inputs, self.dims, self.root)
+        input_names = tuple(spec.name for spec in self.inputs)
         notes = () if self.weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
-        return Program(exported, names, lambda tensors: model(**tensors), notes)
+        return Program(exported_program, input_names, lambda tensors: model(**tensors), notes)
 
     def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[ArraysOnly, Arrays]:
         if asked.onnx is None:
@@ -193,14 +193,14 @@ class LookAtModel:
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where there is nothing to look at."""
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             if self.kind == "pt2":
-                exported = load_pt2(self.root / self.file)
-                input_names = tuple(str(name) for name in exported.graph_signature.user_inputs)
-                program = Program(exported, input_names, lambda _: None)
-                channel.send(describe_program(exported, program.outputs))
+                exported_program = load_pt2(self.root / self.file)
+                input_names = tuple(str(name) for name in exported_program.graph_signature.user_inputs)
+                program = Program(exported_program, input_names, lambda _: None)
+                channel.send(describe_program(exported_program, program.outputs))
                 return
-            stack.enter_context(importing_from(self.root, self.file, self.module))
+            exit_stack.enter_context(importing_from(self.root, self.file, self.module))
             model = build_module(self.root, (self.file, self.function, {}, self.module), None)
             channel.send(describe_module(model, self.root, (self.file, self.module), self.requests))
             while True:

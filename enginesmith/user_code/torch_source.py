@@ -45,8 +45,8 @@ class Program:
         from torch.utils import _pytree as pytree
 
         user_outputs = self.exported.graph_signature.user_outputs
-        stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in user_outputs]
-        return tuple(named_outputs(pytree.tree_unflatten(stand_ins, self.exported.call_spec.out_spec)))
+        placeholders = [torch.empty(0) if isinstance(name, str) else name for name in user_outputs]
+        return tuple(named_outputs(pytree.tree_unflatten(placeholders, self.exported.call_spec.out_spec)))
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """The original model's outputs, by their own names. Raises ModelError when it fails on these inputs."""
@@ -59,8 +59,8 @@ class Program:
         except ModelError:
             raise
         except Exception as error:
-            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-            raise ModelError(f"the torch model failed on {shapes}: {reason(error)}") from error
+            shape_text = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+            raise ModelError(f"the torch model failed on {shape_text}: {reason(error)}") from error
 
 
 def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
@@ -111,27 +111,29 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     """
     from torch.utils import _pytree as pytree
 
-    exported = load_pt2(path)
-    _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
-    own_names = [str(name) for name in exported.graph_signature.user_inputs]
+    exported_program = load_pt2(path)
+    _check_finite({**dict(exported_program.named_parameters()), **dict(exported_program.named_buffers())})
+    own_names = [str(name) for name in exported_program.graph_signature.user_inputs]
     spec_names = [spec.name for spec in inputs]
     if len(own_names) != len(spec_names):
         raise ModelError(
             f"{path.name} takes {len(own_names)} inputs ({', '.join(own_names)}), the spec names {len(spec_names)}"
         )
-    by_name = set(own_names) == set(spec_names)
-    input_names = tuple(own_names if by_name else spec_names)
+    is_by_name = set(own_names) == set(spec_names)
+    input_names = tuple(own_names if is_by_name else spec_names)
     notes = (
-        () if by_name else (f"inputs matched by position: {', '.join(own_names)} are called {', '.join(spec_names)}",)
+        ()
+        if is_by_name
+        else (f"inputs matched by position: {', '.join(own_names)} are called {', '.join(spec_names)}",)
     )
-    module = exported.module()
+    module = exported_program.module()
 
     def call(tensors: Mapping[str, "torch.Tensor"]) -> Any:
         positional_inputs = [tensors[name] for name in input_names]
-        args, kwargs = pytree.tree_unflatten(positional_inputs, exported.call_spec.in_spec)
+        args, kwargs = pytree.tree_unflatten(positional_inputs, exported_program.call_spec.in_spec)
         return module(*args, **kwargs)
 
-    return Program(exported, input_names, call, notes)
+    return Program(exported_program, input_names, call, notes)
 
 
 def load_pt2(path: Path) -> "torch.export.ExportedProgram":
@@ -153,17 +155,20 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
     try:
         # Here and below: torch warns about its own internals, which under `-W error` would end the export.
         with warnings.catch_warnings(action="ignore"):
-            exported = torch.export.load(path)
+            exported_program = torch.export.load(path)
     except Exception as error:
         raise ModelError(
             f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
         ) from error
-    if values := [user_input for user_input in exported.graph_signature.user_inputs if not isinstance(user_input, str)]:
+    if non_tensors := [
+        user_input for user_input in exported_program.graph_signature.user_inputs if not isinstance(user_input, str)
+    ]:
         raise ModelError(
-            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, values))}), which no "
-            "engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the module"
+            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, non_tensors))}), which "
+            "no engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the "
+            "module"
         )
-    return exported
+    return exported_program
 
 
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
@@ -247,8 +252,8 @@ def _symbol(dim: Dim) -> "torch.export.Dim":
 
     if dim.multiple == 1:
         return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-    steps = torch.export.Dim(f"{dim.name}_steps", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
-    return dim.multiple * steps
+    step_count = torch.export.Dim(f"{dim.name}_steps", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
+    return dim.multiple * step_count
 
 
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
@@ -267,8 +272,8 @@ def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     outputs = {}
     for index, (path, leaf) in enumerate(leaves):
         key = getattr(path[0], "key", None) if len(path) == 1 else None
-        default = f"output_{index}" if len(leaves) > 1 else "output"
-        outputs[key if key and isinstance(key, str) else default] = leaf
+        default_name = f"output_{index}" if len(leaves) > 1 else "output"
+        outputs[key if key and isinstance(key, str) else default_name] = leaf
     return outputs
 
 

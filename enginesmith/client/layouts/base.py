@@ -97,10 +97,10 @@ def hold(place: Place) -> Iterator[None]:
     folder = path.parent
     with reachable(f"writing {folder}"):
         make_folder(folder)
-        lock = path.open("ab")
-    with lock:
+        lock_file = path.open("ab")
+    with lock_file:
         try:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UnavailableError(f"another process watches into {folder}; give another --dest") from error
         yield
@@ -120,7 +120,7 @@ class PlacedFiles:
     def are_there(self, place: Place) -> bool:
         """Whether the place serves the same, and no file is gone or another. Files that came later do not count."""
         with suppress(OSError):
-            return place.served() == self.served and all(_facts(path) == facts for path, facts in self.files)
+            return place.served() == self.served and all(_facts(path) == file_stat for path, file_stat in self.files)
         return False
 
 
@@ -212,43 +212,45 @@ class PlainPlace:
     ) -> Placed:
         """See `Place`: one engine alone."""
         with reachable(f"writing {self.dest}"):
-            pulled = download_best(rankings[0], lambda resolution: self._download(store, located, resolution, fetcher))
-            folder = self.dest / folder_name(located, pulled.engine)
-            pulled = with_attachments(pulled, store, rankings[0], folder, fetcher)
-            previous = self._point_to(folder.name)
+            pulled_engine = download_best(
+                rankings[0], lambda resolution: self._download(store, located, resolution, fetcher)
+            )
+            folder = self.dest / folder_name(located, pulled_engine.engine)
+            pulled_engine = with_attachments(pulled_engine, store, rankings[0], folder, fetcher)
+            previous_name = self._point_to(folder.name)
         os.utime(folder)
         # Of the folders that were served before, the last `keep` stay.
         folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
         old_folders = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != folder.name]
-        old_folders.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
+        old_folders.sort(key=lambda path: (path.name == previous_name, path.stat().st_mtime), reverse=True)
         staging_folders = [path for path in folders if path.name.startswith(_STAGING)]
         for path in old_folders[keep:] + staging_folders:
             shutil.rmtree(path, ignore_errors=True)
-        replaced_name = previous if previous != folder.name else ""
-        is_swapped, is_best = previous != folder.name, not pulled.resolution.lost
-        return Placed((pulled,), folder, self.dest / CURRENT, replaced_name, is_swapped, folder.name, is_best)
+        replaced_name = previous_name if previous_name != folder.name else ""
+        is_swapped, is_best = previous_name != folder.name, not pulled_engine.resolution.lost
+        return Placed((pulled_engine,), folder, self.dest / CURRENT, replaced_name, is_swapped, folder.name, is_best)
 
     def _download(self, store: Store, located: Located, resolution: Resolution, fetcher: BlobFetcher) -> Pulled:
         """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
         folder = self.dest / folder_name(located, resolution.chosen)
         download_folder = folder if folder.is_dir() else self.dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = download_engine(store, located, resolution, download_folder, fetcher)
+        pulled_engine = download_engine(store, located, resolution, download_folder, fetcher)
         if download_folder != folder:
             download_folder.rename(folder)
             sync_folder(self.dest)
-        return pulled
+        return pulled_engine
 
     def _point_to(self, name: str) -> str:
         """Point `current` to the folder `name`; return where it pointed before."""
-        link, previous = self.dest / CURRENT, self.served()
-        if previous != name:
+        link, previous_name = self.dest / CURRENT, self.served()
+        if previous_name != name:
             if link.is_dir() and not link.is_symlink():
                 raise InputError(f"{link} is a folder and no link of ours; give another --dest")
             new_link = self.dest / f".enginesmith-link-{secrets.token_hex(8)}"
             new_link.symlink_to(name)
             new_link.replace(link)
             sync_folder(self.dest)
-        return previous
+        return previous_name
 
 
 class AllGenerations(Enum):
@@ -279,8 +281,8 @@ def rank_each(
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    judged, _ = rankings[0]
-    return judged, [_without_rejected(ranking, layout) for _, ranking in rankings]
+    ranked_version, _ = rankings[0]
+    return ranked_version, [_without_rejected(ranking, layout) for _, ranking in rankings]
 
 
 def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:

@@ -101,28 +101,30 @@ class PackagePlace(SharedFolder):
         del keep  # every version stays
         manifest = located.manifest
         folder = self.dest / f"{self.model}-{manifest.version}{SUFFIX}"
-        staging = folder if folder.is_dir() else self.dest / f".enginesmith-staging-{folder.stem}"
+        staging_folder = folder if folder.is_dir() else self.dest / f".enginesmith-staging-{folder.stem}"
         with reachable(f"writing {folder}"):
-            make_folder(staging)
-            pulled = [
-                download_best(ranking, lambda resolution: _bring(store, located, resolution, staging, fetcher))
+            make_folder(staging_folder)
+            pulled_engines = [
+                download_best(ranking, lambda resolution: _bring(store, located, resolution, staging_folder, fetcher))
                 for ranking in rankings
             ]
-            self.layout.check(manifest, [engine.engine for engine in pulled])  # the best one may have been lost
-            data = _write_manifest(located, pulled)
-            if staging == folder:
-                if not (folder / MANIFEST).is_file() or (folder / MANIFEST).read_bytes() != data:
+            self.layout.check(manifest, [engine.engine for engine in pulled_engines])  # the best one may have been lost
+            manifest_bytes = _write_manifest(located, pulled_engines)
+            if staging_folder == folder:
+                if not (folder / MANIFEST).is_file() or (folder / MANIFEST).read_bytes() != manifest_bytes:
                     raise InputError(f"{folder} has other engines; delete it, or give another --dest")
             else:
-                for path in staging.iterdir():  # of a process that was killed, for other machines
-                    if path.name not in {engine.path.parent.name for engine in pulled}:
+                for path in staging_folder.iterdir():  # of a process that was killed, for other machines
+                    if path.name not in {engine.path.parent.name for engine in pulled_engines}:
                         shutil.rmtree(path, ignore_errors=True)
-                write_whole(staging / MANIFEST, data)
-                staging.rename(folder)
+                write_whole(staging_folder / MANIFEST, manifest_bytes)
+                staging_folder.rename(folder)
                 sync_folder(self.dest)
-        placed_engines = tuple(engine.moved_to(folder / engine.path.parent.name) for engine in pulled)
-        is_best = not any(engine.resolution.lost for engine in pulled)
-        return Placed(placed_engines, folder, folder, "", staging != folder, digest_of_bytes(data), is_best)
+        placed_engines = tuple(engine.moved_to(folder / engine.path.parent.name) for engine in pulled_engines)
+        is_best = not any(engine.resolution.lost for engine in pulled_engines)
+        return Placed(
+            placed_engines, folder, folder, "", staging_folder != folder, digest_of_bytes(manifest_bytes), is_best
+        )
 
 
 def _bring(store: Store, located: Located, resolution: Resolution, place: Path, fetcher: BlobFetcher) -> Pulled:

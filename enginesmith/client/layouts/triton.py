@@ -128,14 +128,14 @@ class TritonPlace(SharedFolder):
     def served(self) -> str:
         """The number that the configuration names; '' without one of ours. Raises InputError for one of others."""
         with suppress(FileNotFoundError):
-            text = (self.root / CONFIG).read_text(encoding="utf-8")
+            config_text = (self.root / CONFIG).read_text(encoding="utf-8")
             try:
-                numbers = parse(text).message("version_policy").message("specific").numbers("versions")
+                version_numbers = parse(config_text).message("version_policy").message("specific").numbers("versions")
             except ValueError:
-                numbers = ()
-            if not text.startswith(HEADER) or len(numbers) != 1:
+                version_numbers = ()
+            if not config_text.startswith(HEADER) or len(version_numbers) != 1:
                 raise InputError(f"{self.root / CONFIG} was not written by enginesmith; give another --dest")
-            return str(numbers[0])
+            return str(version_numbers[0])
         return ""
 
     def description(self) -> Path | None:
@@ -148,35 +148,37 @@ class TritonPlace(SharedFolder):
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
         self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
-        number, served_number = triton_version(located.manifest.version), self.served()
-        with self._leaving_nothing(number) if not served_number else nullcontext():
-            folder, staging = self.root / str(number), self.root / STAGING / str(number)
+        version_number, served_number = triton_version(located.manifest.version), self.served()
+        with self._leaving_nothing(version_number) if not served_number else nullcontext():
+            folder, staging_folder = self.root / str(version_number), self.root / STAGING / str(version_number)
             with reachable(f"writing {self.root}"):
                 for path in (self.root, self.root / STAGING):
                     make_folder(path)
-                pulled = [self._bring(store, located, ranking, fetcher, len(rankings) == 1) for ranking in rankings]
-                if staging.is_dir():
-                    pulled = [self._gather(engine, staging) for engine in pulled]
+                pulled_engines = [
+                    self._bring(store, located, ranking, fetcher, len(rankings) == 1) for ranking in rankings
+                ]
+                if staging_folder.is_dir():
+                    pulled_engines = [self._gather(engine, staging_folder) for engine in pulled_engines]
                 hints = ServingHints.of(located.manifest)
-                self._bring_labels(store, located.manifest, hints, pulled[0].path.parent, fetcher)
-                warmup = self._read_warmup(store, located.manifest, pulled[0].engine, fetcher)
-                files = [TritonFile(engine.engine, engine.path.name) for engine in pulled]
+                self._bring_labels(store, located.manifest, hints, pulled_engines[0].path.parent, fetcher)
+                warmup = self._read_warmup(store, located.manifest, pulled_engines[0].engine, fetcher)
+                files = [TritonFile(engine.engine, engine.path.name) for engine in pulled_engines]
                 config = write_config(
                     self.model,
-                    number,
+                    version_number,
                     located.manifest.version,
                     files,
                     hints=hints,
                     batching=self.layout.batching,
                     warmup=warmup,
-                    libraries=_list_libraries(pulled[0].engine, rankings[0].machine, folder),
+                    libraries=_list_libraries(pulled_engines[0].engine, rankings[0].machine, folder),
                 )
-                is_swapped = self._switch(number, served_number, config, pulled[0].engine, warmup, keep)
-            identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled)])
-            placed_engines = tuple(engine.moved_to(folder) for engine in pulled)
+                is_swapped = self._switch(version_number, served_number, config, pulled_engines[0].engine, warmup, keep)
+            identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled_engines)])
+            placed_engines = tuple(engine.moved_to(folder) for engine in pulled_engines)
             is_best = not any(engine.resolution.lost for engine in placed_engines)
-            previous = served_number if served_number != str(number) else ""
-            return Placed(placed_engines, folder, self.root, previous, is_swapped, identity, is_best)
+            previous_number = served_number if served_number != str(version_number) else ""
+            return Placed(placed_engines, folder, self.root, previous_number, is_swapped, identity, is_best)
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:
@@ -202,11 +204,13 @@ class TritonPlace(SharedFolder):
         def download(resolution: Resolution) -> Pulled:
             engine = resolution.chosen
             stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
-            number = str(triton_version(located.manifest.version))
-            folder = self.root / number
+            version_number = str(triton_version(located.manifest.version))
+            folder = self.root / version_number
             is_described = _read_json(folder / f"{stem}.json").get("digest") == str(engine.digest)
-            dest = folder if is_described else self.root / STAGING / number
-            return download_engine(store, located, resolution, dest, fetcher, file=f"{stem}{file_suffix(engine)}")
+            download_folder = folder if is_described else self.root / STAGING / version_number
+            return download_engine(
+                store, located, resolution, download_folder, fetcher, file=f"{stem}{file_suffix(engine)}"
+            )
 
         return download_best(ranking, download)
 
@@ -235,14 +239,14 @@ class TritonPlace(SharedFolder):
         self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher
     ) -> dict[str, WarmupInput] | None:
         """Golden inputs; None where there are none of these types, or the set is too large or lost."""
-        golden = manifest.sources.get("golden")
-        if not self.layout.warmup or golden is None:
+        golden_digest = manifest.sources.get("golden")
+        if not self.layout.warmup or golden_digest is None:
             return None
         path = self.root / STAGING / "golden"
         with suppress(IntegrityError):
-            size = store.size(golden)
+            size = store.size(golden_digest)
             if size <= MOST_BYTES:
-                fetcher.fetch(store, choose_digest(golden, manifest.blake3.get(golden)), size, path)
+                fetcher.fetch(store, choose_digest(golden_digest, manifest.blake3.get(golden_digest)), size, path)
                 return read_warmup(path, with_int8_states(make_request(engine)).inputs)
         return None
 
@@ -257,28 +261,28 @@ class TritonPlace(SharedFolder):
     ) -> bool:
         """Put warm-up files, the version and the configuration in their places, in this order; whether that changed
         anything. What goes is deleted before, since its absence would have the new version loaded twice."""
-        staging, folder = self.root / STAGING / str(number), self.root / str(number)
+        staging_folder, folder = self.root / STAGING / str(number), self.root / str(number)
         self._prune(str(number), before, keep)
         if warmup:
             request = with_int8_states(make_request(engine))
             is_batched = largest_batch(request) > 0
             make_folder(self.root / WARMUP / str(number))
-            for name, data in warmup_files(request.inputs, warmup, is_batched).items():
-                write_whole(self.root / WARMUP / str(number) / name, data)
-        is_new = staging.is_dir()
+            for name, content in warmup_files(request.inputs, warmup, is_batched).items():
+                write_whole(self.root / WARMUP / str(number) / name, content)
+        is_new = staging_folder.is_dir()
         if is_new and folder.exists():
             # Another engine of the version that is served: between two renames it is not there. Triton then keeps what
             # it has open, says that a load failed, and loads at the next look.
             folder.rename(self.root / STAGING / f"{number}-old")
         if is_new:
-            staging.rename(folder)
+            staging_folder.rename(folder)
             sync_folder(self.root)
         is_changed = self._write_config(config.encode()) or is_new
         shutil.rmtree(self.root / STAGING, ignore_errors=True)
         if is_changed:
             # By the clock, which runs ahead of what the kernel notes of a rename: later than any time that was seen.
-            touched_ns = time.time_ns()
-            os.utime(self.root, ns=(touched_ns, touched_ns))
+            update_ns = time.time_ns()
+            os.utime(self.root, ns=(update_ns, update_ns))
         return is_changed
 
     def _write_config(self, data: bytes) -> bool:
@@ -305,8 +309,11 @@ class TritonPlace(SharedFolder):
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:
     """The paths of an engine's libraries for a machine, absolute: a relative one would be looked up by the loader."""
-    platform, cuda = machine.platform or f"{sys.platform}-{this_kind().machine}", numbers(machine.cuda or "0")[0]
-    builds = (need.build_for(platform, cuda) for need in engine.requires if isinstance(need, Library))
+    platform, cuda_major = (
+        machine.platform or f"{sys.platform}-{this_kind().machine}",
+        numbers(machine.cuda or "0")[0],
+    )
+    builds = (library.build_for(platform, cuda_major) for library in engine.requires if isinstance(library, Library))
     return [str(folder.absolute() / build.sha256) for build in builds if build]
 
 

@@ -77,10 +77,10 @@ def _read_case(
     """The inputs of the case of that prefix; none where it lacks one, or has one of another type."""
     warmup_inputs: dict[str, WarmupInput] = {}
     for spec in inputs:
-        entry = header.get(f"{prefix}{spec.name}")
-        if entry is None:
+        tensor_document = header.get(f"{prefix}{spec.name}")
+        if tensor_document is None:
             return {}
-        tensor = decode(entry, _StoredTensor, spec.name)
+        tensor = decode(tensor_document, _StoredTensor, spec.name)
         shape, (first_byte, end_byte) = tensor.shape, tensor.data_offsets
         if _TYPES.get(tensor.dtype) != spec.dtype:
             return {}
@@ -205,10 +205,10 @@ def find_unservable(entry: EngineEntry) -> str | None:
     request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
         return "its inputs and outputs are not on record, and Triton's configuration states them"
-    if odd_spec := next(
+    if unservable_spec := next(
         (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TRITON_TYPES), None
     ):
-        return f"{odd_spec.name!r} is {odd_spec.dtype}, a type that Triton does not support"
+        return f"{unservable_spec.name!r} is {unservable_spec.dtype}, a type that Triton does not support"
     return None
 
 
@@ -279,9 +279,9 @@ def largest_batch(request: BuildRequest) -> int:
     if not is_leading or batch_axes != {0} or not request.profiles:
         return 0
     batch_ranges = sorted((low[0], high[0]) for profile in request.profiles for _, low, _, high in profile.inputs)
-    has_gaps = any(upper[0] > lower[1] + 1 for lower, upper in pairwise(batch_ranges))
-    largest = max(high for _, high in batch_ranges)
-    return largest if batch_ranges[0][0] == 1 and largest > 1 and not has_gaps else 0
+    has_gaps = any(upper_range[0] > lower_range[1] + 1 for lower_range, upper_range in pairwise(batch_ranges))
+    max_size = max(high for _, high in batch_ranges)
+    return max_size if batch_ranges[0][0] == 1 and max_size > 1 and not has_gaps else 0
 
 
 def _describe(
@@ -333,21 +333,21 @@ def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
     sizes: dict[str, set[int]] = {}
     shapes = {spec.name: spec.shape for spec in request.inputs}
     for name, low, _, high in (ranges for profile in request.profiles for ranges in profile.inputs):
-        for dim, smallest, largest in zip(shapes[name], low, high, strict=True):
-            sizes.setdefault(str(dim), set()).update((smallest, largest))
+        for dim, min_size, max_size in zip(shapes[name], low, high, strict=True):
+            sizes.setdefault(str(dim), set()).update((min_size, max_size))
     return {dim: min(dim_sizes) for dim, dim_sizes in sizes.items() if len(dim_sizes) == 1 and PLUS not in dim}
 
 
 def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) -> dict[str, Fields]:
     """An input or output. A tensor without axes is one of [1] that is reshaped, since Triton wants an axis."""
     shape = spec.shape[1:] if batched else spec.shape
-    dims = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
+    sizes = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
     tensor_fields: dict[str, Fields] = {
         "name": spec.name,
         "data_type": Word(_TRITON_TYPES[spec.dtype]),
-        "dims": dims or [1],
+        "dims": sizes or [1],
     }
-    return tensor_fields if dims else {**tensor_fields, "reshape": {"shape": list[Field]()}}
+    return tensor_fields if sizes else {**tensor_fields, "reshape": {"shape": list[Field]()}}
 
 
 def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:
@@ -367,14 +367,14 @@ def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
         return {"default_model_filename": files[0].file}
     files_by_capability = {file.capability: file.file for file in files}
     if "" in files_by_capability or len(files_by_capability) < len(files):
-        units = ", ".join(file.entry.unit for file in files)
-        raise InputError(f"Triton chooses by compute capability, which tells {units} not apart; pull one of them")
+        unit_list = ", ".join(file.entry.unit for file in files)
+        raise InputError(f"Triton chooses by compute capability, which tells {unit_list} not apart; pull one of them")
     return {"cc_model_filenames": entries(dict(sorted(files_by_capability.items())))}
 
 
 def _tuned_sizes(request: BuildRequest) -> set[int]:
     """The sizes of axis 0 that the profiles are tuned for."""
-    return {opt[0] for profile in request.profiles for _, _, opt, _ in profile.inputs}
+    return {opt_shape[0] for profile in request.profiles for _, _, opt_shape, _ in profile.inputs}
 
 
 def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], size: int) -> Field:

@@ -197,10 +197,12 @@ class Post:
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
         """Post the facts as JSON; return why that failed, or None."""
-        parts = urlsplit(self.url)
+        hook_url = urlsplit(self.url)
         # Without user, password and query, which may be secret.
-        name = f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
-        return _ask(self.url, self.timeout_s, name, json.dumps(facts).encode(), _JSON)[1] or None
+        hook_name = (
+            f"hook {hook_url.scheme}://{hook_url.hostname}{f':{hook_url.port}' if hook_url.port else ''}{hook_url.path}"
+        )
+        return _ask(self.url, self.timeout_s, hook_name, json.dumps(facts).encode(), _JSON)[1] or None
 
 
 # When a watcher looks: at random times around an interval, later after errors.
@@ -218,10 +220,10 @@ MOST_INTERVALS = 8
 
 def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> None:
     """Call `look` until `stop` is set. look: whether it succeeded.  interval_s: seconds to the next look."""
-    failures = 0
+    failure_count = 0
     while not stop.is_set():
-        failures = 0 if look() else failures + 1
-        stop.wait(pause_s(interval_s, failures))
+        failure_count = 0 if look() else failure_count + 1
+        stop.wait(pause_s(interval_s, failure_count))
 
 
 def pause_s(interval_s: float, failures: int) -> float:
@@ -342,23 +344,23 @@ class Reporter:
         self, locator: VersionLocator, channel: Channel, facts: Mapping[str, str], error: EnginesmithError | None
     ) -> None:
         node, now_s = locator.node, self._clock()
-        if node is None or not (asker := _find_asker(channel, node)):
+        if node is None or not (report_scope := _find_asker(channel, node)):
             return
-        if asker != self._asker:
-            self._asker, self._last, self._written, self._silent_until = asker, None, b"", 0.0
+        if report_scope != self._asker:
+            self._asker, self._last, self._written, self._silent_until = report_scope, None, b"", 0.0
         if now_s < self._silent_until:
             return
-        answer = self._judge(channel.served_to(node).version, facts, error)
-        if answer is None:
+        judgement = self._judge(channel.served_to(node).version, facts, error)
+        if judgement is None:
             return
-        failure, health = answer
-        time_ = format_time(datetime.fromtimestamp(now_s, UTC))
+        failure, health = judgement
+        timestamp = format_time(datetime.fromtimestamp(now_s, UTC))
         report = NodeReport(
             node.name,
             node.region,
             self._version,
-            time_,
-            time_,
+            timestamp,
+            timestamp,
             failure,
             health.failure[:MOST_DETAIL],
             health.requests,
@@ -367,15 +369,15 @@ class Reporter:
             facts.get("unit", "")[:MOST_DETAIL],
             facts.get("machine", "")[:MOST_DETAIL],
         )
-        key = report_key(channel.model, channel.name, asker, node.name)
-        if self._last is None and asker == OUTSIDE and self._url is None:
+        key = report_key(channel.model, channel.name, report_scope, node.name)
+        if self._last is None and report_scope == OUTSIDE and self._url is None:
             self._adopt(locator.store.read(key), report, now_s)
         if self._judged and self._judged.has_same_state(report):
             report = replace(report, since=self._judged.since)
         self._judged = report
         if self._is_due(report, now_s):
             if self._url:
-                self._url.send(SentReport(channel.model, channel.name, asker, report, node.labels))
+                self._url.send(SentReport(channel.model, channel.name, report_scope, report, node.labels))
             else:
                 self._written = write_report(locator.store, key, report, self._written or None)
             self._last, self._at, self._failures = report, now_s, 0

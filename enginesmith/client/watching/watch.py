@@ -104,10 +104,10 @@ class TrustRecheck:
         folder = self._place.file("lock").parent
         with reachable(f"reading {folder}"):
             path = self._place.description()
-            data = path.read_bytes() if path else b""
+            description_bytes = path.read_bytes() if path else b""
         remedy = f"so nobody knows what is served: delete {self._place.served()} there, and it is made anew"
         with explain_damage(f"{folder} has no description that can be read", remedy):
-            description = parse_as(data, _MAX_BYTES, _Served)
+            description = parse_as(description_bytes, _MAX_BYTES, _Served)
         manifest = lookup.load(store, description.model, description.version)
         if manifest.digest != description.manifest:
             raise IntegrityError(
@@ -238,11 +238,11 @@ class ChannelWatcher:
         except EnginesmithError as error:
             if self._ends(error):
                 raise
-            text = str(error)
-            if text != self._complaint:
+            message = str(error)
+            if message != self._complaint:
                 folder = self._place.served()
-                self._say(f"{text}\n{f'keeping {folder}' if folder else 'nothing is served yet'}")
-                self._complaint = text
+                self._say(f"{message}\n{f'keeping {folder}' if folder else 'nothing is served yet'}")
+                self._complaint = message
             return False
         self._complaint = ""
         return True
@@ -267,8 +267,8 @@ class ChannelWatcher:
     def _report(self, locator: VersionLocator, error: EnginesmithError | None) -> None:
         if self._reporter:
             channel, swap = self._followed if error is None else None, self.served
-            facts = {**swap.facts(), "unit": swap.unit, "machine": swap.machine} if swap else {}
-            self._reporter.look(locator, self._reference, channel, facts, error)
+            swap_fields = {**swap.facts(), "unit": swap.unit, "machine": swap.machine} if swap else {}
+            self._reporter.look(locator, self._reference, channel, swap_fields, error)
 
     def _try(self, locator: VersionLocator) -> Swap:
         try:
@@ -318,45 +318,47 @@ class ChannelWatcher:
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
         located, rankings = rank_each(store, located, self._machines, self._policy, self._layout, sure=False)
-        placed = self._place.swap(store, located, rankings, self._fetcher(), self._keep)
-        engine = placed.pulled[0]
+        placement = self._place.swap(store, located, rankings, self._fetcher(), self._keep)
+        first_engine = placement.pulled[0]
         swap = Swap(
             model=located.manifest.model,
             version=located.manifest.version,
             channel=str(self._reference.channel),
-            digest=str(engine.engine.digest),
-            folder=placed.folder,
-            engine=placed.folder / engine.path.name,
-            description=placed.folder / engine.description.name,
-            current=placed.current,
-            previous=placed.previous,
-            swapped=placed.swapped,
-            origin=engine.origin,
-            identity=placed.identity,
-            unit="; ".join(pulled.engine.unit for pulled in placed.pulled),
+            digest=str(first_engine.engine.digest),
+            folder=placement.folder,
+            engine=placement.folder / first_engine.path.name,
+            description=placement.folder / first_engine.description.name,
+            current=placement.current,
+            previous=placement.previous,
+            swapped=placement.swapped,
+            origin=first_engine.origin,
+            identity=placement.identity,
+            unit="; ".join(pulled_engine.engine.unit for pulled_engine in placement.pulled),
             machine="; ".join(_describe_machine(ranking.machine) for ranking in rankings),
         )
         with reachable(f"reading {swap.folder}"):
             self._files = placed_files(self._place, swap.folder)
         self._trust_recheck.note_served(self._place.served(), located.manifest, located.documents)
         if swap.swapped:
-            units = ", ".join(f"{pulled.engine.unit} ({pulled.origin})" for pulled in placed.pulled)
-            self._say(f"{swap.model}:{swap.channel} now serves version {swap.version}: {units}")
-            for line in (line for pulled in placed.pulled for line in pulled.warnings):
+            unit_list = ", ".join(
+                f"{pulled_engine.engine.unit} ({pulled_engine.origin})" for pulled_engine in placement.pulled
+            )
+            self._say(f"{swap.model}:{swap.channel} now serves version {swap.version}: {unit_list}")
+            for line in (line for pulled_engine in placement.pulled for line in pulled_engine.warnings):
                 self._say(line)
-        return swap, placed.whole
+        return swap, placement.whole
 
     def _call_hook(self, swap: Swap) -> None:
         """Call the hook for what is served, if it has not succeeded for that before."""
         if self._hook is None:
             return
-        marker = self._place.file("hooked")
+        marker_path = self._place.file("hooked")
         with suppress(OSError):
-            if marker.read_text() == swap.identity:
+            if marker_path.read_text() == swap.identity:
                 return
         if failure := self._hook(swap.facts()):
             raise HookFailed(f"{failure}; it is called again at the next look")
-        write_whole(marker, swap.identity.encode())
+        write_whole(marker_path, swap.identity.encode())
 
     def alone(self) -> AbstractContextManager[None]:
         """Be the one process that writes at the place. Raises UnavailableError where another one is."""
@@ -412,7 +414,7 @@ class GroupWatcher:
 
     def _alone(self) -> ExitStack:
         """Be the one process that writes at the places. Raises UnavailableError where another one is."""
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             for watcher in self._watchers:
-                stack.enter_context(watcher.alone())
-            return stack.pop_all()
+                exit_stack.enter_context(watcher.alone())
+            return exit_stack.pop_all()

@@ -35,10 +35,10 @@ def find_missing_flags(level: str) -> tuple[str, ...]:
 
     level: one of LEVELS, or the name of another architecture. If the architecture differs, its name is the result.
     """
-    machine = platform.machine()
+    architecture = platform.machine()
     if level not in _ADDED:
-        return () if level == machine else (level,)
-    if machine != "x86_64":
+        return () if level == architecture else (level,)
+    if architecture != "x86_64":
         return ("x86_64",)
     return tuple(sorted(flags_of_level(level) - machine_flags()))
 
@@ -137,9 +137,9 @@ def kind_named(name: str) -> CpuKind | None:
 
 def this_kind() -> CpuKind:
     """The kind of this machine's CPU; a kind named after its architecture where none of `KINDS` matches."""
-    machine, flags = _architecture(), machine_flags()
-    fitting_kinds = [kind for kind in KINDS if machine == kind.machine and kind.all_flags <= flags]
-    return fitting_kinds[-1] if fitting_kinds else CpuKind(machine, machine)
+    architecture, flags = _architecture(), machine_flags()
+    fitting_kinds = [kind for kind in KINDS if architecture == kind.machine and kind.all_flags <= flags]
+    return fitting_kinds[-1] if fitting_kinds else CpuKind(architecture, architecture)
 
 
 def _architecture() -> str:
@@ -166,8 +166,11 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     kind, level = kind_named(request.target.name), level_of(request)
     if kind is None:
         return None
-    if kind.machine != (arch := _architecture()):
-        return f"{title} compiles for {arch} CPUs on this machine, not for {kind.name}; use onnxruntime, or build there"
+    if kind.machine != (architecture := _architecture()):
+        return (
+            f"{title} compiles for {architecture} CPUs on this machine, not for {kind.name}; use onnxruntime, "
+            "or build there"
+        )
     if not kind.has_level(level):
         return f"its option cpu is {level!r}, beyond {kind.name}; set backends.{request.backend}.cpu lower"
     return None

@@ -57,10 +57,12 @@ def _describe_compiler(command: str) -> str | None:
     if (path := shutil.which(command)) is None:
         return None
     try:
-        run = run_command([path, "--version"], 20.0, stderr=subprocess.DEVNULL)
+        process = run_command([path, "--version"], 20.0, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return run.stdout.decode(errors="replace").partition("\n")[0].strip() or None if run.returncode == 0 else None
+    return (
+        process.stdout.decode(errors="replace").partition("\n")[0].strip() or None if process.returncode == 0 else None
+    )
 
 
 # Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
@@ -129,14 +131,14 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
 
 def _judge_gpu(gpu: requirements.Gpu, machine: Machine) -> RequirementFinding:
     capability = machine.compute_capability
-    rules = {
+    matches = {
         "exact": capability == gpu.capability,
         "family": capability is not None and capability[0] == gpu.capability[0] and capability >= gpu.capability,
         "at_least": capability is not None and capability >= gpu.capability,
     }
-    if gpu.match not in rules:
+    if gpu.match not in matches:
         return RequirementFinding(gpu, "unmet", f"needs a GPU by the rule {gpu.match[:40]!r}, {_NOT_KNOWN}")
-    return _make_finding(gpu, not rules[gpu.match], f"built for {gpu.target}; this is {machine.name}")
+    return _make_finding(gpu, not matches[gpu.match], f"built for {gpu.target}; this is {machine.name}")
 
 
 def _judge_cpu(cpu: requirements.Cpu, machine: Machine) -> RequirementFinding:
@@ -155,8 +157,8 @@ def _judge_instructions(code: requirements.Instructions, machine: Machine) -> Re
         return RequirementFinding(code, "unknown", f"compiled for {code.level}; the kind of CPU is unknown")
     if not missing_flags:
         return RequirementFinding(code, "met")
-    shortfall = f"this CPU has no {', '.join(missing_flags)}" if machine.here else f"the CPU is {machine.cpu}"
-    return RequirementFinding(code, "unmet", f"compiled for {code.level}, and {shortfall}")
+    cpu_text = f"this CPU has no {', '.join(missing_flags)}" if machine.here else f"the CPU is {machine.cpu}"
+    return RequirementFinding(code, "unmet", f"compiled for {code.level}, and {cpu_text}")
 
 
 def _judge_sums(sums: requirements.WideSums, machine: Machine) -> RequirementFinding:
@@ -170,25 +172,29 @@ def _judge_runtime(runtime: requirements.Runtime, machine: Machine) -> Requireme
     version = machine.version_of(runtime.name, *runtime.packages)
     if not runtime.version:
         return RequirementFinding(runtime, "unknown", f"its {runtime.title or runtime.name} version is not on record")
-    need = f"{runtime.remark} {runtime.version}" if runtime.remark else f"needs {runtime.wanted_version}"
+    requirement_text = f"{runtime.remark} {runtime.version}" if runtime.remark else f"needs {runtime.wanted_version}"
     if version is None:
-        gap = "it is not installed here" if machine.here else "the version here is unknown"
-        return RequirementFinding(runtime, "unknown", f"{need}; {gap}")
-    fits = same_version(runtime.version, version) or any(is_within(version, *limits) for limits in runtime.loads)
-    differs = runtime.remark and version != runtime.version
+        absence = "it is not installed here" if machine.here else "the version here is unknown"
+        return RequirementFinding(runtime, "unknown", f"{requirement_text}; {absence}")
+    is_fitting = same_version(runtime.version, version) or any(is_within(version, *limits) for limits in runtime.loads)
+    is_different = runtime.remark and version != runtime.version
     reason = (
-        f"{need}; {version} is here" if differs else "" if fits else f"needs {runtime.wanted_version}, found {version}"
+        f"{requirement_text}; {version} is here"
+        if is_different
+        else ""
+        if is_fitting
+        else f"needs {runtime.wanted_version}, found {version}"
     )
-    return RequirementFinding(runtime, "met" if fits else "unmet", reason)
+    return RequirementFinding(runtime, "met" if is_fitting else "unmet", reason)
 
 
 def _judge_installation(setup: requirements.Installation, machine: Machine) -> RequirementFinding:
     """Whether this installation has the same facts; the first that differs is the reason."""
     if not machine.here:
         return RequirementFinding(setup, "unknown", "made for one installation of torch; the one there is unknown")
-    facts = list_facts(cuda=not machine.is_cpu)
+    host_facts = list_facts(cuda=not machine.is_cpu)
     differences = [
-        (name, text, facts.get(name, ABSENT)) for name, text in setup.facts if facts.get(name, ABSENT) != text
+        (name, text, host_facts.get(name, ABSENT)) for name, text in setup.facts if host_facts.get(name, ABSENT) != text
     ]
     if not differences:
         return RequirementFinding(setup, "met")
@@ -211,11 +217,11 @@ def _describe_difference(name: str, built_value: str, present_value: str) -> str
 
 def _judge_driver(driver: requirements.Driver, machine: Machine) -> RequirementFinding:
     if machine.driver:
-        too_old = numbers(machine.driver) < numbers(driver.version)
-        return _make_finding(driver, too_old, f"needs driver >= {driver.version}, found {machine.driver}")
+        is_too_old = numbers(machine.driver) < numbers(driver.version)
+        return _make_finding(driver, is_too_old, f"needs driver >= {driver.version}, found {machine.driver}")
     if machine.cuda and driver.cuda:
-        too_old = numbers(machine.cuda) < numbers(driver.cuda)
-        return _make_finding(driver, too_old, f"needs CUDA {driver.cuda}, the driver supports {machine.cuda}")
+        is_too_old = numbers(machine.cuda) < numbers(driver.cuda)
+        return _make_finding(driver, is_too_old, f"needs CUDA {driver.cuda}, the driver supports {machine.cuda}")
     return RequirementFinding(driver, "unknown", f"needs driver >= {driver.version}; the driver here is unknown")
 
 

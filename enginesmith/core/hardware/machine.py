@@ -171,8 +171,8 @@ def match_targets(name: str, targets: Sequence[Target]) -> list[Target]:
 def _explain_unknown(key: str, product: str) -> str:
     """Why a name is no target: a GPU that is not supported, one that is named by its generation, or no GPU at all."""
     capabilities = {name: capability for capability, products in OTHER_PRODUCTS.items() for name in products}
-    digits = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])a?", key)
-    capability = (int(digits[1]), int(digits[2])) if digits else capabilities.get(product) or OLDER_FAMILIES.get(key)
+    match = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])a?", key)
+    capability = (int(match[1]), int(match[2])) if match else capabilities.get(product) or OLDER_FAMILIES.get(key)
     if capability is None:
         return f"is not known; {suggest(key, names())}"
     sm = "sm_{}{}".format(*capability)
@@ -221,7 +221,9 @@ class Machine:
     def __post_init__(self) -> None:
         capability = self.compute_capability
         is_pair = (
-            isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(part, int) for part in capability)
+            isinstance(capability, tuple)
+            and len(capability) == 2
+            and all(isinstance(number, int) for number in capability)
         )
         if capability is not None and not is_pair:
             name = capability if isinstance(capability, str) else "l4"
@@ -261,9 +263,9 @@ class Machine:
 
     def list_facts(self) -> dict[str, str]:
         """The known facts as text by name, to be shown to users: driver, CUDA, runtimes, memory, CPU."""
-        facts = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
-        facts |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
-        return {name: value for name, value in facts.items() if value is not None}
+        versions = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
+        versions |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
+        return {name: value for name, value in versions.items() if value is not None}
 
     def version_of(self, *distributions: str) -> str | None:
         """The version of the first of these distributions whose version is known; None if there is none."""
@@ -286,9 +288,11 @@ class Machine:
         if not self.here:
             return self
         runtimes = dict(self.runtimes)
-        for need in requires:
-            if isinstance(need, Runtime) and self.version_of(need.name, *need.packages) is None:
-                package_versions = ((name, _find_installed_version(name)) for name in (need.name, *need.packages))
+        for requirement in requires:
+            if isinstance(requirement, Runtime) and self.version_of(requirement.name, *requirement.packages) is None:
+                package_versions = (
+                    (name, _find_installed_version(name)) for name in (requirement.name, *requirement.packages)
+                )
                 runtimes |= next(({name: version} for name, version in package_versions if version), {})
         return replace(self, runtimes=runtimes)
 
@@ -312,8 +316,8 @@ class Machine:
 
         if not (devices := cuda.gpus()):
             return cpu_here()
-        memory = min(gpu.memory_bytes for gpu in devices)
-        return replace(gpu_here(devices[0]), product=_target_of(devices).product, memory_bytes=memory or None)
+        min_memory = min(gpu.memory_bytes for gpu in devices)
+        return replace(gpu_here(devices[0]), product=_target_of(devices).product, memory_bytes=min_memory or None)
 
     def with_facts(
         self,
@@ -347,7 +351,9 @@ def target_named(name: str) -> Target:
         return _target_of(cuda.gpus())
     targets = parse_targets(name)
     if len(targets) > 1:
-        raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in targets)}; name one")
+        raise UnknownNameError(
+            f"target {name!r} is several: {', '.join(candidate.name for candidate in targets)}; name one"
+        )
     return targets[0]
 
 
@@ -360,8 +366,8 @@ def gpu_here(gpu: "GpuDevice") -> Machine:
     """This machine, for engines that run on one of its GPUs."""
     from enginesmith.core.hardware import cuda
 
-    machine, memory = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
-    return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
+    machine, size_bytes = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
+    return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=size_bytes)
 
 
 def _target_of(devices: "tuple[GpuDevice, ...]") -> Target:

@@ -238,8 +238,8 @@ class LatencyReport(EngineLatency):
 
 def timed_alike(reports: Iterable[EngineLatency]) -> Timed:
     """What engines are compared by: the runtimes' own calls where every one of these reports has their medians."""
-    buckets = [bucket for report in reports for bucket in report.buckets]
-    return "runtime" if all(bucket.runtime and bucket.runtime.value for bucket in buckets) else "session"
+    all_buckets = [bucket for report in reports for bucket in report.buckets]
+    return "runtime" if all(bucket.runtime and bucket.runtime.value for bucket in all_buckets) else "session"
 
 
 Verdict = Literal["faster", "slower", "no difference shown"]

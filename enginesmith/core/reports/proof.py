@@ -61,16 +61,16 @@ class FreeRunning:
     @property
     def decisions(self) -> str:
         """Where decisions first differ, over all sequences, in words; '' of an output without decisions."""
-        lone_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
+        single_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
         if not self.decides:
             return ""
-        if (earliest := self.earliest) is None:
+        if (first_drift := self.earliest) is None:
             return "no decision differs"
-        first_steps = [drift.first for drift in lone_sequences if drift.first is not None]
+        first_steps = [drift.first for drift in single_sequences if drift.first is not None]
         median_text = f", in the median at step {median_low(first_steps)}" if first_steps else ""
         return (
-            f"decisions differ first at step {earliest.first} ({earliest.case}){median_text}; "
-            f"{len(lone_sequences) - len(first_steps)} of {len(lone_sequences)} sequences without a difference"
+            f"decisions differ first at step {first_drift.first} ({first_drift.case}){median_text}; "
+            f"{len(single_sequences) - len(first_steps)} of {len(single_sequences)} sequences without a difference"
         )
 
     @property
@@ -120,8 +120,10 @@ class Worst:
         """Sort key: greater is worse, and not finite is worst."""
         if self.sqnr_db is None:
             return float(self.unequal or 0), 0.0
-        size = abs(self.actual - self.expected)
-        return (math.inf if math.isnan(self.sqnr_db) else -self.sqnr_db), (math.inf if math.isnan(size) else size)
+        deviation = abs(self.actual - self.expected)
+        return (math.inf if math.isnan(self.sqnr_db) else -self.sqnr_db), (
+            math.inf if math.isnan(deviation) else deviation
+        )
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,10 @@ class Spread:
             )
             for element in self.worst
         )
-        errors, levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
-        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(elements))
+        error_quantiles, sqnr_quantiles = (
+            tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db)
+        )
+        return replace(self, abs_error=error_quantiles, sqnr_db=sqnr_quantiles, worst=tuple(elements))
 
 
 def _round(value: float, digits: int) -> float:
@@ -254,8 +258,8 @@ class Report:
     def counts(self) -> dict[str, int]:
         """The numbers of checks that passed and that failed; where some measured nothing, `not_measured` too."""
         failed_count, unmeasured_count = len(self.failed), len(find_unmeasured(self.checks))
-        counts = {"passed": len(self.checks) - failed_count - unmeasured_count, "failed": failed_count}
-        return {**counts, "not_measured": unmeasured_count} if unmeasured_count else counts
+        counts_by_result = {"passed": len(self.checks) - failed_count - unmeasured_count, "failed": failed_count}
+        return {**counts_by_result, "not_measured": unmeasured_count} if unmeasured_count else counts_by_result
 
     @property
     def sqnr_db(self) -> float | None:
@@ -346,13 +350,13 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         for check in checks
         if check.name == UNSEEN_CLASSES
     ]
-    summary, notes = (
+    summary, suffix = (
         f"{pluralize(len(checks), 'check')} passed",
         _describe_waived(checks) + (f"; not judged: {join_first(unjudged_texts)}" if unjudged_texts else ""),
     )
     if any(check.name == RANDOM_INPUTS for check in checks):
-        return ON_RANDOM, f"{summary} with random inputs (give real ones in golden.data){notes}"
-    return "proven", summary + notes
+        return ON_RANDOM, f"{summary} with random inputs (give real ones in golden.data){suffix}"
+    return "proven", summary + suffix
 
 
 def describe_unmeasured(checks: Sequence[Check]) -> str:
@@ -373,8 +377,8 @@ def _describe_waived(checks: Sequence[Check]) -> str:
     if not waived_limits:
         return ""
     task_values = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
-    judgement = ", ".join(f"{name} {value:.4g}" for name, value in task_values.items())
-    return f"; judged by {judgement} (golden.metric decides), not by {join_first(waived_limits)}"
+    metric_text = ", ".join(f"{name} {value:.4g}" for name, value in task_values.items())
+    return f"; judged by {metric_text} (golden.metric decides), not by {join_first(waived_limits)}"
 
 
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
@@ -382,19 +386,19 @@ def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
     that name. Of exported model, graph and engine the last one's."""
     task_checks = [check for check in checks if check.stage == "task" and check.case.startswith("golden")]
     task_checks = [check for check in task_checks if check.name != UNMEASURED]
-    outputs: dict[str, set[str]] = {}
+    outputs_by_name: dict[str, set[str]] = {}
     for check in task_checks:
-        outputs.setdefault(check.name, set()).add(check.output)
+        outputs_by_name.setdefault(check.name, set()).add(check.output)
     return {
-        check.name if len(outputs[check.name]) == 1 else f"{check.name} of {check.output}": check
+        check.name if len(outputs_by_name[check.name]) == 1 else f"{check.name} of {check.output}": check
         for check in task_checks
     }
 
 
 def describe(check: Check) -> str:
     """A check as one line of text: 'engine sqnr_db of logits at golden: 12.1, limit 22'."""
-    value = "" if check.value is None else f": {check.value:.4g}"
-    limit = "" if check.limit is None else f", limit {check.limit:.4g}"
-    note = f" ({check.note})" if check.note else ""
-    place = f" of {check.output}" if check.output else ""
-    return f"{check.stage} {check.name}{place} at {check.case}{value}{limit}{note}"
+    value_text = "" if check.value is None else f": {check.value:.4g}"
+    limit_text = "" if check.limit is None else f", limit {check.limit:.4g}"
+    note_text = f" ({check.note})" if check.note else ""
+    output_text = f" of {check.output}" if check.output else ""
+    return f"{check.stage} {check.name}{output_text} at {check.case}{value_text}{limit_text}{note_text}"

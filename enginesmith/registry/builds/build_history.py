@@ -88,8 +88,8 @@ class Expectation:
         """The remaining time as text: '~40 s left (predicted from 3 builds of this unit)'; '' if it is unknown."""
         if self.seconds is None:
             return ""
-        rest_s = self.seconds - elapsed_s
-        text = f"~{math.ceil(rest_s)} s left" if rest_s > 0 else f"{-rest_s:.0f} s over the prediction"
+        remaining_s = self.seconds - elapsed_s
+        text = f"~{math.ceil(remaining_s)} s left" if remaining_s > 0 else f"{-remaining_s:.0f} s over the prediction"
         return f"{text} (predicted from {self.basis})"
 
 
@@ -116,18 +116,19 @@ class History:
 
     def _same(self, model: str, request: BuildRequest) -> Expectation | None:
         unit = (model, request.target.name, request.precision)
-        past_builds = [past for past in self._of(history_key(request.backend, model)) if past.unit == unit]
-        count = f"{pluralize(len(past_builds), 'build')} of this unit"
-        return _expectation([(past, 1.0) for past in past_builds], count) if past_builds else None
+        past_builds = [build for build in self._of(history_key(request.backend, model)) if build.unit == unit]
+        basis = f"{pluralize(len(past_builds), 'build')} of this unit"
+        return _expectation([(build, 1.0) for build in past_builds], basis) if past_builds else None
 
     def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
         size = max(1, self._store.size(request.model) + shard_bytes)
-        past_builds = [past for past in self._of(history_key(request.backend)) if past.graph_bytes > 0]
-        peers = [past for past in past_builds if past.target == request.target.name] or past_builds
-        peers = [past for past in peers if past.precision == request.precision] or peers
-        peers.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
+        past_builds = [build for build in self._of(history_key(request.backend)) if build.graph_bytes > 0]
+        peer_builds = [build for build in past_builds if build.target == request.target.name] or past_builds
+        peer_builds = [build for build in peer_builds if build.precision == request.precision] or peer_builds
+        peer_builds.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
         scaled_builds = [
-            (past, min(max(size / past.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH)) for past in peers[:NEIGHBOURS]
+            (build, min(max(size / build.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH))
+            for build in peer_builds[:NEIGHBOURS]
         ]
         basis = f"{pluralize(len(scaled_builds), 'build')} of {request.backend}, scaled by the size of the graph"
         return _expectation(scaled_builds, basis) if scaled_builds else None
@@ -153,20 +154,20 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 
         change(store, key, with_new)
 
-    for backend, pasts in builds.items():
-        for model in dict.fromkeys(past.model for past in pasts):
-            add(history_key(backend, model), [past for past in pasts if past.model == model], MOST_OF_MODEL)
-        add(history_key(backend), pasts, MOST_OF_BACKEND)
+    for backend, past_builds in builds.items():
+        for model in dict.fromkeys(build.model for build in past_builds):
+            add(history_key(backend, model), [build for build in past_builds if build.model == model], MOST_OF_MODEL)
+        add(history_key(backend), past_builds, MOST_OF_BACKEND)
 
 
 def _newest(pasts: set[Past], cap: int) -> tuple[Past, ...]:
     """The newest of each unit and of all, oldest first."""
     newest_builds: list[Past] = []
     unit_counts: dict[tuple[str, str, str], int] = {}
-    for past in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
-        unit_counts[past.unit] = unit_counts.get(past.unit, 0) + 1
-        if unit_counts[past.unit] <= MOST_OF_UNIT and len(newest_builds) < cap:
-            newest_builds.append(past)
+    for build in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
+        unit_counts[build.unit] = unit_counts.get(build.unit, 0) + 1
+        if unit_counts[build.unit] <= MOST_OF_UNIT and len(newest_builds) < cap:
+            newest_builds.append(build)
     return tuple(newest_builds[::-1])
 
 
@@ -190,9 +191,11 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
 def _expectation(scaled_builds: Sequence[tuple[Past, float]], basis: str) -> Expectation:
     """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
     own share does not shrink with the model, and too small a reservation gets a build killed."""
-    seconds = [past.seconds * ratio for past, ratio in scaled_builds if past.outcome == "built"]
-    peak_mib = max(past.peak_mib * max(1.0, ratio) for past, ratio in scaled_builds)
-    return Expectation(statistics.median(seconds) if seconds else None, round(peak_mib, 1), len(scaled_builds), basis)
+    durations_s = [build.seconds * ratio for build, ratio in scaled_builds if build.outcome == "built"]
+    peak_mib = max(build.peak_mib * max(1.0, ratio) for build, ratio in scaled_builds)
+    return Expectation(
+        statistics.median(durations_s) if durations_s else None, round(peak_mib, 1), len(scaled_builds), basis
+    )
 
 
 @dataclass(frozen=True)
@@ -240,11 +243,11 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
             return None
         totals = read_totals(data)
         tallies = {tally.labels: tally for tally in totals.builds}
-        for backend, pasts in builds.items():
-            for past in pasts:
-                new_tally = BuildTally(past.outcome, past.target, backend)
+        for backend, past_builds in builds.items():
+            for build in past_builds:
+                new_tally = BuildTally(build.outcome, build.target, backend)
                 if new_tally.labels in tallies or len(tallies) < MOST_LINES:
-                    tallies[new_tally.labels] = tallies.get(new_tally.labels, new_tally).with_build(past.seconds)
+                    tallies[new_tally.labels] = tallies.get(new_tally.labels, new_tally).with_build(build.seconds)
         ordered_tallies = tuple(tally for _, tally in sorted(tallies.items()))
         return canonical_json(encode(Totals(ordered_tallies, totals.hits + hits, totals.misses + misses)))
 
@@ -297,8 +300,8 @@ class LockHolder:
         return Presence(self.host, self.namespace, self.pid, self.began).has_ended
 
     def __str__(self) -> str:
-        since = self.since[:19].replace("T", " ")
-        return f"{self.what} is running on {self.host}, process {self.pid}, since {since} UTC"
+        start_text = self.since[:19].replace("T", " ")
+        return f"{self.what} is running on {self.host}, process {self.pid}, since {start_text} UTC"
 
 
 @contextmanager
@@ -309,14 +312,16 @@ def hold_build_lock(
 
     what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
-    me, key = this_process(), build_lock_key(name)
-    own_lock = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, precise_now())
+    process, key = this_process(), build_lock_key(name)
+    own_lock = LockHolder(
+        what, process.host, process.namespace, process.pid, threading.get_ident(), process.began, 0, precise_now()
+    )
     own_lock = _take(store, key, own_lock, say)
 
     def renew() -> None:
         nonlocal own_lock
-        data, renewed_lock = store.read(key), replace(own_lock, beat=own_lock.beat + 1)
-        if _is_of(own_lock, _read(data)) and store.replace(key, canonical_json(encode(renewed_lock)), data):
+        lock_bytes, renewed_lock = store.read(key), replace(own_lock, beat=own_lock.beat + 1)
+        if _is_of(own_lock, _read(lock_bytes)) and store.replace(key, canonical_json(encode(renewed_lock)), lock_bytes):
             own_lock = renewed_lock
 
     try:
@@ -347,16 +352,16 @@ def remove_stale_locks(store: Store) -> None:
 def _take(store: Store, key: str, own_lock: LockHolder, say: Callable[[str], object]) -> LockHolder:
     last_bytes, changed_at_s, reported_holder = b"", time.monotonic(), ""
     while True:
-        data = store.read(key)
-        holder = _read(data)
+        lock_bytes = store.read(key)
+        holder = _read(lock_bytes)
         if _is_of(own_lock, holder):
             return own_lock
-        if data != last_bytes:
-            last_bytes, changed_at_s = data or b"", time.monotonic()
+        if lock_bytes != last_bytes:
+            last_bytes, changed_at_s = lock_bytes or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - changed_at_s > DEAD_AFTER_S:
             own_lock = replace(own_lock, since=precise_now())
             with suppress(UndecidedError):  # the next read shows who wrote
-                if store.replace(key, canonical_json(encode(own_lock)), data):
+                if store.replace(key, canonical_json(encode(own_lock)), lock_bytes):
                     return own_lock
             continue
         if reported_holder != (reported_holder := str(holder)):

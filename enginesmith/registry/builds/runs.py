@@ -85,8 +85,8 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
     Raises ValueError for NaN in the value, InputError for a bad kind, key or digest.
     """
     document_key = record_key(kind, key)
-    data = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
-    change(store, document_key, lambda _: data)
+    record_bytes = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
+    change(store, document_key, lambda _: record_bytes)
 
 
 def read_record(data: bytes | None) -> Record | None:
@@ -268,8 +268,10 @@ class RunState:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored. Items leave out empty fields, since a run may have thousands of items."""
-        empty: tuple[object, ...] = (None, "", (), [], 0)
-        items = [{name: value for name, value in encode(item).items() if value not in empty} for item in self.items]
+        empty_values: tuple[object, ...] = (None, "", (), [], 0)
+        items = [
+            {name: value for name, value in encode(item).items() if value not in empty_values} for item in self.items
+        ]
         return canonical_json({**encode(self), "items": items})
 
 
@@ -304,8 +306,8 @@ def run_ids(store: Store) -> list[str]:
 
 def read_run(store: Store, run: str) -> RunState | None:
     """Read a run; None if it does not exist. Raises IntegrityError if it cannot be read."""
-    data = store.read(run_key(run))
-    return None if data is None else parse_run(run_key(run), data)
+    state_bytes = store.read(run_key(run))
+    return None if state_bytes is None else parse_run(run_key(run), state_bytes)
 
 
 def parse_run(key: str, data: bytes) -> RunState:
@@ -329,33 +331,33 @@ def find_run(store: Store, name: str) -> RunState:
     for run in matching_runs:
         if (run_state := read_run(store, run)) is not None:
             return run_state
-    models = ", ".join(sorted({model_of(run) for run in all_runs})) or "none"
-    raise UnknownNameError(f"no run or model {name!r} in {store.uri}; models with runs: {models}")
+    model_list = ", ".join(sorted({model_of(run) for run in all_runs})) or "none"
+    raise UnknownNameError(f"no run or model {name!r} in {store.uri}; models with runs: {model_list}")
 
 
 def read_live(store: Store, run: str) -> dict[str, str]:
     """Job's name -> the end of its output, for the running jobs of a run; empty where it cannot be read."""
-    data = store.read(run_live_key(run))
+    live_bytes = store.read(run_live_key(run))
     try:
-        return decode(parsing.parse_json(data, _LIVE_BYTES), dict[str, str]) if data else {}
+        return decode(parsing.parse_json(live_bytes, _LIVE_BYTES), dict[str, str]) if live_bytes else {}
     except IntegrityError:
         return {}
 
 
 def find_ages(store: Store) -> dict[str, timedelta]:
     """Run -> how long ago its document was written, by the store's clock: that of its machine may be wrong."""
-    write_stamps = dict(store.stamps(RUNS))
+    write_times = dict(store.stamps(RUNS))
     now = store.now()
-    return {key.removeprefix(RUNS).removesuffix(".json"): now - written_at for key, written_at in write_stamps.items()}
+    return {key.removeprefix(RUNS).removesuffix(".json"): now - written_at for key, written_at in write_times.items()}
 
 
 def surplus(store: Store) -> list[str]:
     """The names of runs beyond the number that is kept, oldest first. Lists keys, and reads no document."""
     model_counts: dict[str, int] = {}
     surplus_runs = []
-    for number, run in enumerate(run_ids(store)):
+    for index, run in enumerate(run_ids(store)):
         model_counts[model_of(run)] = model_counts.get(model_of(run), 0) + 1
-        if model_counts[model_of(run)] > MOST_OF_MODEL or number >= MOST:
+        if model_counts[model_of(run)] > MOST_OF_MODEL or index >= MOST:
             surplus_runs.append(run)
     return surplus_runs[::-1]
 

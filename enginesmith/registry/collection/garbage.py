@@ -103,34 +103,34 @@ class Claim:
             return replace(new_state, sweeper=replace(state.sweeper, expires=now + SWEEPING, generation=generation))
 
         with self._lock:
-            begun_s, now = parsing.steady_s(), self.store.now()
+            start_s, now = parsing.steady_s(), self.store.now()
             self.state = update_state(self.store, make)
-            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun_s
+            self.sweeper, self.begun = self.state.sweeper or self.sweeper, start_s
 
 
 def without_sweeper(state: MarkState) -> MarkState:
     """The state when a collection ended or died; a generation that it did not publish is abandoned."""
     generation = state.sweeper.generation if state.sweeper else 0
-    abandoned = (generation,) if generation > state.generation else ()
-    return replace(state, sweeper=None, abandoned=(*state.abandoned, *abandoned))
+    abandoned_generations = (generation,) if generation > state.generation else ()
+    return replace(state, sweeper=None, abandoned=(*state.abandoned, *abandoned_generations))
 
 
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
-    begun_s, now = parsing.steady_s(), store.now()
+    start_s, now = parsing.steady_s(), store.now()
     own_sweeper = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
     def change(state: MarkState) -> MarkState:
-        rival = state.sweeper
-        if rival is not None and rival.id != own_sweeper.id and now < rival.expires:
+        other_sweeper = state.sweeper
+        if other_sweeper is not None and other_sweeper.id != own_sweeper.id and now < other_sweeper.expires:
             raise ConflictError(
-                f"another collection ({rival.by}) is at work, until {stamp(rival.expires)} at the latest if it "
-                "died; run again when it is done"
+                f"another collection ({other_sweeper.by}) is at work, until {stamp(other_sweeper.expires)} at the "
+                "latest if it died; run again when it is done"
             )
         return replace(without_sweeper(state), sweeper=own_sweeper)
 
-    claim = Claim(store, own_sweeper, update_state(store, change), begun_s)
+    claim = Claim(store, own_sweeper, update_state(store, change), start_s)
     try:
         with leases.keep_renewing(claim.renew, RENEW_S):
             yield claim
@@ -169,8 +169,8 @@ class Garbage:
             yield "version", f"{model}@{version}", "no channel, pin or rule keeps it", 0
         for model, version in self.remains:
             yield "remains", f"{model}@{version}", "documents beside a manifest that is not there", 0
-        for digest, (why, size) in self.blobs.items():
-            yield "blob", digest, why, size
+        for digest, (reason, size) in self.blobs.items():
+            yield "blob", digest, reason, size
 
 
 def find_garbage(store: Store, rules: Rules) -> Garbage:
@@ -185,27 +185,27 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     versions = tuple(
         version for version in contents.folders if version in existing_versions and version not in references.reasons
     )
-    remains = tuple(version for version in contents.folders if version not in existing_versions)
+    orphan_versions = tuple(version for version in contents.folders if version not in existing_versions)
     orphans = references.orphans
-    why, records = _read_records(store, sizes, orphans)
-    users: dict[str, tuple[str, ...]] = {}
+    blob_reasons, records = _read_records(store, sizes, orphans)
+    labels_by_digest: dict[str, tuple[str, ...]] = {}
     labels = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
     documents = ((key, labels[version]) for version in versions for key in contents.folders[version])
-    document_labels = {key: name for key, name in documents if key.endswith(".json")}
-    for key, data in side_by_side(store.read, list(document_labels)):
-        for digest in orphans.intersection(digests_in(data or b"")):
-            users_before = users.setdefault(digest, document_labels[key])
-            if document_labels[key][0] not in users_before:
-                users[digest] = (*users_before, *document_labels[key])
-    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(users.values())}
-    why |= {digest: delete_reasons[labels] for digest, labels in users.items()}
-    blobs = {digest: (why.get(digest, "nothing refers to it"), sizes[digest]) for digest in sorted(orphans)}
+    document_labels = {key: version_labels for key, version_labels in documents if key.endswith(".json")}
+    for key, document in side_by_side(store.read, list(document_labels)):
+        for digest in orphans.intersection(digests_in(document or b"")):
+            earlier_labels = labels_by_digest.setdefault(digest, document_labels[key])
+            if document_labels[key][0] not in earlier_labels:
+                labels_by_digest[digest] = (*earlier_labels, *document_labels[key])
+    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(labels_by_digest.values())}
+    blob_reasons |= {digest: delete_reasons[labels] for digest, labels in labels_by_digest.items()}
+    blobs = {digest: (blob_reasons.get(digest, "nothing refers to it"), sizes[digest]) for digest in sorted(orphans)}
     return Garbage(
         references.reasons,
         versions,
-        remains,
+        orphan_versions,
         blobs,
-        users,
+        labels_by_digest,
         records,
         _list_models(contents.versions, references.channels),
     )
@@ -225,19 +225,21 @@ def _read_records(
     store: Store, stored_sizes: dict[str, int], orphans: set[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
     """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
-    why: dict[str, str] = {}
+    orphan_reasons: dict[str, str] = {}
     record_blobs: dict[str, tuple[str, ...] | None] = {}
     reasons: dict[str, str] = {}
     keys = [key for key in keys_below(store, RECORDS) if not key.startswith(f"{RECORDS}{COPIES}/")]
-    for key, data in side_by_side(store.read, keys):
-        record = read_record(data)
+    for key, record_bytes in side_by_side(store.read, keys):
+        record = read_record(record_bytes)
         if record is None:
             record_blobs[key] = None
         elif losses := [digest for digest in record.blobs if digest in orphans or digest not in stored_sizes]:
             record_blobs[key] = tuple(losses)
             kind = key.removeprefix(RECORDS).partition("/")[0]
-            why |= dict.fromkeys(losses, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
-    return why, record_blobs
+            orphan_reasons |= dict.fromkeys(
+                losses, reasons.setdefault(kind, f"only a step record ({kind}) refers to it")
+            )
+    return orphan_reasons, record_blobs
 
 
 # One sweep: mark new garbage, and delete what was marked before, is due, and still is garbage.
@@ -281,14 +283,18 @@ class Sweep:
             if state.counts(mark)
         }
         now = self.store.now()
-        horizon = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
+        oldest_generation = min(
+            (lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None
+        )
         sweep_garbage = find_garbage(self.store, self.rules)
         self._mark(sweep_garbage)
         garbage_names, deadline = set(sweep_garbage.names), self.store.now() - self.grace
         due_marks = {
             name: mark
             for name, mark in marks.items()
-            if name in garbage_names and mark.since <= deadline and (horizon is None or mark.generation <= horizon)
+            if name in garbage_names
+            and mark.since <= deadline
+            and (oldest_generation is None or mark.generation <= oldest_generation)
         }
         self._delete_due({name: mark for name, mark in due_marks.items() if "@" in name})
         # While a version exists, so do its blobs: a version that cannot go keeps what it names.
@@ -302,7 +308,8 @@ class Sweep:
         """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
         garbage, state = by_shard(found_garbage.names), self.claim.state
         has_new = any(
-            here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
+            shard_names - _counted(self.shards.get(shard, MarkShard()), state.counts).keys()
+            for shard, shard_names in garbage.items()
         )
         # Only collections add marks: a shard that had those of its garbage alone has no others by now.
         wrong_shards = [
@@ -338,7 +345,9 @@ class Sweep:
             batch = {shard: names[:BATCH] for shard, names in islice(pending_names.items(), _SHARDS_AT_ONCE)}
             self._delete_batch({shard: {name: due[name] for name in names} for shard, names in batch.items()})
             pending_names = {
-                shard: rest for shard, names in pending_names.items() if (rest := names[len(batch.get(shard, ())) :])
+                shard: remaining_names
+                for shard, names in pending_names.items()
+                if (remaining_names := names[len(batch.get(shard, ())) :])
             }
 
     def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
@@ -377,21 +386,21 @@ class Sweep:
 
     def delete_dead_records(self, garbage: Garbage) -> None:
         """Delete the records that count for nothing, since a blob of theirs is gone or they cannot be read."""
-        suspects = [
+        candidate_keys = [
             key
             for key, blobs in garbage.records.items()
             if blobs is None or any(digest in self.gone or digest not in garbage.blobs for digest in blobs)
         ]
-        for key, is_deleted in side_by_side(self._delete_if_dead, suspects):
+        for key, is_deleted in side_by_side(self._delete_if_dead, candidate_keys):
             if is_deleted:
                 self.gone[key] = "record"
 
     def _delete_if_dead(self, key: str) -> bool:
         """Whether a record was deleted. It is read again, as its step may have run since. (One being written may
         be deleted too: then its step runs once more.)"""
-        if (data := self.store.read(key)) is None:
+        if (record_bytes := self.store.read(key)) is None:
             return False
-        record = read_record(data)
+        record = read_record(record_bytes)
         if record is not None and all(map(self.store.has, record.blobs)):
             return False
         self.store.remove(key)
@@ -416,7 +425,7 @@ def _marks_exactly(
 
 def _take(marks: MarkShard, tombstones: Mapping[str, Tombstone]) -> MarkShard:
     """The marks with those of `tombstones` going that are still what they were."""
-    going = {name: mark for name, mark in tombstones.items() if marks.waiting.get(name) == mark}
+    going_marks = {name: mark for name, mark in tombstones.items() if marks.waiting.get(name) == mark}
     return MarkShard(
-        {name: mark for name, mark in marks.waiting.items() if name not in going}, {**marks.going, **going}
+        {name: mark for name, mark in marks.waiting.items() if name not in going_marks}, {**marks.going, **going_marks}
     )

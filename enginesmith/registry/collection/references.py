@@ -48,16 +48,16 @@ class RegistryInventory:
 def inventory(store: Store) -> RegistryInventory:
     """The keys of a registry's documents that may name blobs. Lists keys, and reads no document."""
     folders: dict[Version, list[str]] = {}
-    others: list[str] = []
+    other_keys: list[str] = []
     for key in keys_below(store, MODELS):
         match key.removeprefix(MODELS).split("/"):
             case [model, "versions", version, _, *_] if is_name(model) and is_name(version):
                 folders.setdefault((model, version), []).append(key)
             case _:
-                others.append(key)
-    outside = (*store.list(RUNS), *store.list(TIMING))
+                other_keys.append(key)
+    outside_keys = (*store.list(RUNS), *store.list(TIMING))
     return RegistryInventory(
-        {version: tuple(keys) for version, keys in sorted(folders.items())}, tuple(others), outside
+        {version: tuple(keys) for version, keys in sorted(folders.items())}, tuple(other_keys), outside_keys
     )
 
 
@@ -123,23 +123,27 @@ def find_references(store: Store, contents: RegistryInventory, digests: Iterable
     anything, and InputError for a channel of a newer format.
     """
     orphans = set(digests)
-    marking = _Marking(store, contents, orphans.difference_update)
-    marking.keep_newest(rules.versions)
-    marking.read_others(rules.moves)
-    marking.read_kept()
-    for _ in marking.read(contents.outside):
+    marker = _Marking(store, contents, orphans.difference_update)
+    marker.keep_newest(rules.versions)
+    marker.read_others(rules.moves)
+    marker.read_kept()
+    for _ in marker.read(contents.outside):
         pass
     versions = set(contents.versions)
-    keep_reasons = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in versions}
-    return References(keep_reasons, orphans, marking.channels)
+    keep_reasons = {
+        version: tuple(version_reasons)
+        for version, version_reasons in sorted(marker.reasons.items())
+        if version in versions
+    }
+    return References(keep_reasons, orphans, marker.channels)
 
 
 def find_named_digests(store: Store, contents: RegistryInventory) -> set[str]:
     """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
     digests: set[str] = set()
-    marking = _Marking(store, contents, digests.update)
+    marker = _Marking(store, contents, digests.update)
     keys = [key for version in contents.versions for key in contents.folders[version]]
-    for _ in marking.read([*keys, *contents.others, *contents.outside]):
+    for _ in marker.read([*keys, *contents.others, *contents.outside]):
         pass
     return digests
 
@@ -170,10 +174,10 @@ class _Marking:
             self.note(digests_in(key.encode()))
             if key.endswith(".json"):
                 documents.append(key)
-        for key, data in side_by_side(self.store.read, documents):
-            if data is not None:
-                self.note(digests_in(data))
-                yield key, data
+        for key, document in side_by_side(self.store.read, documents):
+            if document is not None:
+                self.note(digests_in(document))
+                yield key, document
 
     def read_others(self, moves: int) -> None:
         for key in self.contents.others:
@@ -184,14 +188,16 @@ class _Marking:
             key for key in self.contents.others if key.removeprefix(MODELS).split("/")[1:2] == ["histories"]
         }
         states: dict[str, Channel] = {}
-        for key, data in self.read(key for key in self.contents.others if key not in history_keys):
+        for key, history_bytes in self.read(key for key in self.contents.others if key not in history_keys):
             match key.removeprefix(MODELS).removesuffix(".json").split("/"):
-                case [model, "channels", name] if state := parse_channel(data, model, name, place_of(self.store, key)):
+                case [model, "channels", name] if state := parse_channel(
+                    history_bytes, model, name, place_of(self.store, key)
+                ):
                     states[channel_history_key(model, name)] = state
         # After the states: a history holds what came before any state that was read earlier.
         histories = {
-            key: parse_history(data, place_of(self.store, key))
-            for key, data in self.read(sorted({*history_keys, *states}))
+            key: parse_history(history_bytes, place_of(self.store, key))
+            for key, history_bytes in self.read(sorted({*history_keys, *states}))
         }
         for key, state in states.items():
             self._keep_served(state, with_state(self.store, histories.get(key, ChannelHistory()), state), moves)
@@ -200,8 +206,8 @@ class _Marking:
         """Keep the versions that a channel points to, that its last `moves` moves led to, that rollbacks would lead to,
         and that its rollout brings."""
         self.channels.setdefault(state.model, {})[state.name] = state.version
-        kept_moves = (*history.moves[-(moves + 1) :], *history.active_promotions()[-(moves + 1) :])
-        for version in {move.version for move in kept_moves}:
+        recent_moves = (*history.moves[-(moves + 1) :], *history.active_promotions()[-(moves + 1) :])
+        for version in {move.version for move in recent_moves}:
             self.keep((state.model, version), f"channel {state.name}")
         if rollout := state.active_rollout:
             self.keep((state.model, rollout.version), f"rollout {state.name}")
@@ -212,9 +218,11 @@ class _Marking:
         while new_versions := sorted((self.reasons.keys() & versions) - read_versions):
             read_versions.update(new_versions)
             manifests = {manifest_key(*version): version for version in new_versions}
-            for key, data in self.read(key for version in new_versions for key in self.contents.folders[version]):
+            for key, manifest_bytes in self.read(
+                key for version in new_versions for key in self.contents.folders[version]
+            ):
                 if key in manifests:
-                    self._read_graphs(key, data, *manifests[key])
+                    self._read_graphs(key, manifest_bytes, *manifests[key])
 
     def _read_graphs(self, key: str, data: bytes, model: str, version: str) -> None:
         try:

@@ -74,9 +74,9 @@ class Attachment:
 
     def to_bytes(self) -> bytes:
         """The document. Raises Malformed for a field that no document has."""
-        data = canonical_json(encode(self))
-        read_attachment(data)
-        return data
+        document = canonical_json(encode(self))
+        read_attachment(document)
+        return document
 
     def key(self) -> str:
         """Where the document lies in a registry."""
@@ -92,11 +92,11 @@ def attachments(store: Documents, manifest: Manifest) -> list[tuple[Attachment, 
     """The attachments of a version with their documents, newest first. Raises IntegrityError for a damaged one."""
     documents = []
     for key in store.list(evidence_prefix("attachments", manifest.model, manifest.version)):
-        data = store.read(key) or b""
+        attachment_bytes = store.read(key) or b""
         remedy = "delete it, and attach its file again (`enginesmith registry attach`)"
         with explain_damage(f"{key} of {store.uri}", remedy):
-            attachment = read_attachment(data)
+            attachment = read_attachment(attachment_bytes)
             if attachment.key() != key or attachment.manifest != manifest.digest:
                 raise Malformed("it is not the document its name says: it was edited by hand, moved or damaged")
-        documents.append((attachment, data))
+        documents.append((attachment, attachment_bytes))
     return sorted(documents, key=lambda document: (document[0].created_at, document[0].digest), reverse=True)

@@ -55,8 +55,8 @@ class JudgedEntry(EngineEntry):
         """
         if kind in (None, self.cpu) or self.cpu is None or (kind not in self.on and not self.usable):
             return self
-        tried_kinds = ", ".join(f"{status} on {other_kind}" for other_kind, (status, _) in sorted(self.on.items()))
-        unknown_reason = f"never run on {kind}, this kind of CPU" + (f" ({tried_kinds})" if tried_kinds else "")
+        status_text = ", ".join(f"{status} on {other_kind}" for other_kind, (status, _) in sorted(self.on.items()))
+        unknown_reason = f"never run on {kind}, this kind of CPU" + (f" ({status_text})" if status_text else "")
         status, reason = self.on.get(kind, ("unproven", unknown_reason))
         return replace(self, status=status, reason=reason)
 
@@ -76,10 +76,10 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     is_approved = report.verdict in DECIDED and approve(report) is not None
     if not is_approved and report.verdict != "failed":
         raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
-    data = canonical_json(report.to_json())
-    _read(data, engine, digest_of_bytes(data))
-    store.create(attestation_key(manifest.model, manifest.version, engine, digest_of_bytes(data)), data)
-    return digest_of_bytes(data)
+    report_bytes = canonical_json(report.to_json())
+    _read(report_bytes, engine, digest_of_bytes(report_bytes))
+    store.create(attestation_key(manifest.model, manifest.version, engine, digest_of_bytes(report_bytes)), report_bytes)
+    return digest_of_bytes(report_bytes)
 
 
 def judge_entries(
@@ -113,11 +113,11 @@ def _judge_whole(
     except IntegrityError as error:
         return replace(entry, status="failed", reason=str(error), on={})
     status, reason = _worst((entry.status, entry.reason), engines)
-    on_kinds = {
+    judgements = {
         kind: _worst(judgement, {name: engine.on_cpu(kind) for name, engine in engines.items()})
         for kind, judgement in entry.on.items()
     }
-    return replace(entry, status=status, reason=reason, on=on_kinds)
+    return replace(entry, status=status, reason=reason, on=judgements)
 
 
 def _worst(judgement: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
@@ -138,23 +138,23 @@ def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tupl
     prefix = evidence_prefix("attestations", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
-        data = store.read(key) or b""
+        report_bytes = store.read(key) or b""
         with explain_damage(f"{key} of {store.uri}", "delete it, and validate the engine again"):
-            attestation = _read(data, engine, name.removesuffix(".json"))
-        yield attestation, data
+            attestation = _read(report_bytes, engine, name.removesuffix(".json"))
+        yield attestation, report_bytes
 
 
 def _judge(entry: EngineEntry, evidence: list[Attestation]) -> JudgedEntry:
     """The engine with the status by the attestations on the kind of CPU it was built for; a GPU engine by all."""
-    judged = JudgedEntry(**vars(entry))
+    judged_entry = JudgedEntry(**vars(entry))
     if entry.cpu is None or entry.digest is None:
         status, reason = _combine(entry, evidence)
-        return replace(judged, status=status, reason=reason)
+        return replace(judged_entry, status=status, reason=reason)
     kinds = sorted({entry.cpu, *(a.cpu for a in evidence if a.cpu)})
     judgements = {kind: _combine(entry, [a for a in evidence if a.cpu == kind], kind == entry.cpu) for kind in kinds}
     status, reason = judgements[entry.cpu]
     return replace(
-        judged,
+        judged_entry,
         status=status,
         reason=reason,
         on={kind: judgement for kind, judgement in judgements.items() if judgement[0] in DECIDED},
@@ -172,8 +172,11 @@ def _combine(entry: EngineEntry, evidence: list[Attestation], published: bool = 
         return entry.status, entry.reason
     if failures:
         return "failed", f"failed when validated later: {failures[-1].reason}"
-    latest = max(newest_by_host.values(), key=lambda a: a.created_at)
-    return latest.verdict, f"{latest.verdict} by attestation {latest.report[:12]} of {latest.created_at}"
+    attestation = max(newest_by_host.values(), key=lambda a: a.created_at)
+    return (
+        attestation.verdict,
+        f"{attestation.verdict} by attestation {attestation.report[:12]} of {attestation.created_at}",
+    )
 
 
 @dataclass(frozen=True)

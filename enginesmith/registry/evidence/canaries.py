@@ -46,15 +46,15 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
         entry for entry in manifest.engines if unit_words and entry.unit.split()[: len(unit_words)] == unit_words
     ]
     if len(matches) != 1:
-        units = ", ".join(entry.unit for entry in matches or manifest.engines)
-        what = "fits several" if matches else "is none"
-        raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.reference}: {units}")
+        unit_list = ", ".join(entry.unit for entry in matches or manifest.engines)
+        mismatch = "fits several" if matches else "is none"
+        raise UnknownNameError(f"{unit!r} {mismatch} of the units of {manifest.reference}: {unit_list}")
     entry = matches[0]
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
         note = next((entry_note for entry_note in entry.notes if entry_note.startswith(NO_LAYERS)), "")
-        why = note.partition(": ")[2] or f"{entry.backend} tells none"
-        raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {why}")
+        explanation = note.partition(": ")[2] or f"{entry.backend} tells none"
+        raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {explanation}")
     document = parse_json(store.read_blob(digest), MAX_BYTES)
     if not isinstance(document.get("Layers"), list):
         raise IntegrityError(f"what is on record of the layers of {entry.unit} has no list of layers; build it again")
@@ -72,13 +72,13 @@ def layer_row(layer: object) -> tuple[str, ...]:
 
 def _tensors(tensors: object) -> str:
     """'float16 [1,64,56,56]' for each tensor, from its format and dimensions."""
-    texts = []
+    tensor_texts = []
     for tensor in tensors if isinstance(tensors, list) else ():
         if isinstance(tensor, dict):
             data_format, dims = tensor.get("Format/Datatype") or tensor.get("Format") or "", tensor.get("Dimensions")
             tensor = f"{data_format} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
-        texts.append(str(tensor))
-    return _short(", ".join(texts))
+        tensor_texts.append(str(tensor))
+    return _short(", ".join(tensor_texts))
 
 
 def _short(value: object) -> str:
@@ -143,9 +143,9 @@ def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> N
     entry = next((entry for entry in manifest.engines if entry.digest == verdict.engine), None)
     if entry is None:
         raise InputError(f"the canary ran engine {verdict.engine}, which {manifest.reference} does not have")
-    data = canonical_json({"format": FORMAT, **encode(verdict)})
+    verdict_bytes = canonical_json({"format": FORMAT, **encode(verdict)})
     try:
-        _read(data)
+        _read(verdict_bytes)
     except Malformed as error:
         raise InputError(f"the canary's report does not say what was compared, and where: {error}") from None
     if verdict.target != UNKNOWN:
@@ -157,7 +157,7 @@ def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> N
     if not store.has(verdict.report):
         raise IntegrityError(f"canary report {verdict.report} is not in {store.uri}; run the canary again")
     key = canary_key(manifest.model, manifest.version, verdict.target, verdict.report)
-    store.create(key, data)
+    store.create(key, verdict_bytes)
 
 
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:

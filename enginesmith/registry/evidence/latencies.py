@@ -47,10 +47,10 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
     prefix = evidence_prefix("latency", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
-        data = store.read(key) or b""
+        report_bytes = store.read(key) or b""
         with explain_damage(f"{key} of {store.uri}", _REMEDY):
-            report = _parse(data)
-            if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
+            report = _parse(report_bytes)
+            if digest_of_bytes(report_bytes) != name.removesuffix(".json") or report.engine != engine:
                 raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
         yield report
 
@@ -116,8 +116,8 @@ def measured_speeds(
 
 def speeds_of(reports: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
     """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
-    timed = timed_alike(reports.values())
-    speeds = {digest: _speed(report, timed) for digest, report in reports.items()}
+    timing_kind = timed_alike(reports.values())
+    speeds = {digest: _speed(report, timing_kind) for digest, report in reports.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
 
 
@@ -131,8 +131,11 @@ def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -
 
 def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
     """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
-    fitting_reports = {digest: [r for r in each if _is_alike(r.machine, machine)] for digest, each in reports.items()}
-    return {digest: fits[0] for digest, fits in fitting_reports.items() if fits}
+    fitting_reports = {
+        digest: [r for r in engine_reports if _is_alike(r.machine, machine)]
+        for digest, engine_reports in reports.items()
+    }
+    return {digest: matching_reports[0] for digest, matching_reports in fitting_reports.items() if matching_reports}
 
 
 def _is_alike(kind: MachineKind, machine: Machine) -> bool:
@@ -145,14 +148,16 @@ def _is_alike(kind: MachineKind, machine: Machine) -> bool:
 
 def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
     """The speed by one report; None where a bucket lacks a time of this kind, or there are none."""
-    times = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
-    medians = [value for value in times.values() if value]
-    if not medians or len(medians) != len(times):
+    median_by_bucket = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
+    medians = [value for value in median_by_bucket.values() if value]
+    if not medians or len(medians) != len(median_by_bucket):
         return None
     intervals = [bucket.interval(timed) for bucket in report.buckets]
     spans = [span for span in intervals if span]
     interval = (sum(low for low, _ in spans), sum(high for _, high in spans)) if len(spans) == len(intervals) else None
-    return MeasuredSpeed(sum(medians), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
+    return MeasuredSpeed(
+        sum(medians), tuple(sorted(median_by_bucket, key=version_order)), bool(report.busy), timed, interval
+    )
 
 
 def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:

@@ -124,18 +124,18 @@ def write_report(store: Store, key: str, report: NodeReport, before: bytes | Non
     One that was deleted meanwhile is written anew. Raises ConflictError where another process reports under the same
     name.
     """
-    data = report.to_bytes()
+    report_bytes = report.to_bytes()
     try:
-        is_written = store.replace(key, data, before)
-        if not is_written and ((stored := store.read(key)) is None or before is None):
-            is_written = store.replace(key, data, stored)
+        is_written = store.replace(key, report_bytes, before)
+        if not is_written and ((stored_bytes := store.read(key)) is None or before is None):
+            is_written = store.replace(key, report_bytes, stored_bytes)
     except UndecidedError:
-        return store.read(key) or data
+        return store.read(key) or report_bytes
     if not is_written:
         raise ConflictError(
             f"another process reports as node {report.node!r}; give each its name (ENGINESMITH_NODE, --node)"
         )
-    return data
+    return report_bytes
 
 
 def parse_report(data: bytes) -> NodeReport:
@@ -155,20 +155,20 @@ def read_newest(store: Store, model: str, channel: str, shares: Mapping[str, int
     shares: of each rollout, or OUTSIDE, the parts per million of the nodes that report.
     A node that is asked no longer, as fewer shall report by now, has left its last report there.
     """
-    newest: dict[str, tuple[datetime, str]] = {}
+    newest_entries: dict[str, tuple[datetime, str]] = {}
     for rollout, reporters_ppm in shares.items():
         prefix = serving_prefix(model, channel, rollout)
         for key, written_at in store.stamps(prefix):
             node = key.removeprefix(prefix).removesuffix(".json")
             if is_digest(node) and reports(node, reporters_ppm):
-                newest[node] = max(newest.get(node, (written_at, key)), (written_at, key))
-    entries = [newest[node] for node in sorted(newest)]
+                newest_entries[node] = max(newest_entries.get(node, (written_at, key)), (written_at, key))
+    entries = [newest_entries[node] for node in sorted(newest_entries)]
     documents = _each(store, store.read, [key for _, key in entries[:MOST_REPORTERS]])
     node_reports, damaged_count = list[NodeReport](), 0
-    for (written_at, _), data in zip(entries, documents, strict=False):
+    for (written_at, _), report_bytes in zip(entries, documents, strict=False):
         try:
-            if data is not None:
-                node_reports.append(replace(parse_report(data), at=format_time(written_at)))
+            if report_bytes is not None:
+                node_reports.append(replace(parse_report(report_bytes), at=format_time(written_at)))
         except IntegrityError:
             damaged_count += 1
     return Heard(len(entries), tuple(node_reports), damaged_count)
@@ -185,8 +185,8 @@ def clear_reports(store: Store, running: Rollout) -> int:
     """Delete the reports of a channel's rollouts but the one that runs, at most 10 * MOST_REPORTERS, and return how
     many."""
     model, channel = running.model, running.channel
-    others = tuple(serving_prefix(model, channel, rollout) for rollout in (running.id, OUTSIDE))
-    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(others))
+    other_prefixes = tuple(serving_prefix(model, channel, rollout) for rollout in (running.id, OUTSIDE))
+    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(other_prefixes))
     return len(_each(store, store.remove, list(islice(keys, 10 * MOST_REPORTERS))))
 
 
@@ -197,15 +197,15 @@ def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, 
     A node that comes back at the same moment may lose its first report, and writes it anew with the next one
     (`write_report`).
     """
-    gone_keys, heard_nodes = list[str](), dict[tuple[str, str], list[str]]()
+    deleted_keys, reporting_nodes = list[str](), dict[tuple[str, str], list[str]]()
     for key, written_at in store.stamps(SERVING):
         match key.removeprefix(SERVING).removesuffix(".json").split("/"):
             case [model, channel, rollout, node] if rollout == OUTSIDE and is_digest(node):
                 age_s = (now - written_at).total_seconds()
-                heard_nodes.setdefault((model, channel), []).extend([node] * (age_s <= OUTSIDE_SILENT_S))
-                gone_keys += [key] * (age_s > GONE_S)
-    _each(store, store.remove, gone_keys)
-    return gone_keys, heard_nodes
+                reporting_nodes.setdefault((model, channel), []).extend([node] * (age_s <= OUTSIDE_SILENT_S))
+                deleted_keys += [key] * (age_s > GONE_S)
+    _each(store, store.remove, deleted_keys)
+    return deleted_keys, reporting_nodes
 
 
 def next_share(share_ppm: int, count: int) -> int:

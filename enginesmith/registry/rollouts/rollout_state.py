@@ -43,11 +43,15 @@ class ServingNode:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, text in (("name", self.name), ("region", self.region or "-"), *(("label", x) for x in self.labels)):
+        for field, text in (
+            ("name", self.name),
+            ("region", self.region or "-"),
+            *(("label", label) for label in self.labels),
+        ):
             if text != "-" and not _TEXT.fullmatch(text):
-                option = {"name": "node", "label": "labels"}.get(what, what)
+                option = {"name": "node", "label": "labels"}.get(field, field)
                 remedy = f"give another by --{option} or ENGINESMITH_{option.upper()}"
-                raise InputError(f"node {what} {text[:80]!r} must match {_TEXT.pattern}; {remedy}")
+                raise InputError(f"node {field} {text[:80]!r} must match {_TEXT.pattern}; {remedy}")
         if len(self.labels) > MOST_LABELS:
             raise InputError(f"node {self.name} has {len(self.labels)} labels; the most are {MOST_LABELS}")
 
@@ -84,9 +88,9 @@ class Slice:
         return has_same_nodes and self.share_ppm >= other.share_ppm
 
     def __str__(self) -> str:
-        share = f"{self.share_ppm / 10_000:g}%"
-        where = f"region={self.region}" if self.region else f"label={self.label}" if self.label else ""
-        return share if not where else where if self.share_ppm == WHOLE else f"{where}:{share}"
+        share_text = f"{self.share_ppm / 10_000:g}%"
+        selector = f"region={self.region}" if self.region else f"label={self.label}" if self.label else ""
+        return share_text if not selector else selector if self.share_ppm == WHOLE else f"{selector}:{share_text}"
 
 
 def is_below(place: int, share_ppm: int) -> bool:
@@ -96,13 +100,13 @@ def is_below(place: int, share_ppm: int) -> bool:
 
 def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
     """Whether a rollout has reached a node. reach: the slices that are open; one suffices."""
-    # A node's place in a rollout, as a whole number below 2^64.
-    place = int.from_bytes(sha256(f"{rollout}\n{node.name}".encode()).digest()[:8], "big")
+    # A node's position in a rollout, as a whole number below 2^64.
+    position = int.from_bytes(sha256(f"{rollout}\n{node.name}".encode()).digest()[:8], "big")
     return any(
-        is_below(place, part.share_ppm)
-        and part.region in (None, node.region)
-        and (part.label is None or part.label in node.labels)
-        for part in reach
+        is_below(position, open_slice.share_ppm)
+        and open_slice.region in (None, node.region)
+        and (open_slice.label is None or open_slice.label in node.labels)
+        for open_slice in reach
     )
 
 
@@ -114,32 +118,32 @@ def reports(node: str, reporters_ppm: int) -> bool:
 
 def add_slice(reach: Sequence[Slice], new_slice: Slice) -> tuple[Slice, ...]:
     """The slices with one more; what that covers is left out, and it is itself where one covers it."""
-    if any(part.covers(new_slice) for part in reach):
+    if any(old_slice.covers(new_slice) for old_slice in reach):
         return tuple(reach)
-    return (*(part for part in reach if not new_slice.covers(part)), new_slice)
+    return (*(old_slice for old_slice in reach if not new_slice.covers(old_slice)), new_slice)
 
 
 def parse_share(text: str, what: str) -> int:
     """Parts per million of '5%', '0.5%'. what: for errors. Raises InputError."""
     match = _PERCENT.fullmatch(text.strip())
-    share = round(float(match[1]) * 10_000) if match else 0
-    if not 0 < share <= WHOLE:
+    share_ppm = round(float(match[1]) * 10_000) if match else 0
+    if not 0 < share_ppm <= WHOLE:
         raise InputError(f"{what} {text!r}: give a share above 0% and up to 100%, such as 5%")
-    return share
+    return share_ppm
 
 
 def parse_wave(text: str) -> Slice:
     """The slice of '5%', 'region=eu-west-1', 'label=canary', or 'region=eu-west-1:5%'. Raises InputError."""
-    kind, equals, rest = text.partition("=")
-    if not equals:
+    selector, separator, value = text.partition("=")
+    if not separator:
         return Slice(parse_share(text, "wave"))
-    name, _, share = rest.partition(":") if rest.endswith("%") else (rest, "", "")
-    if kind not in ("region", "label") or not _TEXT.fullmatch(name):
+    name, _, share_text = value.partition(":") if value.endswith("%") else (value, "", "")
+    if selector not in ("region", "label") or not _TEXT.fullmatch(name):
         raise InputError(
             f"wave {text!r}: give 5%, region=NAME, label=NAME, or one of these with a share, label=NAME:5%"
         )
-    ppm = parse_share(share, f"wave {text!r}: share") if share else WHOLE
-    return Slice(ppm, name, None) if kind == "region" else Slice(ppm, None, name)
+    share_ppm = parse_share(share_text, f"wave {text!r}: share") if share_text else WHOLE
+    return Slice(share_ppm, name, None) if selector == "region" else Slice(share_ppm, None, name)
 
 
 def check_waves(waves: Sequence[Slice]) -> None:
@@ -268,10 +272,12 @@ class Rollout:
 
     def check_fields(self) -> None:
         """Raise Malformed for a wave that is none, and for soaks or shares that are not one for each wave."""
-        waves = len(self.plan.waves)
-        if not self.wave < waves == len(self.plan.soaks_s) or len(self.shares_ppm) not in (0, waves):
-            soaks, shares = len(self.plan.soaks_s), len(self.shares_ppm)
-            raise Malformed(f"it is in wave {self.wave} of {waves}, with {soaks} soaks and {shares} shares")
+        wave_count = len(self.plan.waves)
+        if not self.wave < wave_count == len(self.plan.soaks_s) or len(self.shares_ppm) not in (0, wave_count):
+            soak_count, share_count = len(self.plan.soaks_s), len(self.shares_ppm)
+            raise Malformed(
+                f"it is in wave {self.wave} of {wave_count}, with {soak_count} soaks and {share_count} shares"
+            )
 
     @property
     def is_finished(self) -> bool:
@@ -291,7 +297,7 @@ class Rollout:
     @property
     def is_open(self) -> bool:
         """Whether all of the open wave is reached."""
-        return any(part.covers(self.aim) for part in self.reach)
+        return any(open_slice.covers(self.aim) for open_slice in self.reach)
 
     @property
     def soaking(self) -> str | None:
@@ -324,18 +330,24 @@ class Rollout:
 
 def open_wave(rollout: Rollout, wave: int, at: datetime) -> Rollout:
     """The rollout with its wave of this index opened: at once, or by its first step."""
-    begun_wave = replace(rollout, wave=wave, opened=format_time(at), since=None)
+    new_rollout = replace(rollout, wave=wave, opened=format_time(at), since=None)
     if rollout.plan.step_ppm is None:
-        return replace(begun_wave, reach=add_slice(rollout.reach, begun_wave.aim))
-    return raise_reach(begun_wave)
+        return replace(new_rollout, reach=add_slice(rollout.reach, new_rollout.aim))
+    return raise_reach(new_rollout)
 
 
 def raise_reach(rollout: Rollout) -> Rollout:
     """The rollout with one more step of its open wave reached."""
     target = rollout.aim
-    like_slices = [part for part in rollout.reach if (part.region, part.label) == (target.region, target.label)]
-    share = max((part.share_ppm for part in like_slices), default=0) + (rollout.plan.step_ppm or WHOLE)
-    next_slice = target if share >= target.share_ppm else replace(target, share_ppm=share)
+    same_slices = [
+        open_slice
+        for open_slice in rollout.reach
+        if (open_slice.region, open_slice.label) == (target.region, target.label)
+    ]
+    next_share_ppm = max((open_slice.share_ppm for open_slice in same_slices), default=0) + (
+        rollout.plan.step_ppm or WHOLE
+    )
+    next_slice = target if next_share_ppm >= target.share_ppm else replace(target, share_ppm=next_share_ppm)
     return replace(rollout, reach=add_slice(rollout.reach, next_slice), since=None)
 
 
@@ -348,8 +360,8 @@ def count_time(rollout: Rollout, now: datetime) -> Rollout:
     if rollout.state != "running" or (rollout.since and not rollout.paused):
         return rollout
     pause = now - parse_time(rollout.paused) if rollout.paused else timedelta(0)
-    since = parse_time(rollout.since) + pause if rollout.since else now
-    return replace(rollout, since=format_time(since), paused=None)
+    start_time = parse_time(rollout.since) + pause if rollout.since else now
+    return replace(rollout, since=format_time(start_time), paused=None)
 
 
 def format_time(at: datetime) -> str:

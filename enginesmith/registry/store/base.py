@@ -77,9 +77,9 @@ def bucket_at(uri: str) -> "BucketApi":
         return S3Bucket(parse_place(uri))
     except ModuleNotFoundError as error:
         extra = BUCKETS[scheme]
-        library = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
+        install_target = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
         raise InputError(
-            f"registry {scheme}://...: the library {error.name} is not installed here; run pip install {library}"
+            f"registry {scheme}://...: the library {error.name} is not installed here; run pip install {install_target}"
         ) from error
 
 
@@ -245,19 +245,19 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
     text = os.fspath(uri) if isinstance(uri, Path) else split_places(uri)[-1]
     if isinstance(uri, Path) or "://" not in text:
         return open_folder(Path(_not_empty(text)), create=create)
-    parts = _split(text)
-    if parts.scheme in ("http", "https"):
+    uri_fields = _split(text)
+    if uri_fields.scheme in ("http", "https"):
         from enginesmith.registry.store.http.store import open_http
 
         return open_http(text, create=create)
-    if parts.scheme in BUCKETS:
+    if uri_fields.scheme in BUCKETS:
         # Here, because boto3 takes a quarter of a second to import.
         from enginesmith.registry.store.objects.store import open_registry
 
         return open_registry(bucket_at(text), create=create, check=check)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    if uri_fields.netloc not in ("", "localhost") or not uri_fields.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
-    return open_folder(Path(unquote(parts.path)), create=create)
+    return open_folder(Path(unquote(uri_fields.path)), create=create)
 
 
 def absolute_uri(uri: str) -> str:
@@ -265,7 +265,7 @@ def absolute_uri(uri: str) -> str:
 
     Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
     """
-    return ",".join(_absolute(place) for place in split_places(uri))
+    return ",".join(_absolute(uri_item) for uri_item in split_places(uri))
 
 
 def split_places(uri: str) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ def split_places(uri: str) -> tuple[str, ...]:
     They are separated by commas; a folder with a comma in its name is a `file://` URI, with %2C. Raises InputError for
     an empty one.
     """
-    return tuple(_not_empty(place.strip()) for place in uri.split(","))
+    return tuple(_not_empty(uri_item.strip()) for uri_item in uri.split(","))
 
 
 def _absolute(uri: str) -> str:
@@ -290,21 +290,21 @@ def _split(text: str) -> SplitResult:
 
     A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
     """
-    scheme, _, rest = text.partition("://")
-    if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
+    scheme, _, remainder = text.partition("://")
+    if "@" in (remainder.partition("/")[0] if scheme == "file" else remainder):
         raise InputError(
             f"registry {scheme[:20]}://...: a URI without user and password is needed; give credentials in the usual "
             "ways of its cloud (environment, profile, role), and a cache's token by ENGINESMITH_CACHE_TOKEN_FILE"
         )
     try:
-        parts = urlsplit(text)
+        url = urlsplit(text)
     except ValueError as error:
         raise InputError(
             f"registry {text[:200]!r} is not a URI ({error}); give a path, {SCHEMES} or http://"
         ) from error
-    if parts.scheme not in ("file", "http", "https", *BUCKETS):
-        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, {SCHEMES} or http://")
-    return parts
+    if url.scheme not in ("file", "http", "https", *BUCKETS):
+        raise InputError(f"registry {text}: scheme {url.scheme!r} is not known; use a path, {SCHEMES} or http://")
+    return url
 
 
 def _not_empty(text: str) -> str:

@@ -61,12 +61,12 @@ class VerificationCache:
 
     def is_verified(self, blob: BlobDigest, path: Path) -> bool:
         """Whether a file holds the blob: by its record or its SHA-256's, else by digesting it. Raises OSError."""
-        facts_before = _facts(path)
-        if facts_before in self._read(blob.name) or facts_before in self._read(blob.sha256_only.name):
+        file_record = _facts(path)
+        if file_record in self._read(blob.name) or file_record in self._read(blob.sha256_only.name):
             return True
         if not blob.matches(path):
             return False
-        if _facts(path)[:4] == facts_before[:4]:
+        if _facts(path)[:4] == file_record[:4]:
             self.add(blob, path)
         return True
 
@@ -74,12 +74,12 @@ class VerificationCache:
         """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
         changed_ns = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed_ns / 1e9))))
-        file_facts = _facts(path)
-        other_facts = [facts for facts in self._read(blob.name) if facts[:2] != file_facts[:2]]
+        file_record = _facts(path)
+        other_records = [record for record in self._read(blob.name) if record[:2] != file_record[:2]]
         with suppress(OSError):
             make_folder(self.folder)
             new_file = self.folder / f".{secrets.token_hex(8)}"
-            new_file.write_text(json.dumps([file_facts, *other_facts][:_KEPT]))
+            new_file.write_text(json.dumps([file_record, *other_records][:_KEPT]))
             new_file.replace(self.folder / blob.name)
 
     def forget(self, blob: BlobDigest) -> None:
@@ -104,13 +104,13 @@ class VerificationCache:
         with suppress(OSError, ValueError, RecursionError):
             document = json.loads((self.folder / name).read_bytes() or b"[]")
             if isinstance(document, list):
-                return [facts for facts in document if isinstance(facts, list) and len(facts) == 5]
+                return [record for record in document if isinstance(record, list) and len(record) == 5]
         return []
 
 
 def _facts(path: Path) -> Facts:
-    facts = os.stat(path)  # noqa: PTH116 - follows links, as reading does
-    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+    file_stat = os.stat(path)  # noqa: PTH116 - follows links, as reading does
+    return [file_stat.st_dev, file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ctime_ns]
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ class BlobCache:
 
     def give_up(self, blob: BlobDigest) -> None:
         """Delete a blob's partial download."""
-        partial = self.folder / "partial" / blob.name
-        for path in (partial, journal_of(partial)):
+        partial_path = self.folder / "partial" / blob.name
+        for path in (partial_path, journal_of(partial_path)):
             with suppress(OSError):
                 path.unlink()
 
@@ -224,22 +224,22 @@ class BlobCache:
         """Hold the lock of a digest, in a cache whose folders are there."""
         for folder in ("blobs", "locks", "partial", "tmp"):
             make_folder(self.folder / folder)
-        with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock_file:
+            fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX)
             yield
 
     def _bring(self, blob: BlobDigest, bring: Bring) -> None:
-        partial, path = self.folder / "partial" / blob.name, self._blob(blob.name)
+        partial_path, path = self.folder / "partial" / blob.name, self._blob(blob.name)
         for entry in os.scandir(self.folder / "partial"):
             with suppress(FileNotFoundError):
                 if not entry.name.startswith(blob.name) and entry.stat().st_mtime < time.time() - PARTIAL_S:
                     Path(entry.path).unlink()
-        actual_digest = bring(partial)
+        actual_digest = bring(partial_path)
         if actual_digest != blob.expected:
             raise IntegrityError(
                 f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {actual_digest}); it was not kept"
             )
-        rename_durably(partial, path, read_only=True)
+        rename_durably(partial_path, path, read_only=True)
         self.verifications.add(blob, path)
 
     def _evict(self) -> None:
@@ -247,27 +247,29 @@ class BlobCache:
         cache_entries: list[tuple[float, int, Path]] = []
         for entry in os.scandir(self.folder / "blobs"):
             with suppress(FileNotFoundError):
-                facts, used_at = entry.stat(), self.verifications.last_used(entry.name)
-                cache_entries.append((facts.st_mtime if used_at is None else used_at, facts.st_size, Path(entry.path)))
-        excess = sum(size for _, size, _ in cache_entries) - self.limit_bytes
+                file_stat, used_at = entry.stat(), self.verifications.last_used(entry.name)
+                cache_entries.append(
+                    (file_stat.st_mtime if used_at is None else used_at, file_stat.st_size, Path(entry.path))
+                )
+        excess_bytes = sum(size for _, size, _ in cache_entries) - self.limit_bytes
         for _, size, path in sorted(cache_entries):
-            if excess <= 0:
+            if excess_bytes <= 0:
                 return
             with suppress(OSError), path.open("rb") as stream:
                 fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-                excess -= size
+                excess_bytes -= size
 
 
 def local_cache() -> BlobCache | None:
     """This machine's cache: in ENGINESMITH_CACHE, else $XDG_CACHE_HOME/enginesmith, else ~/.cache/enginesmith, of at
     most ENGINESMITH_CACHE_BYTES (default 16 GiB). None when that is 0. Raises InputError when it is no number."""
-    text = os.environ.get("ENGINESMITH_CACHE_BYTES", "").strip()
-    if text and not text.isdecimal():
-        raise InputError(f"ENGINESMITH_CACHE_BYTES is {text!r}; give a number of bytes, or 0 for no cache")
-    limit = int(text) if text else DEFAULT_BYTES
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.environ.get("ENGINESMITH_CACHE") or f"{home}/enginesmith"
+    size_text = os.environ.get("ENGINESMITH_CACHE_BYTES", "").strip()
+    if size_text and not size_text.isdecimal():
+        raise InputError(f"ENGINESMITH_CACHE_BYTES is {size_text!r}; give a number of bytes, or 0 for no cache")
+    limit = int(size_text) if size_text else DEFAULT_BYTES
+    cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("ENGINESMITH_CACHE") or f"{cache_home}/enginesmith"
     return BlobCache(Path(os.path.abspath(os.path.expanduser(folder))), limit) if limit else None  # noqa: PTH100, PTH111
 
 

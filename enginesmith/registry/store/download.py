@@ -86,18 +86,18 @@ def download(
     a time writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
     """
     parts = parts_of(size_bytes, part)
-    facts: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
-    with _open_journal(journal_of(path), facts) as (done_numbers, journal):
+    header: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
+    with _open_journal(journal_of(path), header) as (done_numbers, journal):
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, size_bytes)
-            missing_parts = [piece for piece in parts if piece.number not in done_numbers]
+            missing_parts = [blob_part for blob_part in parts if blob_part.number not in done_numbers]
             hasher, done_bytes = blob.hasher(), 0
             with _Arrivals(fd, missing_parts, source, journal, beside) as arrivals:
-                for piece in parts:
-                    for block in arrivals.wait_for(piece) if piece in arrivals else _blocks(fd, piece):
+                for blob_part in parts:
+                    for block in arrivals.wait_for(blob_part) if blob_part in arrivals else _blocks(fd, blob_part):
                         hasher.update(block)
-                    done_bytes += piece.size
+                    done_bytes += blob_part.size
                     listener(done_bytes)
             return hasher.hexdigest()
         finally:
@@ -195,13 +195,13 @@ class _Arrivals:
         try:
             block = memoryview(bytearray(min(_BLOCK_BYTES, self._part_bytes)))
             while span := self._next_span():
-                size = sum(part.size for part in span)
-                with self._source(span[0].offset, size) as fill:
+                span_bytes = sum(part.size for part in span)
+                with self._source(span[0].offset, span_bytes) as fill:
                     for part in span:
                         if self._stop:
                             return
                         self._bring(part, fill, block)
-                self._hire(size)
+                self._hire(span_bytes)
         except BaseException as error:  # `wait_for` raises it again
             with self._changed:
                 self._error = self._error or error

@@ -135,14 +135,14 @@ def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None =
 def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
     """Read a stream to its end and return its SHA-256 and, where the library is installed, its BLAKE3. dest: a stream
     that the bytes are copied to."""
-    sha, blake3_hasher = hashlib.sha256(), new_blake3_hasher()
+    sha256_hasher, blake3_hasher = hashlib.sha256(), new_blake3_hasher()
     for block in _blocks(source):
-        sha.update(block)
+        sha256_hasher.update(block)
         if blake3_hasher is not None:
             blake3_hasher.update(block)
         if dest is not None:
             dest.write(block)
-    return BlobDigest(sha.hexdigest(), None if blake3_hasher is None else blake3_hasher.hexdigest())
+    return BlobDigest(sha256_hasher.hexdigest(), None if blake3_hasher is None else blake3_hasher.hexdigest())
 
 
 def _blocks(stream: BinaryIO) -> Iterator[memoryview]:
@@ -183,8 +183,8 @@ def reachable(doing: str) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check that it is there and healthy, then run again")
         if error.errno == errno.EISDIR:
-            place = error.filename2 or error.filename
-            remedy = f"{place} is a folder where a file belongs: choose another place, or move that folder away"
+            path = error.filename2 or error.filename
+            remedy = f"{path} is a folder where a file belongs: choose another place, or move that folder away"
         reason = error.strerror or str(error)
         count_io("errors")
         raise UnavailableError(f"{doing}: {reason}; {remedy}") from error

@@ -104,13 +104,13 @@ class FileStore:
         # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
         path = f"{self.root}/{blob_key(digest)}"
         try:
-            facts = os.lstat(path)
+            file_stat = os.lstat(path)
             # A link counts only where it leads to something in the registry.
-            if stat.S_ISLNK(facts.st_mode) and Path(path).resolve().is_relative_to(self.root.resolve()):
-                facts = os.stat(path)  # noqa: PTH116
+            if stat.S_ISLNK(file_stat.st_mode) and Path(path).resolve().is_relative_to(self.root.resolve()):
+                file_stat = os.stat(path)  # noqa: PTH116
         except OSError:
             return None
-        return facts.st_size if stat.S_ISREG(facts.st_mode) else None
+        return file_stat.st_size if stat.S_ISREG(file_stat.st_mode) else None
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
@@ -121,53 +121,53 @@ class FileStore:
 
     def path(self, digest: str) -> Path:
         """See `Store.path`."""
-        blob = self._blob(digest)
+        blob_path = self._blob(digest)
         if not self.has(digest):
             raise self._lost_error(digest)
-        return blob
+        return blob_path
 
     def fetch(self, digest: str, dest: Path) -> None:
         """See `Store.fetch`."""
-        blob = self.path(digest)
-        with reachable(f"copying {blob} to {dest}"):
+        blob_path = self.path(digest)
+        with reachable(f"copying {blob_path} to {dest}"):
             make_folder(dest.parent)
             sweep(dest.parent)
-            with blob.open("rb") as source, start_atomic_write(dest.parent) as file:
+            with blob_path.open("rb") as source, start_atomic_write(dest.parent) as file:
                 self._check(digest, copy_hashed(source, file.stream))
                 file.commit(dest)
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        blob = self.path(digest)
-        with reachable(f"reading {blob}"), blob.open("rb") as stream:
-            data = stream.read(min(os.fstat(stream.fileno()).st_size, max_bytes) + 1)
-        if len(data) > max_bytes:
-            raise IntegrityError(f"{blob} is over {max_bytes} bytes, which no blob of its kind is")
-        self._check(digest, digest_of_bytes(data))
-        return data
+        blob_path = self.path(digest)
+        with reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
+            content = stream.read(min(os.fstat(stream.fileno()).st_size, max_bytes) + 1)
+        if len(content) > max_bytes:
+            raise IntegrityError(f"{blob_path} is over {max_bytes} bytes, which no blob of its kind is")
+        self._check(digest, digest_of_bytes(content))
+        return content
 
     @contextmanager
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
         """See `Store.open_range`."""
-        blob = self.path(digest)
+        blob_path = self.path(digest)
 
         def fill(into: memoryview) -> None:
-            with reachable(f"reading {blob}"):
+            with reachable(f"reading {blob_path}"):
                 if stream.readinto(into) != len(into):
                     raise IntegrityError(
                         f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`"
                     )
 
-        with reachable(f"reading {blob}"):
-            stream = blob.open("rb")
+        with reachable(f"reading {blob_path}"):
+            stream = blob_path.open("rb")
         with stream:
             stream.seek(offset)
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
         """See `Store.rehash`."""
-        blob = self.path(digest)
-        with reachable(f"reading {blob}"), blob.open("rb") as stream:
+        blob_path = self.path(digest)
+        with reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
             return digest_stream(stream)
 
     def read(self, key: str) -> bytes | None:
@@ -177,27 +177,27 @@ class FileStore:
             try:
                 # A buffer of the file's size: one of 64 MiB costs more than reading a small file.
                 with open(path, "rb", buffering=0) as stream:  # noqa: PTH123
-                    data = stream.read(min(os.fstat(stream.fileno()).st_size, MAX_DOCUMENT_BYTES) + 1)
+                    content = stream.read(min(os.fstat(stream.fileno()).st_size, MAX_DOCUMENT_BYTES) + 1)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        if len(data) > MAX_DOCUMENT_BYTES:
+        if len(content) > MAX_DOCUMENT_BYTES:
             raise IntegrityError(f"{path} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
-        return data
+        return content
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. Every write is a new file: inode number, time and size are the tag."""
         path = self.root / check_key(key)
         with reachable(f"reading {path}"):
             try:
-                facts = path.stat()
+                file_stat = path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None, ""
-        current_tag = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
+        current_tag = f"{file_stat.st_ino}-{file_stat.st_mtime_ns}-{file_stat.st_size}"
         if current_tag == tag:
             return None, tag
         # If it was replaced in between, the older tag makes the next call read it once more.
-        data = self.read(key)
-        return data, current_tag if data is not None else ""
+        content = self.read(key)
+        return content, current_tag if content is not None else ""
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
@@ -209,8 +209,8 @@ class FileStore:
         with reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
             file.sync()
-            with (self.root / _LOCK).open("ab") as lock:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+            with (self.root / _LOCK).open("ab") as lock_file:
+                fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX)
                 if self.read(key) != expected:
                     return False
                 make_folder(path.parent)
@@ -250,11 +250,11 @@ class FileStore:
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
-        return ((key, facts.st_size) for key, facts in self._files(prefix))
+        return ((key, file_stat.st_size) for key, file_stat in self._files(prefix))
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         """See `Store.stamps`: the time of the file, which a file server stamps by its own clock."""
-        return ((key, datetime.fromtimestamp(facts.st_mtime, UTC)) for key, facts in self._files(prefix))
+        return ((key, datetime.fromtimestamp(file_stat.st_mtime, UTC)) for key, file_stat in self._files(prefix))
 
     def now(self) -> datetime:
         """See `Store.now`: the time of a file that is written now. This machine's time where nothing may be written,
@@ -273,17 +273,17 @@ class FileStore:
                 folder_key = Path(folder_path).relative_to(self.root).as_posix()
                 for name in file_names:
                     with suppress(FileNotFoundError):  # deleted meanwhile
-                        facts = os.lstat(f"{folder_path}/{name}")
-                        if stat.S_ISREG(facts.st_mode):
-                            yield f"{folder_key}/{name}", facts
+                        file_stat = os.lstat(f"{folder_path}/{name}")
+                        if stat.S_ISREG(file_stat.st_mode):
+                            yield f"{folder_key}/{name}", file_stat
 
     def discard(self, digest: str) -> None:
         """See `Store.discard`."""
-        blob = self._blob(digest)
-        with reachable(f"moving {blob} away"):
+        blob_path = self._blob(digest)
+        with reachable(f"moving {blob_path} away"):
             make_folder(self.root / _DISCARDED)
-            if blob.is_file() and not self._holds(digest):
-                blob.replace(self.root / _DISCARDED / digest)
+            if blob_path.is_file() and not self._holds(digest):
+                blob_path.replace(self.root / _DISCARDED / digest)
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
@@ -316,9 +316,9 @@ class FileStore:
         return start_atomic_write(self.root / _TEMPORARY)
 
     def _commit_blob(self, file: AtomicWrite, digest: str) -> None:
-        blob = self._blob(digest)
-        make_folder(blob.parent)
-        file.commit(blob, read_only=True)
+        blob_path = self._blob(digest)
+        make_folder(blob_path.parent)
+        file.commit(blob_path, read_only=True)
 
 
 def _raise_unless_absent(error: OSError) -> None:
@@ -355,7 +355,7 @@ def _is_registry(store: FileStore) -> bool:
         check_format(marker, str(store.root))
         return True
     with reachable(f"listing {store.root}"):
-        others = {path.name for path in store.root.iterdir()} - _OWN
-    if others:
-        refuse_other(others, str(store.root), "give an empty or a new folder")
+        other_names = {path.name for path in store.root.iterdir()} - _OWN
+    if other_names:
+        refuse_other(other_names, str(store.root), "give an empty or a new folder")
     return False

@@ -93,7 +93,7 @@ def check_key(key: str) -> str:
 
 def is_key(text: str) -> bool:
     """Whether `text` can be a key: a relative path that climbs nowhere."""
-    return all(_PART.fullmatch(part) for part in text.split("/"))
+    return all(_PART.fullmatch(segment) for segment in text.split("/"))
 
 
 def check_size(size: int, where: str) -> int:
@@ -209,14 +209,14 @@ def running_rollout_key(model: str, channel: str, rollout: str) -> str:
 
 def serving_prefix(model: str, channel: str, rollout: str | None = None) -> str:
     """Prefix of what nodes report about a rollout of a channel ('nodes': outside of one), or (None) all of it."""
-    where = f"{SERVING}{check_model(model)}/{check_channel(channel)}/"
-    return where if rollout is None else f"{check_key(f'{where}{rollout}')}/"
+    channel_prefix = f"{SERVING}{check_model(model)}/{check_channel(channel)}/"
+    return channel_prefix if rollout is None else f"{check_key(f'{channel_prefix}{rollout}')}/"
 
 
 def policy_key(model: str | None, channel: str) -> str:
     """Key of the policy of a model's channel, or (None) of that channel of every model."""
-    where = f"{MODELS}{check_model(model)}/" if model is not None else ""
-    return f"{where}policies/{check_channel(channel)}.json"
+    prefix = f"{MODELS}{check_model(model)}/" if model is not None else ""
+    return f"{prefix}policies/{check_channel(channel)}.json"
 
 
 def registered_key(model: str) -> str:
@@ -271,10 +271,10 @@ def series_key(model: str, series: str) -> str:
 
 def timing_key(product: str, driver: str, version: str) -> str:
     """Key of the document that names a GPU's timing cache; what a key cannot hold becomes '-'."""
-    parts = (
+    key_parts = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._").lower() or "unknown" for part in (product, driver, version)
     )
-    return check_key(f"{TIMING}{'/'.join(parts)}.json")
+    return check_key(f"{TIMING}{'/'.join(key_parts)}.json")
 
 
 def refuse_other(children: Collection[str], where: str, remedy: str) -> NoReturn:

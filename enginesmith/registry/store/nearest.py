@@ -35,9 +35,9 @@ def open_nearest(uri: str, say: Say) -> Store:
 
     say: called when a place stops to answer, and when it answers again. Raises as `open_store`.
     """
-    places = split_places(uri)
-    last = len(places) - 1
-    return NearestStore([_Place(absolute_uri(str(uri)), number == last) for number, uri in enumerate(places)], say)
+    uris = split_places(uri)
+    last_index = len(uris) - 1
+    return NearestStore([_Place(absolute_uri(str(uri)), index == last_index) for index, uri in enumerate(uris)], say)
 
 
 @dataclass
@@ -99,12 +99,12 @@ class NearestStore:
     @property
     def uri(self) -> str:
         """All places, with commas."""
-        return ",".join(place.uri for place in self._places)
+        return ",".join(endpoint.uri for endpoint in self._places)
 
     @property
     def near(self) -> bool:
         """See `Store.near`: only where all places are."""
-        return all(place.uri.startswith("file://") for place in self._places)
+        return all(endpoint.uri.startswith("file://") for endpoint in self._places)
 
     def locator(self, key: str) -> str:
         """See `Store.locator`: where it is in the registry itself."""
@@ -143,7 +143,7 @@ class NearestStore:
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`. The next place goes on where one broke off."""
         position, candidates = offset, self._order()
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             current_fill: Fill | None = None
 
             def fill(into: memoryview) -> None:
@@ -151,13 +151,13 @@ class NearestStore:
                 while True:
                     try:
                         if current_fill is None:
-                            current_fill = stack.enter_context(
+                            current_fill = exit_stack.enter_context(
                                 candidates[0].store.open_range(digest, position, offset + size - position)
                             )
                         current_fill(into)
                     except EnginesmithError as error:
                         current_fill = None
-                        stack.close()
+                        exit_stack.close()
                         self._note(candidates.pop(0), error)
                         if not candidates:
                             raise
@@ -174,25 +174,25 @@ class NearestStore:
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. The tag names the place, too; another one's document is read anew."""
-        number, _, inner_tag = tag.partition(":")
+        tag_index, _, inner_tag = tag.partition(":")
 
         def ask(place: _Place) -> tuple[bytes | None, str]:
             index = str(self._places.index(place))
-            data, new_tag = place.store.read_if_changed(key, inner_tag if index == number else "")
-            return data, f"{index}:{new_tag}" if new_tag else ""
+            content, new_tag = place.store.read_if_changed(key, inner_tag if index == tag_index else "")
+            return content, f"{index}:{new_tag}" if new_tag else ""
 
-        nothing: tuple[bytes | None, str] = (None, "")
-        return self._first(ask, nothing)
+        absent_document: tuple[bytes | None, str] = (None, "")
+        return self._first(ask, absent_document)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`: in the first place that has such keys."""
-        nothing: tuple[str, ...] = ()
-        yield from self._first(lambda place: tuple(place.store.list(prefix)), nothing)
+        no_keys: tuple[str, ...] = ()
+        yield from self._first(lambda place: tuple(place.store.list(prefix)), no_keys)
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`: in the first place that has such keys."""
-        nothing: tuple[str, ...] = ()
-        yield from self._first(lambda place: tuple(place.store.children(prefix)), nothing)
+        no_keys: tuple[str, ...] = ()
+        yield from self._first(lambda place: tuple(place.store.children(prefix)), no_keys)
 
     def _order(self) -> _Places:
         """The places in the order in which they are asked: those that are left alone come last."""
@@ -201,21 +201,21 @@ class NearestStore:
     def _first(self, ask: Callable[[_Place], Value], nothing: Value = _NEVER) -> Value:
         """The first answer that is not `nothing`; that, if a place says so and no other one that can be reached knows
         more. Raises what the last place raised if none answers."""
-        answered, failure = False, None
-        for place in self._order():
-            if answered and place.away:
+        has_answer, failure = False, None
+        for endpoint in self._order():
+            if has_answer and endpoint.away:
                 break
             try:
-                answer = ask(place)
+                answer = ask(endpoint)
             except EnginesmithError as error:
-                self._note(place, error)
+                self._note(endpoint, error)
                 failure = error
                 continue
-            self._note(place, None)
+            self._note(endpoint, None)
             if answer != nothing:
                 return answer
-            answered = True
-        if failure is not None and not answered:
+            has_answer = True
+        if failure is not None and not has_answer:
             raise failure
         return nothing
 
@@ -225,8 +225,10 @@ class NearestStore:
         if isinstance(error, UnavailableError):
             place.until = time.monotonic() + AWAY_S
             if away_until is None:
-                uris = " and ".join(other.uri for other in self._places if other is not place)
-                self._say(f"{place.uri} does not answer; reading {uris}, and retrying after {AWAY_S:.0f} s: {error}")
+                uri_list = " and ".join(endpoint.uri for endpoint in self._places if endpoint is not place)
+                self._say(
+                    f"{place.uri} does not answer; reading {uri_list}, and retrying after {AWAY_S:.0f} s: {error}"
+                )
         elif away_until is not None:
             place.until = None
             self._say(f"{place.uri} answers again")

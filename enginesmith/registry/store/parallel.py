@@ -26,18 +26,18 @@ def side_by_side(
     if len(items) < 2:
         yield from ((item, work(item)) for item in items)
         return
-    size = min(most_in_part, max(1, len(items) // (4 * at_once)))
+    chunk_size = min(most_in_part, max(1, len(items) // (4 * at_once)))
     with ThreadPoolExecutor(min(at_once, len(items))) as pool:
-        running: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
+        futures: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
         try:
-            for first_index in range(0, len(items), size):
-                part = items[first_index : first_index + size]
-                running.append((part, pool.submit(lambda part: [work(item) for item in part], part)))
-                if len(running) > 2 * at_once:
-                    part, future = running.popleft()
-                    yield from zip(part, future.result(), strict=True)
-            for part, future in running:
-                yield from zip(part, future.result(), strict=True)
+            for first_index in range(0, len(items), chunk_size):
+                chunk = items[first_index : first_index + chunk_size]
+                futures.append((chunk, pool.submit(lambda part: [work(item) for item in part], chunk)))
+                if len(futures) > 2 * at_once:
+                    chunk, future = futures.popleft()
+                    yield from zip(chunk, future.result(), strict=True)
+            for chunk, future in futures:
+                yield from zip(chunk, future.result(), strict=True)
         finally:
-            for _, future in running:
+            for _, future in futures:
                 future.cancel()

@@ -145,15 +145,17 @@ def load_policy(path: Path | str) -> TrustPolicy:
     path = Path(path)
     try:
         document = _plain(_read_file(path, LARGEST_POLICY_BYTES))
-        text = decode(document, _PolicyText, "policy")
-        signers = {name: _signer(name, value, path.parent) for name, value in text.signers.items()}
+        policy_text = decode(document, _PolicyText, "policy")
+        signers = {name: _signer(name, value, path.parent) for name, value in policy_text.signers.items()}
         signer_names: dict[object, str] = {}
         for name, signer in signers.items():  # a key under two names would count as two signers
-            what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
-            if what in signer_names:
-                raise Malformed(f"signers {signer_names[what]!r} and {name!r} are one; keep one name")
-            signer_names[what] = name
-        return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(text.rules)), str(path))
+            signer_id = signer.key_id if isinstance(signer, KeySigner) else signer.identity
+            if signer_id in signer_names:
+                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} are one; keep one name")
+            signer_names[signer_id] = name
+        return TrustPolicy(
+            tuple(_rule(rule, f"rules[{index}]", signers) for index, rule in enumerate(policy_text.rules)), str(path)
+        )
     except Malformed as error:
         raise InputError(f"trust policy {path}: {error}; see docs/concepts/security.md") from error
 
@@ -206,43 +208,45 @@ def _refuse_duplicates(root: "yaml.Node | None") -> None:
 
 
 def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:
-    names = text.signers
-    if unknown := [name for name in names if name not in signers]:
-        raise Malformed(f"{where}.signers names {unknown[0][:80]!r}; known: {', '.join(sorted(signers)) or 'none'}")
-    if len(set(names)) < len(names) or (text.required and not 1 <= text.needed <= len(names)):
+    signer_names = text.signers
+    if unknown_names := [name for name in signer_names if name not in signers]:
         raise Malformed(
-            f"{where} needs {text.needed} of {len(names)} signers; name each once, and need 1 to all of them"
+            f"{where}.signers names {unknown_names[0][:80]!r}; known: {', '.join(sorted(signers)) or 'none'}"
+        )
+    if len(set(signer_names)) < len(signer_names) or (text.required and not 1 <= text.needed <= len(signer_names)):
+        raise Malformed(
+            f"{where} needs {text.needed} of {len(signer_names)} signers; name each once, and need 1 to all of them"
         )
     version = None if text.min_version is None else str(text.min_version)
-    return Rule(text.models, tuple(signers[name] for name in names), text.required, text.needed, version)
+    return Rule(text.models, tuple(signers[name] for name in signer_names), text.required, text.needed, version)
 
 
 def _signer(name: str, value: JsonObject, folder: Path) -> Signer:
-    where = f"signers.{name[:80]}"
+    field_path = f"signers.{name[:80]}"
     if "public_key" in value:
-        pem = _read_file(folder / decode(value, _KeyText, where).public_key, LARGEST_KEY_BYTES)
+        pem = _read_file(folder / decode(value, _KeyText, field_path).public_key, LARGEST_KEY_BYTES)
         try:
             return KeySigner(name, pem, key_id_of_pem(pem))
         except Malformed as error:
-            raise Malformed(f"{where}.public_key {error}") from error
+            raise Malformed(f"{field_path}.public_key {error}") from error
     if "certificate_roots" in value:
-        certificate = decode(value, _CertificateText, where)
-        roots = (_read_file(folder / root, LARGEST_KEY_BYTES) for root in certificate.certificate_roots)
-        return CertificateSigner(name, tuple(roots), certificate.identity)
-    keyless = decode(value, _KeylessText, where)
-    return KeylessSigner(name, keyless.keyless_identity, keyless.keyless_issuer)
+        certificate_text = decode(value, _CertificateText, field_path)
+        roots = (_read_file(folder / root, LARGEST_KEY_BYTES) for root in certificate_text.certificate_roots)
+        return CertificateSigner(name, tuple(roots), certificate_text.identity)
+    keyless_text = decode(value, _KeylessText, field_path)
+    return KeylessSigner(name, keyless_text.keyless_identity, keyless_text.keyless_issuer)
 
 
 def _read_file(path: Path, limit: int) -> bytes:
     try:
         with path.open("rb") as stream:
-            data = stream.read(limit + 1)
+            content = stream.read(limit + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"trust: {path}: {reason}; without it nothing is trusted, so nothing is loaded") from error
-    if len(data) > limit:
+    if len(content) > limit:
         raise InputError(f"trust: {path} is over {limit} bytes; this is no policy and no key")
-    return data
+    return content
 
 
 # Whether a version may be loaded by a trust policy; checked before pulling, running and promoting.
@@ -316,9 +320,9 @@ def signatures(
     """File name and signature, or the reason why it cannot be read, of each signature of a document (its digest)."""
     prefix = f"{evidence_prefix('signatures', manifest.model, manifest.version)}{check_digest(document)}/"
     for name in store.children(prefix):
-        data = store.read(f"{prefix}{name}") if name.endswith(_SUFFIX) and is_key(name) else None
+        bundle_bytes = store.read(f"{prefix}{name}") if name.endswith(_SUFFIX) and is_key(name) else None
         try:
-            bundle = read_bundle(data if data is not None else b"")
+            bundle = read_bundle(bundle_bytes if bundle_bytes is not None else b"")
             if name != f"{bundle.key_id}{_SUFFIX}":
                 raise Malformed(f"is by key {bundle.key_id[:12]}, and its name says another: it was moved by hand")
         except Malformed as error:
@@ -331,14 +335,14 @@ def find_misplaced(store: Documents, manifest: Manifest) -> Iterator[tuple[str, 
     """Key and reason of each signature of a version that is malformed, or of another document than its folder says."""
     folder = evidence_prefix("signatures", manifest.model, manifest.version)
     for child in store.children(folder):
-        document = child.removesuffix("/")
-        if not is_digest(document):
+        document_digest = child.removesuffix("/")
+        if not is_digest(document_digest):
             yield f"{folder}{child}", "not the digest of a document"
             continue
-        for name, bundle in signatures(store, manifest, document):
+        for name, bundle in signatures(store, manifest, document_digest):
             if isinstance(bundle, Malformed):
                 yield f"{folder}{child}{name}", str(bundle)
-            elif bundle.digest != document:
+            elif bundle.digest != document_digest:
                 yield (
                     f"{folder}{child}{name}",
                     f"is about another document ({bundle.digest[:12]}): it was moved by hand",
@@ -349,12 +353,12 @@ def find_signers(
     store: Documents, manifest: Manifest, signers: Sequence[Signer], file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
     """The signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
-    document = digest_of_bytes(content)
+    document_digest = digest_of_bytes(content)
     valid_signers: list[Signer] = []
     refusals: dict[str, str] = {}
     for signer in signers:
         reasons = []
-        for bundle in _candidates(store, manifest, document, signer):
+        for bundle in _candidates(store, manifest, document_digest, signer):
             refusal_reason = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
             if refusal_reason is None:
                 valid_signers.append(signer)
@@ -374,11 +378,11 @@ def _candidates(
             bundle for bundle in bundles if isinstance(bundle, SignatureBundle) and bundle.certificate is not None
         )
         return
-    data = store.read(signature_key(manifest.model, manifest.version, document, signer.key_id))
-    if data is None:
+    bundle_bytes = store.read(signature_key(manifest.model, manifest.version, document, signer.key_id))
+    if bundle_bytes is None:
         return
     try:
-        yield read_bundle(data)
+        yield read_bundle(bundle_bytes)
     except Malformed as error:
         yield error
 
@@ -394,16 +398,16 @@ def _check_version(manifest: Manifest, rule: Rule, policy: TrustPolicy) -> None:
 def _too_few(
     store: Documents, manifest: Manifest, rule: Rule, valid: list[Signer], refusals: dict[str, str], policy: TrustPolicy
 ) -> str:
-    document = digest_of_bytes(manifest.to_bytes())
+    document_digest = digest_of_bytes(manifest.to_bytes())
     try:
-        key_ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document), 8))
+        key_ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document_digest), 8))
         key_names = [key_id[:12] for key_id in key_ids if is_digest(key_id)]
     except EnginesmithError:  # the refusal matters more than what else is wrong there
         key_names = []
     signer_list = ", ".join(key_names) or "none"
-    why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
+    refusal_text = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
         f"{manifest.reference} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
-        f"for {rule.models!r}, so it is not loaded. Signatures found: {signer_list}. Allowed: {why}. "
+        f"for {rule.models!r}, so it is not loaded. Signatures found: {signer_list}. Allowed: {refusal_text}. "
         f"Have it signed (`enginesmith registry sign {manifest.reference} --key KEY`), or allow another key there"
     )

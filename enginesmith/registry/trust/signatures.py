@@ -134,8 +134,8 @@ def read_bundle(data: bytes) -> SignatureBundle:
     bundle = parse_as(data, MAX_BYTES, _Bundle)
     statement = parse_as(base64.b64decode(bundle.dsseEnvelope.payload), MAX_BYTES, _Statement)
     (resource,), material = statement.predicate.resources, bundle.verificationMaterial
-    if (encoded := material.first_certificate) is not None:
-        certificate = base64.b64decode(encoded)
+    if (certificate_text := material.first_certificate) is not None:
+        certificate = base64.b64decode(certificate_text)
         return SignatureBundle(_key_id_of_certificate(certificate), resource.name, resource.digest, certificate, data)
     key_id = material.publicKey.hint if material.publicKey else ""
     return SignatureBundle(key_id, resource.name, resource.digest, None, data)
@@ -250,17 +250,17 @@ def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes
         return f"it is not by {signer}"
     import tempfile  # here, because a client without a policy does without
 
-    _, library, hashes = import_model_signing()
-    config = library.Config().set_hashing_config(hashes)
+    _, signing_library, hashing = import_model_signing()
+    config = signing_library.Config().set_hashing_config(hashing)
     with tempfile.TemporaryDirectory(prefix="enginesmith-verify-") as folder:
-        place, signature_path = Path(folder) / "document", Path(folder) / "signature.json"
-        place.mkdir()
-        (place / file).write_bytes(content)
+        document_path, signature_path = Path(folder) / "document", Path(folder) / "signature.json"
+        document_path.mkdir()
+        (document_path / file).write_bytes(content)
         signature_path.write_bytes(bundle.data)
         # Three libraries read untrusted bytes here, each with errors of its own; each error means that it is not valid.
         try:
             _use(config, signer, Path(folder))
-            config.verify(place, signature_path)
+            config.verify(document_path, signature_path)
         except UnavailableError:
             raise
         except Exception as error:

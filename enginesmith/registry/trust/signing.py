@@ -83,15 +83,15 @@ def sign(
     Raises InputError for a key that cannot sign, and a file that is not attached, UnavailableError when the extra
     `signing` is not installed, IntegrityError when the stored manifest is not the one given.
     """
-    data = store.read(manifest_key(manifest.model, manifest.version))
-    if data is None or data != manifest.to_bytes():
+    manifest_bytes = store.read(manifest_key(manifest.model, manifest.version))
+    if manifest_bytes is None or manifest_bytes != manifest.to_bytes():
         raise IntegrityError(
             f"{manifest.reference} is stored in other bytes than its canonical ones; "
             "run `enginesmith registry fsck`, and sign nothing until it is sound"
         )
-    make = _maker(signer)
+    make_signature = _maker(signer)
     name = manifest.reference
-    documents = [("manifest", MANIFEST_FILE, data)]
+    documents = [("manifest", MANIFEST_FILE, manifest_bytes)]
     for attestation, content in attestation_documents(store, manifest):
         documents.append((f"attestation {attestation.report[:12]} ({attestation.verdict})", ATTESTATION_FILE, content))
     attachment_documents = [
@@ -108,8 +108,8 @@ def sign(
         )
     public_key = _public_key(signer)
     return tuple(
-        _put(store, manifest, what, (file, content), make(name, file, content), public_key)
-        for what, file, content in documents
+        _put(store, manifest, title, (file, content), make_signature(name, file, content), public_key)
+        for title, file, content in documents
     )
 
 
@@ -143,13 +143,13 @@ def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes],
         bundle = read_bundle(before)
     except IntegrityError:
         return False
-    field = "verificationMaterial"
+    material_field = "verificationMaterial"
     stored_document = json.loads(before)
-    if public_key is None or stored_document[field] != json.loads(fresh.data)[field]:
+    if public_key is None or stored_document[material_field] != json.loads(fresh.data)[material_field]:
         return False
     # The bundle as if its key had signed without a certificate.
-    data = json.dumps({**stored_document, field: {"publicKey": {"hint": fresh.key_id}}}).encode()
-    bare_bundle = replace(bundle, key_id=fresh.key_id, certificate=None, data=data)
+    bundle_bytes = json.dumps({**stored_document, material_field: {"publicKey": {"hint": fresh.key_id}}}).encode()
+    bare_bundle = replace(bundle, key_id=fresh.key_id, certificate=None, data=bundle_bytes)
     return objection(bare_bundle, KeySigner("this key", public_key, fresh.key_id), *document) is None
 
 
@@ -166,22 +166,22 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     """A function from (name, file name, content) to the bytes of a signature."""
-    library, _, hashes = import_model_signing()
-    config: signing.Config = library.Config().set_hashing_config(hashes)
+    signing_library, _, hashes = import_model_signing()
+    config: signing.Config = signing_library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
         token = signer.identity_token
-        ambient = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
-        _explain("keyless", lambda: config.use_sigstore_signer(identity_token=token, **ambient))
+        token_options = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
+        _explain("keyless", lambda: config.use_sigstore_signer(identity_token=token, **token_options))
     else:
         _explain(str(signer.private_key), lambda: _with_key(config, signer))
 
     def make(name: str, file: str, content: bytes) -> bytes:
         with tempfile.TemporaryDirectory(prefix="enginesmith-sign-") as folder:
-            place = Path(folder) / name
-            place.mkdir()
-            (place / file).write_bytes(content)
+            document_path = Path(folder) / name
+            document_path.mkdir()
+            (document_path / file).write_bytes(content)
             signature_path = Path(folder) / "signature.json"
-            _explain(name, lambda: config.sign(place, signature_path))
+            _explain(name, lambda: config.sign(document_path, signature_path))
             return signature_path.read_bytes()
 
     return make

@@ -95,22 +95,22 @@ class Findings:
 def check_blobs(findings: Findings, digests: list[str]) -> None:
     """Add what is wrong with these blobs: missing, of other bytes, or of another BLAKE3 than manifests claim."""
     for digest in digests:
-        affects = tuple(findings.needed.get(digest, ()))
+        dependents = tuple(findings.needed.get(digest, ()))
         if not findings.store.has(digest):
-            findings.add(MISSING.kind, digest, MISSING.detail, affects)
+            findings.add(MISSING.kind, digest, MISSING.detail, dependents)
             continue
         findings.progress(digest)
         findings.blobs += 1
         findings.size_bytes += findings.store.size(digest)
         actual_digests = findings.store.rehash(digest)
         if actual_digests.digest != digest:
-            findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", affects)
+            findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", dependents)
         elif actual_digests.blake3 is not None:
             # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
             for reference, claimed_blake3 in findings.blake3.get(digest, {}).items():
                 if claimed_blake3 != actual_digests.blake3:
                     detail = f"says {claimed_blake3} of blob {digest}, whose BLAKE3 is {actual_digests.blake3}"
-                    findings.add("blake3", reference, detail, affects)
+                    findings.add("blake3", reference, detail, dependents)
     if findings.blake3 and new_blake3_hasher() is None:
         findings.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
@@ -119,15 +119,15 @@ def check_litter(findings: Findings, blobs: list[str]) -> None:
     """Add records that count for nothing, blobs that nothing refers to, and files of writers that died."""
     contents = inventory(findings.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
-    kept_digests = find_named_digests(findings.store, contents)
+    named_digests = find_named_digests(findings.store, contents)
     for key in findings.store.list(RECORDS):
         record = read_record(findings.store.read(key))
         if record is None or not all(map(findings.store.has, record.blobs)):
             findings.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
         else:
-            kept_digests.update(record.blobs)
+            named_digests.update(record.blobs)
     for digest in () if findings.unread else blobs:  # what a manifest that cannot be read refers to is not known
-        if digest not in findings.needed and digest not in kept_digests and not is_snapshot(findings.store, digest):
+        if digest not in findings.needed and digest not in named_digests and not is_snapshot(findings.store, digest):
             findings.add("orphaned", digest, f"{findings.store.size(digest)} bytes that nothing refers to")
     for path in findings.store.strays():
         findings.add("stray", path, "left behind by a writer that died; the next build cleans it")
@@ -177,11 +177,11 @@ def check_leases(findings: Findings) -> None:
     try:
         read_shards(findings.store, read_state(findings.store).shards)
         now = findings.store.now()
-        ended_leases = [lease for lease in leases.list_leases(findings.store) if not lease.is_held(now)]
+        expired_leases = [lease for lease in leases.list_leases(findings.store) if not lease.is_held(now)]
     except IntegrityError as error:
         findings.add("edited", LEASES, str(error))
         return
-    for lease in ended_leases:
+    for lease in expired_leases:
         findings.add(
             "stray",
             lease_key(lease.id),
@@ -219,11 +219,11 @@ def repair(store: Store, verification: Verification) -> Repairs:
     channels = {problem.what for problem in verification.problems if problem.kind == "stale" and ":" in problem.what}
     for problem in verification.problems:
         if problem.kind in ("missing", "corrupt", "size"):
-            affected_parts = (affected.rpartition(" ") for affected in problem.affects)
-            channels |= {where for where, _, what in affected_parts if what == SNAPSHOT}
-    for where in sorted(channels):
-        model, _, channel = where.partition(":")
-        with hold_lease(store, f"refreshing {where}") as guard:
+            dependent_parts = (dependent.rpartition(" ") for dependent in problem.affects)
+            channels |= {channel_name for channel_name, _, part_name in dependent_parts if part_name == SNAPSHOT}
+    for channel_name in sorted(channels):
+        model, _, channel = channel_name.partition(":")
+        with hold_lease(store, f"refreshing {channel_name}") as guard:
             channel_writes.refresh_channel(guard, model, channel)
     for model, channel in channel_writes.running_rollouts(store):
         channel_writes.clear_marks(store, model, channel)
@@ -248,7 +248,7 @@ def _check_channel(findings: Findings, model: str, name: str) -> None:
     """A channel that leads nowhere, by the channel itself or by its rollout; whose history is damaged; whose snapshots
     have other documents than the versions. Its snapshots, and the canary reports that its moves refer to, are needed.
     """
-    where, store = f"{model}:{name}", findings.store
+    channel_name, store = f"{model}:{name}", findings.store
     try:
         lookup.locate(store, Reference(model, channel=name))
         channel = read_channel(store, model, name)
@@ -258,15 +258,15 @@ def _check_channel(findings: Findings, model: str, name: str) -> None:
             lookup.load_served(store, replace(channel, move=Move(rollout.version, rollout.manifest, "")))
         moves = read_history(store, channel).moves
         if fault := channel_writes.find_fault(store, channel):
-            findings.add("stale", where, fault)
+            findings.add("stale", channel_name, fault)
     except EnginesmithError as error:
-        findings.add("dangling", where, str(error))
+        findings.add("dangling", channel_name, str(error))
         return
     for digest in channel.snapshots.values():
-        findings.needed.setdefault(digest, []).append(f"{where} {SNAPSHOT}")
+        findings.needed.setdefault(digest, []).append(f"{channel_name} {SNAPSHOT}")
     for move in moves:
         for digest in move.canary:
-            findings.needed.setdefault(digest, []).append(f"{where} canary report of the move to {move.version}")
+            findings.needed.setdefault(digest, []).append(f"{channel_name} canary report of the move to {move.version}")
 
 
 def take_registered(findings: Findings) -> None:
@@ -287,8 +287,8 @@ def take_version(findings: Findings, manifest: Manifest) -> None:
     """Check the documents of a version, and note the blobs that it needs."""
     reference = manifest.reference
     findings.manifests.append(manifest)
-    for digest, what in manifest.blobs().items():
-        findings.needed.setdefault(digest, []).append(f"{reference} {what}")
+    for digest, role in manifest.blobs().items():
+        findings.needed.setdefault(digest, []).append(f"{reference} {role}")
         if claimed_blake3 := manifest.blake3.get(digest):
             findings.blake3.setdefault(digest, {})[reference] = claimed_blake3
     attachment_sizes = _take_attachments(findings, manifest)

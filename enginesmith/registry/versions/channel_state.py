@@ -108,11 +108,11 @@ class Channel:
         rollout = self.rollout
         if rollout is None or node is None or not rollout.serves(node):
             return self.move
-        began = rollout.history[0].at
+        start = rollout.history[0].at
         return Move(
             rollout.version,
             rollout.manifest,
-            began,
+            start,
             proven_only=rollout.proven_only,
             random_inputs=rollout.random_inputs,
         )
@@ -179,16 +179,16 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
     """
     if data is None:
         return None
-    where = f"channel {model}:{name}" + (f" ({place})" if place else "")
+    document_name = f"channel {model}:{name}" + (f" ({place})" if place else "")
     try:
         channel = parse_as(data, MAX_BYTES, Channel)
         if (channel.model, channel.name) != (model, name):
             raise Malformed(f"is that of {channel.model}:{channel.name}: it was moved by hand")
     except NewerFormatError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{document_name}: {error}") from error
     except IntegrityError as error:
         remedy = "restore it from a copy, or delete this file and promote a version again"
-        raise IntegrityError(f"{where}: {error}; {remedy}") from error
+        raise IntegrityError(f"{document_name}: {error}; {remedy}") from error
     return channel
 
 
@@ -222,8 +222,8 @@ def _read_stored(store: Documents, model: str, name: str) -> ChannelHistory:
 
 def with_state(store: Documents, history: ChannelHistory, channel: Channel) -> ChannelHistory:
     """`ChannelHistory.with_state`. Raises IntegrityError with the history's place where moves are missing."""
-    place = place_of(store, channel_history_key(channel.model, channel.name))
-    with explain_damage(f"history of {channel.model}:{channel.name} ({place})", _REMEDY):
+    locator = place_of(store, channel_history_key(channel.model, channel.name))
+    with explain_damage(f"history of {channel.model}:{channel.name} ({locator})", _REMEDY):
         return history.with_state(channel)
 
 
@@ -235,10 +235,10 @@ def count_moves(store: Documents, model: str, name: str) -> int:
 def keep_history(store: Store, channel: Channel) -> None:
     """Write the last move and rollout of a state into the channel's history, unless they are there. Raises as
     `read_history`, and what the store raises."""
-    key, what = channel_history_key(channel.model, channel.name), f"history of {channel.model}:{channel.name}"
+    key, document_name = channel_history_key(channel.model, channel.name), f"history of {channel.model}:{channel.name}"
 
     def make(data: bytes | None) -> bytes | None:
-        history = parse_history(data, what)
+        history = parse_history(data, document_name)
         if len(history.moves) > channel.moves:
             return None  # the state is not the last one any more, and whoever replaced it wrote it
         return canonical_json(encode(with_state(store, history, channel)))
@@ -260,18 +260,18 @@ def change_channel(
     killed, and after it, as the writer may have stood still in between.
     """
     old_state: Channel | None = None
-    left_versions: list[str] = []
+    unserved_versions: list[str] = []
 
     def write(data: bytes | None) -> bytes | None:
-        nonlocal old_state, left_versions
+        nonlocal old_state, unserved_versions
         old_state = read(data)
         new_state = make(old_state)
         if new_state is None or new_state == old_state:
             return data
         if old_state:
-            left_versions = sorted({*old_state.served.values()} - {*new_state.served.values()})
+            unserved_versions = sorted({*old_state.served.values()} - {*new_state.served.values()})
             with suppress(ConflictError, IntegrityError):  # which must keep no rollout from its end
-                unmark_versions(store, model, left_versions)
+                unmark_versions(store, model, unserved_versions)
             if _loses(old_state, new_state):
                 keep_history(store, old_state)
         return replace(new_state, revision=(old_state.revision if old_state else 0) + 1).to_bytes()
@@ -291,7 +291,7 @@ def change_channel(
 
     channel = read(change(store, channel_key(model, name), write, contains))
     with suppress(EnginesmithError):
-        unmark_versions(store, model, left_versions)
+        unmark_versions(store, model, unserved_versions)
     return channel
 
 

@@ -48,14 +48,14 @@ def with_snapshots(guard: Guard, channel: Channel) -> Channel:
     snapshots: dict[str, str] = {}
     for manifest, version in channel.served.items():
         try:
-            data = _pack(guard.store, channel.model, version, manifest)
+            snapshot_bytes = _pack(guard.store, channel.model, version, manifest)
         except IntegrityError:
             snapshots |= {manifest: channel.snapshots[manifest]} if manifest in channel.snapshots else {}
             continue
-        if data is not None:
-            snapshots[manifest] = digest_of_bytes(data)
+        if snapshot_bytes is not None:
+            snapshots[manifest] = digest_of_bytes(snapshot_bytes)
             guard.secure([snapshots[manifest]])
-            guard.store.put_bytes(data)
+            guard.store.put_bytes(snapshot_bytes)
     guard.check()
     return replace(channel, snapshots=snapshots)
 
@@ -91,10 +91,10 @@ def find_fault(store: Store, channel: Channel) -> str | None:
     read_history(store, channel)
     for manifest, version in channel.served.items():
         try:
-            data = _pack(store, channel.model, version, manifest)
+            snapshot_bytes = _pack(store, channel.model, version, manifest)
         except IntegrityError:  # which is told of the version
             continue
-        if channel.snapshots.get(manifest) != (digest_of_bytes(data) if data is not None else None):
+        if channel.snapshots.get(manifest) != (digest_of_bytes(snapshot_bytes) if snapshot_bytes is not None else None):
             return f"its snapshot has not all documents of version {version}, or others"
     return None
 
@@ -115,7 +115,7 @@ def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
     """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
     prefix = version_prefix(manifest.model, manifest.version)
     keys = [key for key in store.list(prefix) if is_needed(key.removeprefix(prefix))]
-    documents = {key: data for key, data in side_by_side(store.read, keys) if data is not None}
+    documents = {key: document for key, document in side_by_side(store.read, keys) if document is not None}
     full_snapshot = Snapshot(manifest.model, manifest.version, documents)
     list(attestations(SnapshotDocuments(full_snapshot), manifest))
     # Latency reports that newer ones outdate are left out.
@@ -135,10 +135,10 @@ def pack_snapshot(snapshot: Snapshot) -> bytes | None:
     if sum(map(len, snapshot.documents.values())) > MAX_DOCUMENTS_BYTES:
         return None
     try:
-        data = snapshot.to_bytes()
+        snapshot_bytes = snapshot.to_bytes()
     except UnicodeDecodeError:
         return None
-    return data if len(data) <= SNAPSHOT_MAX_BYTES else None
+    return snapshot_bytes if len(snapshot_bytes) <= SNAPSHOT_MAX_BYTES else None
 
 
 # Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.
@@ -185,8 +185,8 @@ def change_rollout(store: Store, old_rollout: Rollout, new_rollout: Rollout) -> 
     def make(state: Channel | None) -> Channel | None:
         if state is None or state.rollout != old_rollout:
             raise ConflictError(_describe_change(old_rollout, state))
-        changed_state = replace(state, rollout=new_rollout)
-        return replace(changed_state, snapshots={k: v for k, v in state.snapshots.items() if k in changed_state.served})
+        new_state = replace(state, rollout=new_rollout)
+        return replace(new_state, snapshots={k: v for k, v in state.snapshots.items() if k in new_state.served})
 
     new_state = change_channel(store, old_rollout.model, old_rollout.channel, make)
     if new_state is None:
@@ -196,16 +196,16 @@ def change_rollout(store: Store, old_rollout: Rollout, new_rollout: Rollout) -> 
 
 def _describe_change(rollout: Rollout, state: Channel | None) -> str:
     last_decision = state.rollout.history[-1] if state and state.rollout else None
-    change = f"{last_decision.what} by {last_decision.by or '?'}" if last_decision else "deleted"
+    last_change = f"{last_decision.what} by {last_decision.by or '?'}" if last_decision else "deleted"
     return (
-        f"the rollout of {rollout.where} was changed at the same time ({change}); look at `enginesmith rollout status "
-        f"{rollout.where}`, and decide again"
+        f"the rollout of {rollout.where} was changed at the same time ({last_change}); look at `enginesmith rollout "
+        f"status {rollout.where}`, and decide again"
     )
 
 
 def running_rollouts(store: Documents) -> list[tuple[str, str]]:
     """Model and channel of each rollout that may be unfinished, sorted; one list of keys."""
-    return sorted({where[:2] for where in _marks(store, ROLLOUTS)})
+    return sorted({mark[:2] for mark in _marks(store, ROLLOUTS)})
 
 
 def clear_marks(store: Store, model: str, name: str) -> None:
@@ -227,9 +227,9 @@ def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
 
     def fence(state: Channel | None) -> Channel | None:
         nonlocal is_running
-        rollout_now = state.rollout if state else None
-        is_running = rollout_now is not None and rollout_now.id == rollout and not rollout_now.is_finished
-        has_begun = state is None or (rollout_now is not None and rollout_now.id == rollout)
+        current_rollout = state.rollout if state else None
+        is_running = current_rollout is not None and current_rollout.id == rollout and not current_rollout.is_finished
+        has_begun = state is None or (current_rollout is not None and current_rollout.id == rollout)
         return None if state is None or has_begun else replace(state, revision=state.revision + 1)
 
     change_channel(store, model, name, fence)

@@ -166,19 +166,19 @@ def rollback(
     def next_move(channel: Channel | None) -> Move:
         if channel and serving not in (None, channel.manifest):
             raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
-        previous = read_history(store, channel).previous() if channel else None
-        if previous is None:
+        previous_move = read_history(store, channel).previous() if channel else None
+        if previous_move is None:
             reason = f"served nothing before version {channel.version}" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
-        data = store.read(manifest_key(model, previous.version))
-        manifest = None if data is None else parse(data, model=model, version=previous.version)
-        if manifest is None or manifest.digest != previous.manifest:
+        manifest_bytes = store.read(manifest_key(model, previous_move.version))
+        manifest = None if manifest_bytes is None else parse(manifest_bytes, model=model, version=previous_move.version)
+        if manifest is None or manifest.digest != previous_move.manifest:
             raise UnknownNameError(
-                f"channel {model}:{name} served version {previous.version} before, which was deleted since; "
+                f"channel {model}:{name} served version {previous_move.version} before, which was deleted since; "
                 f"promote another one: `enginesmith list {model}` shows them"
             )
         secure_version(guard, manifest)
-        return replace(previous, at=_now(store), by=by, why=why, action="rollback", canary=(), losses=())
+        return replace(previous_move, at=_now(store), by=by, why=why, action="rollback", canary=(), losses=())
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -202,9 +202,11 @@ def policy_refusal(
     """
     entries = judge_entries(store, manifest, counts)
     policy = policies.of_channel(store, manifest.model, name)
-    at_once = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
+    early_refusal = (
+        None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
+    )
     refusal = (
-        at_once
+        early_refusal
         or policies.common_refusal(manifest, entries, name, proven_only=proven_only, random_inputs=random_inputs)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
@@ -221,11 +223,11 @@ def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
     rollout = channel.active_rollout if channel else None
     if rollout is None:
         return None
-    where = rollout.where
+    channel_name = rollout.where
     return (
-        f"a rollout of {rollout.version} to {where} is {rollout.state} (wave {rollout.wave + 1} of "
+        f"a rollout of {rollout.version} to {channel_name} is {rollout.state} (wave {rollout.wave + 1} of "
         f"{len(rollout.plan.waves)}): "
-        f"wait for its end, or `enginesmith rollout abort {where} --why TEXT`"
+        f"wait for its end, or `enginesmith rollout abort {channel_name} --why TEXT`"
     )
 
 
@@ -249,8 +251,8 @@ def _move(
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
         rollout = ended_rollout or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
-        channel_before = channel or Channel(model, name, moves, move)
-        return with_snapshots(guard, replace(channel_before, moves=moves + 1, move=move, rollout=rollout))
+        old_channel = channel or Channel(model, name, moves, move)
+        return with_snapshots(guard, replace(old_channel, moves=moves + 1, move=move, rollout=rollout))
 
     new_channel = change_channel(guard.store, model, name, make)
     if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel
@@ -268,5 +270,5 @@ def _end_rollout(rollout: Rollout, move: Move) -> Rollout:
     """A rollout as a move of its channel leaves it: one that runs is aborted."""
     if rollout.is_finished:
         return rollout
-    why = f"the channel was moved to {move.version} by {move.by or '?'}"
-    return rollout.decide(parse_time(move.at), "aborted", move.by, why, state="aborted")
+    reason = f"the channel was moved to {move.version} by {move.by or '?'}"
+    return rollout.decide(parse_time(move.at), "aborted", move.by, reason, state="aborted")

@@ -80,7 +80,9 @@ class IndexShard:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
-        models = {name: _IndexEntry(" ".join(m.versions), m.channels) for name, m in (self.models or {}).items()}
+        models = {
+            name: _IndexEntry(" ".join(model.versions), model.channels) for name, model in (self.models or {}).items()
+        }
         return canonical_json(encode(_IndexDocument(self.serial, self.complete, models)))
 
     def updated(self, changes: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
@@ -124,8 +126,8 @@ def read_index(store: Store) -> list[ListedModel] | None:
         return None
     changing_models = {model for lease in list_leases(store) for model in lease.changes}
     models_by_name: dict[str, ListedModel] = {}
-    for _, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
-        shard = _parse(data)
+    for _, shard_bytes in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
+        shard = _parse(shard_bytes)
         if shard is None or not shard.complete:
             return None
         models_by_name |= shard.models or {}
@@ -139,11 +141,11 @@ def make_index(store: Store) -> None:
         base.change(store, index_key(shard), lambda data: None if data else IndexShard().to_bytes())
     documents = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
     models_by_name = {entry.model: entry for entry in look_at(store, catalogue(store))}
-    for key, data in documents.items():
-        index_shard = _parse(data) or IndexShard()
+    for key, shard_bytes in documents.items():
+        index_shard = _parse(shard_bytes) or IndexShard()
         models = {name: entry for name, entry in models_by_name.items() if index_key(_shard_of(name)) == key}
-        gone: dict[str, ListedModel | None] = dict.fromkeys((index_shard.models or {}).keys() - models.keys())
-        store.replace(key, index_shard.updated({**gone, **models}, complete=True).to_bytes(), data)
+        deleted_models: dict[str, ListedModel | None] = dict.fromkeys((index_shard.models or {}).keys() - models.keys())
+        store.replace(key, index_shard.updated({**deleted_models, **models}, complete=True).to_bytes(), shard_bytes)
 
 
 def refresh_index(store: Store, models: Iterable[str]) -> None:
@@ -162,10 +164,10 @@ def heal_index(store: Store, listed_models: Sequence[ListedModel], changed_model
     if store.read(index_key(SHARDS[0])) is None:
         return []  # there is no index
     wrong_models, entries = set(changed_models), {m.model: m for m in listed_models if m.versions}
-    for key, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
-        if data is None:
+    for key, shard_bytes in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
+        if shard_bytes is None:
             continue
-        if (shard := _parse(data)) is None:
+        if (shard := _parse(shard_bytes)) is None:
             store.remove(key)
             continue
         models = shard.models or {}
@@ -339,8 +341,10 @@ def _with_size(store: Store, manifest: Manifest, entry: JudgedEntry) -> JudgedEn
     """An engine; one of an ensemble with the size of what it stands for in place of its document's."""
     if not manifest.graphs or not entry.usable:
         return entry
-    parts = pinned_engines(store, manifest, entry)
-    return replace(entry, size_bytes=sum(pinned.size_of(engine) or 0 for _, pinned, engine in parts))
+    pinned_graphs = pinned_engines(store, manifest, entry)
+    return replace(
+        entry, size_bytes=sum(pinned_entry.size_of(engine) or 0 for _, pinned_entry, engine in pinned_graphs)
+    )
 
 
 def _listed_version(store: Store, model: str, version: str, pointers: dict[str, str]) -> ListedVersion:

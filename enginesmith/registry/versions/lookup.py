@@ -114,15 +114,17 @@ def models(store: Documents) -> list[str]:
 def versions(store: Documents, model: str) -> list[str]:
     """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
     prefix = model_prefix("versions", model)
-    parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
-    complete_versions = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
+    key_parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
+    complete_versions = [
+        segments[0] for segments in key_parts if len(segments) == 2 and segments[1] == MANIFEST and is_name(segments[0])
+    ]
     return sorted(complete_versions, key=version_order)
 
 
 def channel_names(store: Store, model: str) -> list[str]:
     """The names of a model's channels, sorted."""
-    files = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
-    return [name for name in (file.removesuffix(".json") for file in files) if is_name(name)]
+    file_names = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
+    return [name for name in (file.removesuffix(".json") for file in file_names) if is_name(name)]
 
 
 def load(store: Documents, model: str, version: str) -> Manifest:
@@ -137,8 +139,12 @@ def load(store: Documents, model: str, version: str) -> Manifest:
 def load_if_there(store: Documents, model: str, version: str) -> Manifest | None:
     """Read a version's manifest; None if there is none. Raises IntegrityError if it is damaged."""
     key = manifest_key(model, version)
-    data = store.read(key)
-    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
+    manifest_bytes = store.read(key)
+    return (
+        None
+        if manifest_bytes is None
+        else parse(manifest_bytes, model=model, version=version, place=place_of(store, key))
+    )
 
 
 def locate(store: Store, reference: Reference) -> Located:
@@ -222,16 +228,18 @@ def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
 def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str, Loss]:
     """Missing or truncated engines, or models with their weights, by the engine's digest."""
     sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
-    models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
-    lost_blobs = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
-    losses = {digest: lost_blobs.get(digest) or lost_blobs.get(models.get(digest) or "") for digest in sizes}
+    graph_digests = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
+    lost_blobs = find_lost(store, {**{model: None for model in graph_digests.values() if model}, **sizes})
+    losses = {digest: lost_blobs.get(digest) or lost_blobs.get(graph_digests.get(digest) or "") for digest in sizes}
     return {digest: loss for digest, loss in losses.items() if loss}
 
 
 def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
     """The sizes of a version's engines and shards in bytes, by digest."""
-    engines: dict[str, int | None] = {entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest}
-    return engines | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
+    sizes_by_digest: dict[str, int | None] = {
+        entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest
+    }
+    return sizes_by_digest | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
 
 
 # Snapshots: all that resolving a version reads, as one blob, so that a client reads one object in place of dozens.
@@ -264,7 +272,7 @@ class Snapshot:
 
     def to_bytes(self) -> bytes:
         """The blob. Raises UnicodeDecodeError for a document that is no text, and so no document of a registry."""
-        texts = {key.removeprefix(self.prefix): data.decode() for key, data in self.documents.items()}
+        texts = {key.removeprefix(self.prefix): document.decode() for key, document in self.documents.items()}
         return zlib.compress(canonical_json(encode(_SnapshotDocument(self.model, self.version, texts))), 9)
 
 
@@ -319,8 +327,8 @@ def _decompress(data: bytes) -> bytes:
 
 def manifest_of(snapshot: Snapshot, digest: str) -> Manifest:
     """The manifest in a snapshot. digest: the one that it must have. Raises IntegrityError for another."""
-    data = snapshot.documents.get(manifest_key(snapshot.model, snapshot.version), b"")
-    manifest = parse(data, model=snapshot.model, version=snapshot.version)
+    manifest_bytes = snapshot.documents.get(manifest_key(snapshot.model, snapshot.version), b"")
+    manifest = parse(manifest_bytes, model=snapshot.model, version=snapshot.version)
     if manifest.digest != digest:
         raise IntegrityError(
             f"the snapshot of {snapshot.model}@{snapshot.version} holds manifest {manifest.digest}, not {digest}; "
@@ -364,8 +372,8 @@ class SnapshotDocuments:
         """See `Store.children`."""
         if not prefix.startswith(self.snapshot.prefix):
             return self._beyond.children(prefix)
-        parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
-        return iter(sorted({f"{name}{separator}" for name, separator, _ in parts}))
+        key_parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
+        return iter(sorted({f"{name}{separator}" for name, separator, _ in key_parts}))
 
     @property
     def _beyond(self) -> Store:

@@ -58,13 +58,14 @@ def loss_refusal(
     losses: Sequence[str], accepted_losses: AcceptedLosses, manifest: Manifest, channel: Channel | None
 ) -> str | None:
     """The reason why a channel does not accept a version by which nodes lose engines; None where that is accepted."""
-    unaccepted = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
-    if channel is None or not unaccepted:
+    unaccepted_losses = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
+    if channel is None or not unaccepted_losses:
         return None
-    reference, where = manifest.reference, f"{channel.model}:{channel.name}"
+    reference, channel_name = manifest.reference, f"{channel.model}:{channel.name}"
     return (
-        f"{where} serves {channel.version}, and {reference} has nothing for {join_first(unaccepted, _SHOWN)}; build or "
-        "validate what is missing, or accept and record the loss with --accept-loss"
+        f"{channel_name} serves {channel.version}, and {reference} has nothing for "
+        f"{join_first(unaccepted_losses, _SHOWN)}; build or validate what is missing, or accept and record the loss "
+        "with --accept-loss"
     )
 
 
@@ -81,11 +82,11 @@ def _losses(
         is_served = list_served([entry.on_cpu(kind)], was_proven_only)
         return bool(is_served) and not list_served([e.on_cpu(kind) for e in substitutes], proven_only)
 
-    name = f"{entry.target} {entry.precision}"
+    unit_name = f"{entry.target} {entry.precision}"
     if is_lost(None):
-        yield name
+        yield unit_name
     else:
-        yield from (f"{name} on {kind}" for kind in entry.on if is_lost(kind))
+        yield from (f"{unit_name} on {kind}" for kind in entry.on if is_lost(kind))
 
 
 # Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
@@ -166,8 +167,8 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
 
     Raises IntegrityError if it cannot be read.
     """
-    data = store.read(policy_key(model, channel))
-    return None if data is None else _parse(data, model, channel)
+    policy_bytes = store.read(policy_key(model, channel))
+    return None if policy_bytes is None else _parse(policy_bytes, model, channel)
 
 
 def _parse(data: bytes, model: str | None, channel: str) -> ChannelPolicy:
@@ -209,8 +210,8 @@ def write(
 
     Raises as `normalize`, ConflictError for a concurrent change, and NewerFormatError for a policy of a newer release.
     """
-    at = now()
-    new_policy = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
+    timestamp = now()
+    new_policy = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=timestamp, by=by, why=why)
     key = policy_key(model, channel)
     old_bytes = store.read(key)
     try:
@@ -251,10 +252,10 @@ def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> 
     """The reason why a policy rejects a move at once; None where versions need not come in waves."""
     if policy.rollout is None:
         return None
-    where, waves = f"{manifest.model}:{channel}", ", ".join(map(str, policy.rollout.waves))
+    channel_name, wave_list = f"{manifest.model}:{channel}", ", ".join(map(str, policy.rollout.waves))
     return (
-        f"the policy of {where} has versions come in waves ({waves}): "
-        f"`enginesmith rollout start {manifest.reference} {where}`"
+        f"the policy of {channel_name} has versions come in waves ({wave_list}): "
+        f"`enginesmith rollout start {manifest.reference} {channel_name}`"
     )
 
 
@@ -267,29 +268,29 @@ def common_refusal(
     inputs as others.
     """
     reference = manifest.reference
-    short_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
-    proven = [entry for entry in entries if entry.usable and entry.status not in short_statuses]
-    unproven = [entry for entry in entries if entry.status in short_statuses]
-    remedy = _remedy(reference, unproven)
-    serve = "add --proven-only and the channel serves only the proven ones"
-    if not proven and not unproven:
+    unproven_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
+    proven_entries = [entry for entry in entries if entry.usable and entry.status not in unproven_statuses]
+    unproven_entries = [entry for entry in entries if entry.status in unproven_statuses]
+    remedy = _remedy(reference, unproven_entries)
+    advice = "add --proven-only and the channel serves only the proven ones"
+    if not proven_entries and not unproven_entries:
         return f"channel {name!r}: {reference} has no usable engine; `enginesmith show {reference}` says why"
-    if proven_only and not proven:
+    if proven_only and not proven_entries:
         return f"channel {name!r}: {reference} has no proven engine; {remedy}"
     failing_units = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
     if failing_units and not proven_only and name not in OPEN_CHANNELS:
         return (
             f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
             f"{', '.join(failing_units[:3])}; `enginesmith show {reference}` says why"
-            f"{f'; {serve}' if proven else ''}"
+            f"{f'; {advice}' if proven_entries else ''}"
         )
-    if unproven and not proven_only and name not in OPEN_CHANNELS:
-        units = join_first([entry.unit for entry in unproven], 3)
-        is_on_random = all(entry.status == ON_RANDOM for entry in unproven)
-        what = f"engines that are {ON_RANDOM}" if is_on_random else "unproven ones"
+    if unproven_entries and not proven_only and name not in OPEN_CHANNELS:
+        unit_list = join_first([entry.unit for entry in unproven_entries], 3)
+        is_on_random = all(entry.status == ON_RANDOM for entry in unproven_entries)
+        engines_text = f"engines that are {ON_RANDOM}" if is_on_random else "unproven ones"
         return (
-            f"channel {name!r} takes only proven engines; {reference} has {what}: {units}; "
-            f"{remedy}{f', or {serve}' if proven else ''}"
+            f"channel {name!r} takes only proven engines; {reference} has {engines_text}: {unit_list}; "
+            f"{remedy}{f', or {advice}' if proven_entries else ''}"
         )
     return None
 
@@ -297,13 +298,13 @@ def common_refusal(
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
     remedies = []
-    drawn_entries = [entry for entry in unproven if entry.status == ON_RANDOM]
-    if drawn_entries:
+    random_entries = [entry for entry in unproven if entry.status == ON_RANDOM]
+    if random_entries:
         remedies.append("build again with real inputs in golden.data, or pass --accept-random-inputs")
-    if any(entry.is_measured for entry in unproven if entry not in drawn_entries) or not unproven:
+    if any(entry.is_measured for entry in unproven if entry not in random_entries) or not unproven:
         remedies.append(f"run `enginesmith validate {reference}` on a node with that hardware")
-    if blind_entry := next((entry for entry in unproven if not entry.is_measured), None):
-        remedies.append(f"build again with other golden data ({blind_entry.unit}: {blind_entry.reason})")
+    if unmeasured_entry := next((entry for entry in unproven if not entry.is_measured), None):
+        remedies.append(f"build again with other golden data ({unmeasured_entry.unit}: {unmeasured_entry.reason})")
     return " and ".join(remedies)
 
 
@@ -320,36 +321,38 @@ def refusal(
 
     entries: the version's engines with their current status.  proven_only: the channel will serve only proven ones.
     """
-    where = f"the policy of {manifest.model}:{channel}"
+    policy_name = f"the policy of {manifest.model}:{channel}"
     reference = manifest.reference
     for target in policy.proven:
         if not any(_is_proven(entry, target) for entry in entries):
             return (
-                f"{where} needs a proven engine for {target}, and {reference} has none: build one "
+                f"{policy_name} needs a proven engine for {target}, and {reference} has none: build one "
                 f"(`enginesmith plan` says why there is none), or run `enginesmith validate {reference}` on such a "
                 "node; "
                 f"`enginesmith registry policy show` has the rule"
             )
     if not policy.canary and not policy.canary_on:
         return None
-    engines = {canary.engine for canary in canaries}
-    if not engines and not policy.canary_on:
+    engine_digests = {canary.engine for canary in canaries}
+    if not engine_digests and not policy.canary_on:
         return (
-            f"{where} needs a canary's PASS: run `enginesmith canary run --candidate {reference} "
+            f"{policy_name} needs a canary's PASS: run `enginesmith canary run --candidate {reference} "
             f"--baseline {manifest.model}:{channel}` (or another version, while the channel serves nothing), "
             "then promote with --canary REPORT"
         )
     lacking_targets = [name for name in policy.canary_on if not any(covers(canary.target, name) for canary in canaries)]
     if lacking_targets:
         return (
-            f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
-            f"{', '.join(lacking_targets)}: run one there, and give each report with --canary"
+            f"{policy_name} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of "
+            f"{reference} on {', '.join(lacking_targets)}: run one there, and give each report with --canary"
         )
     entries = list_served(entries, proven_only)
-    missing_units = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in engines]
+    missing_units = [
+        entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in engine_digests
+    ]
     if missing_units and policy.canary:
         return (
-            f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
+            f"{policy_name} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
             f"{join_first(missing_units, 3)}: run one for each (--target, --precision), and "
             "give each report with --canary"
         )
@@ -373,16 +376,16 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     from enginesmith.registry.trust.policy import find_signers
     from enginesmith.registry.trust.signatures import MANIFEST_FILE
 
-    where = f"the policy of {manifest.model}:{channel}"
-    signers = _signers(policy, where)
+    policy_name = f"the policy of {manifest.model}:{channel}"
+    signers = _signers(policy, policy_name)
     valid_signers, refusals = find_signers(store, manifest, signers, MANIFEST_FILE, manifest.to_bytes())
     if valid_signers:
         return None
     reference = manifest.reference
-    why = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
+    refusal_text = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())
     return (
-        f"{where} needs a signature, and none of {reference} counts ({why}): `enginesmith registry sign {reference} "
-        "--key KEY`"
+        f"{policy_name} needs a signature, and none of {reference} counts ({refusal_text}): `enginesmith registry sign "
+        f"{reference} --key KEY`"
     )
 
 
@@ -392,7 +395,7 @@ def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     from enginesmith.registry.trust.signatures import KeySigner, key_id_of_pem
 
     try:
-        key_ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
+        public_keys = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
     except Malformed as error:
         raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
-    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in key_ids)
+    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in public_keys)

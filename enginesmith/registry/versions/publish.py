@@ -86,16 +86,18 @@ def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, pat
     Raises InputError where the file changes meanwhile, IntegrityError if the version was deleted meanwhile, Malformed
     for a field that no document has.
     """
-    data, what = attachment.to_bytes(), f"attaching {attachment.name} to {manifest.reference}"
-    with hold_change(store, [manifest.model], what, BUILDING) as guard:
+    document, purpose = attachment.to_bytes(), f"attaching {attachment.name} to {manifest.reference}"
+    with hold_change(store, [manifest.model], purpose, BUILDING) as guard:
         secure_version(guard, manifest)
         guard.secure([attachment.digest])
-        old_attachment = next((other for other, _ in attachments(store, manifest) if other.says_same(attachment)), None)
+        old_attachment = next(
+            (candidate for candidate, _ in attachments(store, manifest) if candidate.says_same(attachment)), None
+        )
         if store.put_file(path) != attachment.digest:
             raise InputError(f"{path} changed while it was read; attach it again")
         guard.secure([manifest.reference, attachment.digest])
         if old_attachment is None:
-            store.create(attachment.key(), data)
+            store.create(attachment.key(), document)
         refresh_version(guard, manifest)
     return old_attachment or attachment, old_attachment is None
 
@@ -170,20 +172,20 @@ def publish(
         try:
             secure_graphs(guard, manifest)
             newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
-            existing = _find_existing(store, manifest, wanted_version, newest_number)
-            if existing:
-                secure_version(guard, existing.manifest)
-            published = existing or _write(guard, manifest, wanted_version, newest_number)
+            existing_result = _find_existing(store, manifest, wanted_version, newest_number)
+            if existing_result:
+                secure_version(guard, existing_result.manifest)
+            result = existing_result or _write(guard, manifest, wanted_version, newest_number)
         except ConflictError as conflict:
             conflict.nothing_written = True  # the manifest is the first document
             raise
-        with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
-            if not published.existed:
-                remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
+        with published_without(result.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
+            if not result.existed:
+                remember(store, _RECORD, _memo_key(result.manifest), {"version": result.version})
             if channel is None:
-                return published
-            refusal = _move(guard, published.manifest, channel, by, why)
-        return replace(published, channel_refusal=refusal)
+                return result
+            refusal = _move(guard, result.manifest, channel, by, why)
+        return replace(result, channel_refusal=refusal)
 
 
 def _move(guard: Guard, manifest: Manifest, channel: str, by: str, why: str) -> str | None:
@@ -227,8 +229,8 @@ def find_same(
 
     manifest: as it would be published, with its engines.  reports: of its usable engines.
     """
-    name = wanted_version or next(reversed(versions(store, manifest.model)), None)
-    existing_manifest = _load_sound(store, manifest.model, name) if name else None
+    version = wanted_version or next(reversed(versions(store, manifest.model)), None)
+    existing_manifest = _load_sound(store, manifest.model, version) if version else None
     if existing_manifest is None or _comparable_content(existing_manifest) != _comparable_content(manifest):
         return None
     if not all(map(store.has, existing_manifest.blobs())):
@@ -250,9 +252,9 @@ def find_same(
 def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
     """Write a copy of the version's HTML report and its JSON data beside the manifest, and return the page's key."""
     key = page_key(manifest.model, manifest.version)
-    for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
+    for document_key, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
         with suppress(UndecidedError):  # another writer's copy is there
-            store.replace(place, content, store.read(place))
+            store.replace(document_key, content, store.read(document_key))
     return key
 
 
@@ -273,17 +275,19 @@ def _entries(
 
 
 def _find_existing(store: Store, manifest: Manifest, version: str | None, number: int) -> Published | None:
-    existing = load_if_there(store, manifest.model, version) if version else find_published(store, manifest, number)
-    if existing is None:
+    existing_manifest = (
+        load_if_there(store, manifest.model, version) if version else find_published(store, manifest, number)
+    )
+    if existing_manifest is None:
         return None
-    published = _same_or_conflict(existing, manifest)
-    if losses := find_lost_of(store, existing):
-        what = existing.blobs()[next(iter(losses))]
+    result = _same_or_conflict(existing_manifest, manifest)
+    if losses := find_lost_of(store, existing_manifest):
+        role = existing_manifest.blobs()[next(iter(losses))]
         raise IntegrityError(
-            f"{existing.reference} has lost its {what}, and building again gave other "
+            f"{existing_manifest.reference} has lost its {role}, and building again gave other "
             "bytes; versions never change: restore it, or choose another version"
         )
-    return published
+    return result
 
 
 def _write(guard: Guard, manifest: Manifest, wanted_version: str | None, seen_number: int) -> Published:
@@ -291,10 +295,10 @@ def _write(guard: Guard, manifest: Manifest, wanted_version: str | None, seen_nu
     store = guard.store
     guard.secure(manifest.blobs())
     for digest, loss in find_lost_of(store, manifest).items():
-        what = f"{manifest.blobs()[digest]} ({digest})"
+        blob_text = f"{manifest.blobs()[digest]} ({digest})"
         if loss.kind == "missing":
-            raise IntegrityError(f"{what} is not in {store.uri}; put it there before publishing")
-        raise IntegrityError(f"{what} in {store.uri} has {loss.detail}")
+            raise IntegrityError(f"{blob_text} is not in {store.uri}; put it there before publishing")
+        raise IntegrityError(f"{blob_text} in {store.uri} has {loss.detail}")
     newest_number = 0
     for _ in range(_ATTEMPTS):
         # A listing may be stale on servers with weaker consistency than S3; then the rejected number counts.
@@ -352,15 +356,15 @@ def _outcome(manifest: Manifest) -> list[list[str]]:
 def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
     if _same(theirs, mine):
         return Published(theirs, existed=True)
-    differs = "results" if theirs.content == mine.content else "content"
+    difference = "results" if theirs.content == mine.content else "content"
     raise ConflictError(
-        f"{mine.model}@{theirs.version} exists with other {differs} (manifest {theirs.digest[:12]}, published "
+        f"{mine.model}@{theirs.version} exists with other {difference} (manifest {theirs.digest[:12]}, published "
         f"{theirs.created_at}); versions never change: choose another version, or leave it out"
     )
 
 
 def _highest_number(store: Store, model: str) -> int:
-    return max((int(name) for name in versions(store, model) if _NUMBER.fullmatch(name)), default=0)
+    return max((int(version) for version in versions(store, model) if _NUMBER.fullmatch(version)), default=0)
 
 
 def _memo_key(manifest: Manifest) -> str:
@@ -370,12 +374,12 @@ def _memo_key(manifest: Manifest) -> str:
 def _comparable_content(manifest: Manifest) -> bytes:
     """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
     entries = sorted((entry.unit, encode(replace(entry, report=None))) for entry in manifest.engines)
-    spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
+    spec = {name: value for name, value in manifest.spec.items() if name not in _MAKING}
     validation = decode(spec.pop("validation", {}), dict[str, Json], "spec.validation")
     validation.pop("latency", None)
-    golden = decode(spec.pop("golden", None) or {}, dict[str, Json], "spec.golden").get("metric")
-    return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
+    golden_fields = decode(spec.pop("golden", None) or {}, dict[str, Json], "spec.golden").get("metric")
+    return canonical_json([entries, spec, validation, golden_fields, manifest.sources.get("golden")])
 
 
 def _comparable_report(report: dict[str, object]) -> bytes:
-    return canonical_json({name: part for name, part in report.items() if name not in _CIRCUMSTANCES})
+    return canonical_json({name: value for name, value in report.items() if name not in _CIRCUMSTANCES})

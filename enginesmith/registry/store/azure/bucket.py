@@ -101,10 +101,10 @@ def _check_length(answer: Any) -> None:
 def _credential(place: AzureLocation) -> Any:
     """The account's key or a signature from the environment, else what DefaultAzureCredential finds. The library itself
     sends no token over plain http."""
-    if key := os.environ.get("AZURE_STORAGE_KEY"):
-        return AzureNamedKeyCredential(place.account, key)
-    if signature := os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
-        return AzureSasCredential(signature.removeprefix("?"))
+    if account_key := os.environ.get("AZURE_STORAGE_KEY"):
+        return AzureNamedKeyCredential(place.account, account_key)
+    if sas_token := os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
+        return AzureSasCredential(sas_token.removeprefix("?"))
     from azure.identity import DefaultAzureCredential  # a tenth of a second
 
     return DefaultAzureCredential()
@@ -128,8 +128,10 @@ def answers(place: AzureLocation) -> Iterator[None]:
             raise Declined(CONDITION_FAILED, code) from error
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _DROPPED:
             raise Declined(status, code) from error
-        words = _explain_answer(place, status, code) if status else _explain_no_answer(place, error)
-        raise Failed(words, passing=_is_transient(status, code, error), unknown=words == UNKNOWN_REQUEST) from error
+        explanation = _explain_answer(place, status, code) if status else _explain_no_answer(place, error)
+        raise Failed(
+            explanation, passing=_is_transient(status, code, error), unknown=explanation == UNKNOWN_REQUEST
+        ) from error
 
 
 def status_of(error: Exception) -> int:
@@ -146,8 +148,10 @@ def code_of(error: Exception) -> str:
 def _is_transient(status: int, code: str, error: Exception) -> bool:
     if status:
         # Without a code, the request could not be read. Azurite's code for another MD5 is InvalidOperation.
-        corrupt = status == 400 and (not code or "md5" in str(error).lower())
-        return corrupt or (status >= 500 and status != 501) or status in (408, 429) or code in _PASSING or status < 400
+        is_corrupt = status == 400 and (not code or "md5" in str(error).lower())
+        return (
+            is_corrupt or (status >= 500 and status != 501) or status in (408, 429) or code in _PASSING or status < 400
+        )
     return not isinstance(error, az.ClientAuthenticationError) and not _mentions(error, "SSL", "ProxyError")
 
 
@@ -174,11 +178,11 @@ def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
 
 
 def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
-    place_text, kind = f" at {place.url}", type(error).__name__
+    place_text, error_name = f" at {place.url}", type(error).__name__
     if isinstance(error, az.ClientAuthenticationError):
         return (
-            f"no usable credentials ({kind}); give this machine or its Kubernetes service account an identity, run "
-            "`az login`, or set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"
+            f"no usable credentials ({error_name}); give this machine or its Kubernetes service account an identity, "
+            "run `az login`, or set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"
         )
     if _mentions(error, "SSL"):
         return f"no TLS connection{place_text}; set REQUESTS_CA_BUNDLE to its certificate authority"
@@ -186,7 +190,7 @@ def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if _mentions(error, "non-TLS"):
         return f"a token is not sent over plain http{place_text}; give an https endpoint, or set AZURE_STORAGE_KEY"
-    return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
+    return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"
 
 
 # The requests of a container of Azure Blob Storage (`objects.api.BucketApi` documents them).
@@ -223,10 +227,10 @@ class AzureBucket(ByMd5):
             _require(download.properties.etag, download.size)
             if download.size > limit:
                 raise Declined(TOO_LARGE, "large")
-            data = download.readall()
-            if len(data) != download.size:
+            content = download.readall()
+            if len(content) != download.size:
                 raise NoWholeAnswerError("it ends before")
-            return data, download.properties.etag
+            return content, download.properties.etag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
@@ -260,28 +264,28 @@ class AzureBucket(ByMd5):
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
         """See `BucketApi.put_large`: blocks, of which Azure keeps nothing that is not committed in a week."""
         # Their names are this writer's own, and all of one length, as Azure wants it.
-        upload, where = secrets.token_hex(8), f"{self.place.container}/{self.place.key(key)}"
+        upload_id, object_path = secrets.token_hex(8), f"{self.place.container}/{self.place.key(key)}"
 
         def send(number: int, data: bytes) -> BlobBlock:
-            name = f"{upload}-{number:06}"
+            block_id = f"{upload_id}-{number:06}"
 
             def stage() -> None:
                 with answers(self.place):
-                    self._blob(key).stage_block(name, data, length=len(data), validate_content=True)
+                    self._blob(key).stage_block(block_id, data, length=len(data), validate_content=True)
 
-            ask(self, f"writing part {number} of {where}", stage)
-            return BlobBlock(name)
+            ask(self, f"writing part {number} of {object_path}", stage)
+            return BlobBlock(block_id)
 
         def commit() -> None:
             with answers(self.place):
                 self._blob(key).commit_block_list(
-                    blocks,
+                    block_ids,
                     content_settings=ContentSettings(content_md5=md5),
                     validate_content=True,
                     **condition_of(expected),
                 )
 
-        blocks, md5 = send_parts(source, send), bytearray(base64.b64decode(source.md5()))
+        block_ids, md5 = send_parts(source, send), bytearray(base64.b64decode(source.md5()))
         # Sent twice it does no harm: the second one meets this writer's blob, and is declined.
         ask(self, f"completing {key}", commit)
 
@@ -304,19 +308,22 @@ class AzureBucket(ByMd5):
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        base = self.place.key("")
+        base_prefix = self.place.key("")
         with answers(self.place):
-            container, root = connect(self.place), self.place.key(prefix) or None
+            container, prefix_key = connect(self.place), self.place.key(prefix) or None
             if deep:
-                pages = container.list_blobs(name_starts_with=root, results_per_page=PAGE_KEYS).by_page(token or None)
+                pages = container.list_blobs(name_starts_with=prefix_key, results_per_page=PAGE_KEYS).by_page(
+                    token or None
+                )
             else:
-                walk = container.walk_blobs(name_starts_with=root, delimiter="/", results_per_page=PAGE_KEYS)
-                pages = walk.by_page(token or None)
+                listing = container.walk_blobs(name_starts_with=prefix_key, delimiter="/", results_per_page=PAGE_KEYS)
+                pages = listing.by_page(token or None)
             entries = list(next(pages, ()))
-            folders = tuple(entry.name.removeprefix(base) for entry in entries if isinstance(entry, BlobPrefix))
+            folders = tuple(entry.name.removeprefix(base_prefix) for entry in entries if isinstance(entry, BlobPrefix))
             blobs = [blob for blob in entries if not isinstance(blob, BlobPrefix)]
             objects = tuple(
-                ListedObject(blob.name.removeprefix(base), blob.size, blob.etag, blob.last_modified) for blob in blobs
+                ListedObject(blob.name.removeprefix(base_prefix), blob.size, blob.etag, blob.last_modified)
+                for blob in blobs
             )
             return ListedPage(objects, folders, pages.continuation_token or "")
 

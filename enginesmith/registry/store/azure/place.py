@@ -57,7 +57,9 @@ def parse_azure_place(text: str) -> AzureLocation:
             "write az://ACCOUNT/CONTAINER/PREFIX"
         )
     container, _, prefix = bucket_uri.prefix.partition("/")
-    inner = BucketUri(bucket_uri.host, prefix, bucket_uri.options, bucket_uri.where)
-    check_bucket(inner, container, _CONTAINER, "3 to 63 of a-z 0-9 -; az://ACCOUNT/CONTAINER/PREFIX", "container")
+    container_uri = BucketUri(bucket_uri.host, prefix, bucket_uri.options, bucket_uri.where)
+    check_bucket(
+        container_uri, container, _CONTAINER, "3 to 63 of a-z 0-9 -; az://ACCOUNT/CONTAINER/PREFIX", "container"
+    )
     endpoint = bucket_uri.options.get("endpoint")
     return AzureLocation(bucket_uri.host, container, prefix, check_endpoint(endpoint, "Azure") if endpoint else None)

@@ -84,12 +84,12 @@ class _Checked:
 
     def read(self, size: int = -1, /) -> bytes:
         """The next bytes."""
-        data = self._source.stream.read(size)
-        self._hasher.update(data)
-        self._at += len(data)
+        chunk = self._source.stream.read(size)
+        self._hasher.update(chunk)
+        self._at += len(chunk)
         if self._at >= self._source.size:
             self._source.check(self._hasher.hexdigest())
-        return data
+        return chunk
 
 
 # The requests of a bucket of Google Cloud Storage (`objects.api.BucketApi` documents them).
@@ -123,12 +123,12 @@ class GcsBucket(ByMd5):
             size, tag = int(response.headers[_LENGTH]), response.headers[_GENERATION]
             if tag == unless:  # from a server that ignores this condition
                 raise Declined(UNCHANGED, "unchanged")
-            data = response.raw.read(limit + 1) if size <= limit else b""
-            if max(size, len(data)) > limit:
+            content = response.raw.read(limit + 1) if size <= limit else b""
+            if max(size, len(content)) > limit:
                 raise Declined(TOO_LARGE, "large")
-            if len(data) != size:
+            if len(content) != size:
                 raise NoWholeAnswerError("it ends before")
-            return data, tag
+            return content, tag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
@@ -194,21 +194,21 @@ class GcsBucket(ByMd5):
 
     def copy(self, key: str, dest: str, tag: str) -> None:
         """See `BucketApi.copy`. Large objects take several requests."""
-        rewrite, is_done = "", False
+        rewrite_token, is_done = "", False
         with answers(self.place):
             while not is_done:
-                rewrite, _, _ = self._blob(dest).rewrite(
+                rewrite_token, _, _ = self._blob(dest).rewrite(
                     self._blob(key),
-                    rewrite or None,
+                    rewrite_token or None,
                     if_source_generation_match=int(tag),
                     timeout=timeouts(),
                     retry=None,
                 )
-                is_done = not rewrite
+                is_done = not rewrite_token
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        base = self.place.key("")
+        base_prefix = self.place.key("")
         with answers(self.place):
             bucket = self._connection.bucket
             blob_pages = bucket.list_blobs(
@@ -224,10 +224,10 @@ class GcsBucket(ByMd5):
             if any(blob.updated is None for blob in page):
                 raise NoWholeAnswerError("no time")
             objects = tuple(
-                ListedObject(str(blob.name).removeprefix(base), blob.size, str(blob.generation), blob.updated)
+                ListedObject(str(blob.name).removeprefix(base_prefix), blob.size, str(blob.generation), blob.updated)
                 for blob in page
             )
-            folders = tuple(str(name).removeprefix(base) for name in sorted(blob_pages.prefixes))
+            folders = tuple(str(name).removeprefix(base_prefix) for name in sorted(blob_pages.prefixes))
             return ListedPage(objects, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:

@@ -93,8 +93,10 @@ def answers(place: GcsLocation) -> Iterator[None]:
         lacks_bucket = status == 404 and "bucket does not exist" in str(error).lower()
         if status in _DECLINED and not lacks_bucket:
             raise Declined(status, type(error).__name__) from error
-        words = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
-        raise Failed(words, passing=is_transient(status, error), unknown=words == UNKNOWN_REQUEST) from error
+        explanation = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
+        raise Failed(
+            explanation, passing=is_transient(status, error), unknown=explanation == UNKNOWN_REQUEST
+        ) from error
 
 
 def status_of(error: Exception) -> int:
@@ -136,14 +138,15 @@ def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
 
 def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
     place_text = f" at {place.endpoint}" if place.endpoint else " at Google"
-    kind = type(error).__name__
+    error_name = type(error).__name__
     if isinstance(error, auth.GoogleAuthError):
         return (
-            f"no usable credentials ({kind}); set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default "
-            "login`, or give this machine or its Kubernetes service account a Google service account"
+            f"no usable credentials ({error_name}); set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth "
+            "application-default login`, or give this machine or its Kubernetes service account a Google service "
+            "account"
         )
     if isinstance(error, requests.exceptions.SSLError):
         return f"no TLS connection{place_text}; set REQUESTS_CA_BUNDLE to its certificate authority"
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-    return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
+    return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"

@@ -52,26 +52,26 @@ class HttpLocation:
 
 def parse_location(text: str) -> HttpLocation:
     """Read an http:// or https:// URI. Raises InputError, which never repeats what may be a secret."""
-    scheme, _, rest = text.partition("://")
-    if "@" in rest or "?" in rest or "#" in rest:
+    scheme, _, location = text.partition("://")
+    if "@" in location or "?" in location or "#" in location:
         raise InputError(
             f"registry {scheme[:20]}://...: a cache's URI is http://host:port/prefix, without user, password, query "
             "or fragment; a token comes from the file that ENGINESMITH_CACHE_TOKEN_FILE names"
         )
     try:
-        parts = urlsplit(text)
-        port = parts.port
+        url = urlsplit(text)
+        port = url.port
     except ValueError as error:
         raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give http://host:port/prefix") from error
-    prefix = parts.path.strip("/")
-    if not parts.hostname or not parts.hostname.isascii():
+    prefix = url.path.strip("/")
+    if not url.hostname or not url.hostname.isascii():
         raise InputError(f"registry {text[:200]!r} names no host; give http://host:port/prefix")
     if prefix and not is_key(prefix):
         raise InputError(
             f"registry {text[:200]!r}: the parts of the prefix must be letters, digits and . _ -, and not start with "
             "these signs"
         )
-    return HttpLocation(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], prefix)
+    return HttpLocation(url.scheme, url.hostname, port or _PORTS[url.scheme], prefix)
 
 
 # GET and HEAD requests to a registry behind HTTP: connections that are kept, what is asked again, errors in words.
@@ -213,29 +213,31 @@ def _kept(place: HttpLocation) -> deque[HTTPConnection]:
 
 def _authorization() -> dict[str, str]:
     """The header with the bearer token; none without a file. Raises UnavailableError."""
-    if not (name := os.environ.get(TOKEN_FILE, "").strip()):
+    if not (token_file := os.environ.get(TOKEN_FILE, "").strip()):
         return {}
     try:
-        token = Path(name).read_text(encoding="ascii").strip()
+        token = Path(token_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"{TOKEN_FILE} is {name}, and it cannot be read; give a file with a token") from error
+        raise UnavailableError(
+            f"{TOKEN_FILE} is {token_file}, and it cannot be read; give a file with a token"
+        ) from error
     if not token.isprintable() or not token:
-        raise UnavailableError(f"{TOKEN_FILE} is {name}, and it holds no token: one line is needed")
+        raise UnavailableError(f"{TOKEN_FILE} is {token_file}, and it holds no token: one line is needed")
     return {"Authorization": f"Bearer {token}"}
 
 
 def _raise_status(place: HttpLocation, target: str, answer: HTTPResponse) -> None:
     status, reason = answer.status, _reason(answer)
-    where = f"{place.site}{target}"
+    url = f"{place.site}{target}"
     if status in _MISSING:
-        raise AbsentError(f"{where}: {reason or 'not there'} ({status})")
+        raise AbsentError(f"{url}: {reason or 'not there'} ({status})")
     if status == 503:
-        raise UnavailableError(f"{where}: {reason or 'what it reads from does not answer'}; run again later")
+        raise UnavailableError(f"{url}: {reason or 'what it reads from does not answer'}; run again later")
     if status in _PASSING:
         raise HTTPException(f"status {status} {reason}")
     if status in (401, 407):
-        raise UnavailableError(f"{where}: it wants a token; set {TOKEN_FILE} to the file that holds it")
-    raise UnavailableError(f"{where}: refused with {status} {reason}; check the URI")
+        raise UnavailableError(f"{url}: it wants a token; set {TOKEN_FILE} to the file that holds it")
+    raise UnavailableError(f"{url}: refused with {status} {reason}; check the URI")
 
 
 def _reason(answer: HTTPResponse) -> str:
@@ -243,4 +245,4 @@ def _reason(answer: HTTPResponse) -> str:
     if not (answer.getheader("Content-Type") or "").startswith("text/plain"):
         return ""
     line = answer.read(_MOST_REASON).decode(errors="replace").partition("\n")[0]
-    return "".join(letter for letter in line if letter.isprintable())
+    return "".join(char for char in line if char.isprintable())

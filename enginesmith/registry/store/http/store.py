@@ -128,10 +128,10 @@ class HttpStore:
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        _, data, _ = read_whole(self.place, self.place.path(blob_key(digest)), max_bytes, attempts=self.attempts)
-        if hashlib.sha256(data).hexdigest() != digest:
+        _, content, _ = read_whole(self.place, self.place.path(blob_key(digest)), max_bytes, attempts=self.attempts)
+        if hashlib.sha256(content).hexdigest() != digest:
             raise self._other_bytes(digest)
-        return data
+        return content
 
     @contextmanager
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
@@ -150,13 +150,13 @@ class HttpStore:
         """See `Store.read_if_changed`. The tag is the ETag; an unchanged document costs one request without a body."""
         target = self.place.path(check_key(key))
         try:
-            status, data, etag = read_whole(
+            status, content, etag = read_whole(
                 self.place, target, MAX_DOCUMENT_BYTES, {"If-None-Match": tag} if tag else {}, self.attempts
             )
         except AbsentError:
             return None, ""
         # A server without ETags still answers; its documents are read each time.
-        return (None, tag) if status == 304 else (data, etag or "none")
+        return (None, tag) if status == 304 else (content, etag or "none")
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`: a request for each folder. Raises IntegrityError for folders without an end."""
@@ -169,8 +169,8 @@ class HttpStore:
         """See `Store.children`. Raises UnavailableError where the server lists nothing."""
         target = self.place.path(f"{check_key(prefix.removesuffix('/'))}/" if prefix else "")
         try:
-            _, data, _ = read_whole(self.place, target, MAX_DOCUMENT_BYTES, attempts=self.attempts)
-            entries = [(str(entry["name"]), entry["type"] == "directory") for entry in parsing.load_json(data)]
+            _, listing_bytes, _ = read_whole(self.place, target, MAX_DOCUMENT_BYTES, attempts=self.attempts)
+            entries = [(str(entry["name"]), entry["type"] == "directory") for entry in parsing.load_json(listing_bytes)]
         except AbsentError:
             return
         except (ValueError, RecursionError, LookupError, TypeError) as error:
@@ -183,16 +183,16 @@ class HttpStore:
 
     def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
         """Write a blob's bytes to `sink` and return its digest."""
-        remaining_bytes, sha = self.size(digest), hashlib.sha256()
+        remaining_bytes, hasher = self.size(digest), hashlib.sha256()
         block = memoryview(bytearray(_READ_BYTES))
         with self.open_range(digest, 0, remaining_bytes) as fill:
             while remaining_bytes:
                 view = block[: min(remaining_bytes, len(block))]
                 fill(view)
-                sha.update(view)
+                hasher.update(view)
                 sink.write(view)
                 remaining_bytes -= len(view)
-        if sha.hexdigest() != digest:
+        if hasher.hexdigest() != digest:
             raise self._other_bytes(digest)
         return digest
 
@@ -240,10 +240,10 @@ class _BlobRange:
     def _open(self) -> HTTPResponse:
         range_header = {"Range": f"bytes={self._at}-{self._end - 1}"}
         answer = self._stack.enter_context(exchange(self._store.place, "GET", self._target, range_header))
-        length, part = answer.getheader("Content-Length"), answer.getheader("Content-Range") or ""
+        content_length, content_range = answer.getheader("Content-Length"), answer.getheader("Content-Range") or ""
         is_whole = answer.status == 200 and self._at == 0
-        is_range = answer.status == 206 and f"{part}/".startswith((f"bytes {self._at}-{self._end - 1}/", "/"))
-        if not (is_range or is_whole) or length != str(self._end - self._at):
+        is_range = answer.status == 206 and f"{content_range}/".startswith((f"bytes {self._at}-{self._end - 1}/", "/"))
+        if not (is_range or is_whole) or content_length != str(self._end - self._at):
             answer.close()
             raise AbsentError(
                 f"{self._store.place.site}{self._target}: it ends before it should, or the server has no ranges"

@@ -60,11 +60,11 @@ class UploadSource:
     def whole(self) -> bytes:
         """All bytes. Raises IntegrityError when they have not the digest."""
         self.stream.seek(0)
-        data = self.stream.read()
+        content = self.stream.read()
         hasher = self.blob.hasher()
-        hasher.update(data)
+        hasher.update(content)
         self.check(hasher.hexdigest())
-        return data
+        return content
 
     def md5(self) -> str:
         """MD5 of all bytes, in base64."""
@@ -88,16 +88,16 @@ def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]
     Raises what `send` raises, and IntegrityError when the source has not its digest.
     """
     hasher = source.blob.hasher()
-    running: deque[Future[T]] = deque()
+    futures: deque[Future[T]] = deque()
     part_receipts: list[T] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for number, part in enumerate(source.parts(), 1):
                 hasher.update(part)
-                running.append(pool.submit(send, number, part))
-                if len(running) == AT_ONCE:
-                    part_receipts.append(running.popleft().result())
-            part_receipts.extend(future.result() for future in running)
+                futures.append(pool.submit(send, number, part))
+                if len(futures) == AT_ONCE:
+                    part_receipts.append(futures.popleft().result())
+            part_receipts.extend(future.result() for future in futures)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -310,8 +310,8 @@ UNKNOWN_REQUEST = "this server does not know the request; see docs/concepts/regi
 def pauses(attempts: int | None = None) -> Iterator[float | None]:
     """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
     count = ATTEMPTS if attempts is None else attempts
-    for number in range(count - 1):
-        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S)  # noqa: S311 - no secret
+    for attempt in range(count - 1):
+        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)  # noqa: S311 - no secret
     yield None
 
 
@@ -333,8 +333,8 @@ def refuse(bucket: BucketApi, doing: str, failure: Failed, *, last: bool) -> Non
     """Return if it is worth another attempt. Raises UnavailableError or InputError otherwise."""
     if last or not failure.passing:
         count_io("errors")
-        kind = InputError if failure.unknown else UnavailableError
-        raise kind(f"{doing} in {bucket.place.locator('')}: {failure.words}") from failure
+        error_class = InputError if failure.unknown else UnavailableError
+        raise error_class(f"{doing} in {bucket.place.locator('')}: {failure.words}") from failure
     count_io("retries")
 
 

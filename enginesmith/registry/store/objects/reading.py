@@ -52,10 +52,12 @@ class HttpBody:
         target_view = into[: self._left]
         if not target_view:
             return 0
-        plain = getattr(self._response, "_fp", None)
+        raw_response = getattr(self._response, "_fp", None)
         with self._answers():
             try:
-                count: int = (plain if isinstance(plain, HTTPResponse) else self._response).readinto(target_view)
+                count: int = (raw_response if isinstance(raw_response, HTTPResponse) else self._response).readinto(
+                    target_view
+                )
             except (OSError, HTTPException, HTTPError) as error:
                 raise NoWholeAnswerError("broken off") from error
             if not count:
@@ -86,33 +88,33 @@ def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
     """An object's metadata; None if it is absent. Raises UnavailableError, and IntegrityError for a size that no object
     has."""
     try:
-        facts = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
+        attributes = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
     except Declined as refusal:
         _check_absent(bucket, key, refusal)
         return None
-    check_size(facts.size, bucket.place.locator(key))
-    return facts
+    check_size(attributes.size, bucket.place.locator(key))
+    return attributes
 
 
 def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its tag; None if absent. Raises IntegrityError for one over 64 MiB."""
-    data, tag = read_changed(bucket, key, "", attempts)
+    content, tag = read_changed(bucket, key, "", attempts)
     _LAST_READ.pop((bucket, key), None)
-    if data is None:
+    if content is None:
         return None
-    if len(data) <= _REMEMBERED_BYTES:
-        _LAST_READ[bucket, key] = data, tag
+    if len(content) <= _REMEMBERED_BYTES:
+        _LAST_READ[bucket, key] = content, tag
     with suppress(KeyError, StopIteration, RuntimeError):  # other threads change it too
         while len(_LAST_READ) > _REMEMBERED:
             del _LAST_READ[next(iter(_LAST_READ))]
-    return data, tag
+    return content, tag
 
 
 def _check_absent(bucket: BucketApi, key: str, refusal: Declined) -> None:
     """Raise UnavailableError if that is not what the server says."""
     if refusal.status != ABSENT:
-        where = bucket.place.locator(key)
-        raise UnavailableError(f"{where}: the server refuses with {refusal}; look at the object") from refusal
+        location = bucket.place.locator(key)
+        raise UnavailableError(f"{location}: the server refuses with {refusal}; look at the object") from refusal
 
 
 def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
@@ -137,9 +139,9 @@ def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = N
         if refusal.status == UNCHANGED:
             return None, tag
         if refusal.status == TOO_LARGE:
-            where = bucket.place.locator(key)
+            location = bucket.place.locator(key)
             raise IntegrityError(
-                f"{where} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
+                f"{location} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
             ) from refusal
         _check_absent(bucket, key, refusal)
         return None, ""
@@ -151,7 +153,7 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
     Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
     sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, pauses()
-    sha, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
+    hasher, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
     while True:
         written_bytes = sink.tell() - sink_offset
         try:
@@ -163,21 +165,21 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
                             f"{bucket.place.locator(key)} is over {max_bytes} bytes, which it cannot be"
                         )
                     sink.write(buffer[:count])
-                    sha.update(buffer[:count])
-            return sha.hexdigest()
+                    hasher.update(buffer[:count])
+            return hasher.hexdigest()
         except Declined as refusal:
             if not written_bytes or refusal.status == ABSENT:
                 raise
             # Another object by now (412), or a server without ranges (416): from the beginning.
-            problem: Declined | Failed = refusal
+            cause: Declined | Failed = refusal
             sink.seek(sink_offset)
             sink.truncate()
-            sha, tag = hashlib.sha256(), ""
+            hasher, tag = hashlib.sha256(), ""
         except Failed as failure:
-            problem = failure
+            cause = failure
         if (total_bytes := sink.tell() - sink_offset) > furthest_bytes:
             furthest_bytes, next_pauses = total_bytes, pauses()
-        wait(bucket, key, problem, next(next_pauses))
+        wait(bucket, key, cause, next(next_pauses))
 
 
 class HashingSink:
@@ -268,21 +270,23 @@ class BucketUri:
 
 def read_uri(text: str, options: Collection[str]) -> BucketUri:
     """Read a URI with some of these options. Raises InputError, which never repeats what may be a secret."""
-    parts = urlsplit(text)
-    if "@" in parts.netloc or parts.fragment:
+    url = urlsplit(text)
+    if "@" in url.netloc or url.fragment:
         raise InputError(
-            f"registry {parts.scheme}://...: a bucket's URI is {parts.scheme}://bucket/prefix?option=value, without "
+            f"registry {url.scheme}://...: a bucket's URI is {url.scheme}://bucket/prefix?option=value, without "
             "user or password; give credentials in the usual ways of its cloud (environment, profile, role)"
         )
-    prefix = parts.path.strip("/")
-    where = f"registry {parts.scheme}://{parts.netloc}/{prefix}"
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    prefix = url.path.strip("/")
+    registry_name = f"registry {url.scheme}://{url.netloc}/{prefix}"
+    pairs = parse_qsl(url.query, keep_blank_values=True)
     option_values = dict(pairs)
     if unknown_options := sorted(set(option_values) - set(options)):
-        raise InputError(f"{where}: option {unknown_options[0][:40]!r} is not known; there are {', '.join(options)}")
+        raise InputError(
+            f"{registry_name}: option {unknown_options[0][:40]!r} is not known; there are {', '.join(options)}"
+        )
     if len(option_values) < len(pairs) or not all(option_values.values()):
-        raise InputError(f"{where}: an option is given twice or without a value")
-    return BucketUri(parts.netloc, prefix, option_values, where)
+        raise InputError(f"{registry_name}: an option is given twice or without a value")
+    return BucketUri(url.netloc, prefix, option_values, registry_name)
 
 
 def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
@@ -297,9 +301,9 @@ def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str
 
 def check_endpoint(text: str, kind: str) -> str:
     """The URL of a server, without a slash at its end. Raises InputError for what is none, or has credentials."""
-    parts = urlsplit(text)
-    if "@" in text or parts.query or parts.fragment:
+    url = urlsplit(text)
+    if "@" in text or url.query or url.fragment:
         raise InputError(f"the {kind} endpoint must be a plain URL, without user, password or query")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if url.scheme not in ("http", "https") or not url.hostname:
         raise InputError(f"the {kind} endpoint {text!r} is not a URL; write it as https://host:port")
     return text.rstrip("/")

@@ -81,27 +81,27 @@ def write(bucket: BucketApi, key: str, data: bytes, expected: str | None) -> boo
 
     Raises UnavailableError, and UndecidedError when the response was lost and another object is there by now.
     """
-    token, is_unsure = secrets.token_hex(16), False
+    token, is_uncertain = secrets.token_hex(16), False
     for pause in pauses():
         try:
             bucket.put(key, data, expected, token)
             return True
         except Declined as refusal:
             if refusal.status != CONFLICT:  # this write was not done because of a concurrent one
-                return is_unsure and _was_done(bucket, key, token)
+                return is_uncertain and _was_done(bucket, key, token)
             if pause is None:
                 return False
         except Failed as failure:
             refuse(bucket, f"writing {key}", failure, last=pause is None)
-            is_unsure = True
+            is_uncertain = True
         time.sleep(pause or 0)
     raise AssertionError("unreachable")
 
 
 def _was_done(bucket: BucketApi, key: str, token: str) -> bool:
     """True if the stored object has this token. Raises UndecidedError."""
-    facts = head(bucket, key)
-    if facts is not None and facts.metadata.get(TOKEN) == token:
+    attributes = head(bucket, key)
+    if attributes is not None and attributes.metadata.get(TOKEN) == token:
         return True
     raise UndecidedError(
         f"writing {key} in {bucket.place.locator('')}: the answer was lost, and somebody else's is there by now; "
@@ -115,14 +115,14 @@ def require_conditional_writes(bucket: BucketApi) -> None:
 
     Raises UnavailableError when there is no registry, or it cannot be written.
     """
-    where = bucket.place.locator("")
+    location = bucket.place.locator("")
     marker = read_document(bucket, MARKER)
     if marker is None:
-        raise UnavailableError(f"there is no registry at {where}; `enginesmith build` makes one")
-    for precondition, expected in (("absent", None), ("another", bucket.never)):
-        if not _honours_condition(bucket, marker[0], expected):
+        raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one")
+    for precondition, expected_tag in (("absent", None), ("another", bucket.never)):
+        if not _honours_condition(bucket, marker[0], expected_tag):
             raise InputError(
-                f"the {bucket.kind} of {where} ignores conditional writes: it overwrote an object that had to be "
+                f"the {bucket.kind} of {location} ignores conditional writes: it overwrote an object that had to be "
                 f"{precondition} for that, so two publishers could overwrite each other. It can be "
                 f"read and not published "
                 "to; use a server with conditional writes (docs/concepts/registry.md), or a file:// registry"
@@ -150,21 +150,21 @@ def put(bucket: BucketApi, source: UploadSource) -> None:
     meanwhile."""
     key = blob_key(source.blob.digest)
     for pause in pauses():
-        facts = head(bucket, key)
-        if facts is not None and _is_sound(bucket, key, facts, source):
+        attributes = head(bucket, key)
+        if attributes is not None and _is_sound(bucket, key, attributes, source):
             return
-        expected = None if facts is None else facts.tag
+        expected_tag = None if attributes is None else attributes.tag
         try:
             if source.small:
-                bucket.put(key, source.whole(), expected, "")
+                bucket.put(key, source.whole(), expected_tag, "")
             else:
-                bucket.put_large(key, source, expected)
+                bucket.put_large(key, source, expected_tag)
             return
         except Declined:
             # Another writer put it or aborted this upload, or the response to this upload was lost: look again.
             if pause is None:
-                where = bucket.place.locator(key)
-                raise UnavailableError(f"{where} keeps changing while it is written; run again") from None
+                location = bucket.place.locator(key)
+                raise UnavailableError(f"{location} keeps changing while it is written; run again") from None
         except Failed as failure:
             refuse(bucket, f"writing {key}", failure, last=pause is None)
         time.sleep(pause or 0)
@@ -240,8 +240,8 @@ class ObjectStore:
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
-        facts = head(self.bucket, blob_key(digest))
-        return None if facts is None else facts.size
+        attributes = head(self.bucket, blob_key(digest))
+        return None if attributes is None else attributes.size
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
@@ -360,11 +360,15 @@ class ObjectStore:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
         key = blob_key(digest)
         with suppress(Declined):
-            facts = head(self.bucket, key)
-            if facts is None or stream_blob(self.bucket, key, HashingSink()) == digest:
+            attributes = head(self.bucket, key)
+            if attributes is None or stream_blob(self.bucket, key, HashingSink()) == digest:
                 return
-            ask(self.bucket, f"moving {key} away", lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", facts.tag))
-            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, facts.tag))
+            ask(
+                self.bucket,
+                f"moving {key} away",
+                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", attributes.tag),
+            )
+            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
@@ -399,10 +403,12 @@ class ObjectStore:
 
     def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:
         """Write a blob's bytes to `sink` through the cache; False where that is full, read-only or damaged."""
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             try:
-                cache_path = stack.enter_context(cache.hold(digest, lambda file: self._stream_verified(digest, file)))
-                source = stack.enter_context(cache_path.open("rb"))
+                cache_path = exit_stack.enter_context(
+                    cache.hold(digest, lambda file: self._stream_verified(digest, file))
+                )
+                source = exit_stack.enter_context(cache_path.open("rb"))
             except OSError:
                 return False
             sink_offset = sink.tell()
@@ -421,15 +427,15 @@ def open_registry(bucket: BucketApi, *, create: bool, check: bool = True) -> Obj
     """Open the registry in a bucket, or make one. Raises InputError and UnavailableError; see `open_store`."""
     if not (create or check):
         return ObjectStore(bucket)
-    where = bucket.place.locator("")
+    location = bucket.place.locator("")
     marker = read_document(bucket, MARKER, attempts=_ATTEMPTS)
     if marker is not None:
-        check_format(marker[0], where)
+        check_format(marker[0], location)
     elif not create:
-        raise UnavailableError(f"there is no registry at {where}; `enginesmith build` makes one, or set --registry")
+        raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one, or set --registry")
     else:
-        if others := [name.removesuffix("/") for name in names_below(bucket, "") if name != MARKER]:
-            refuse_other(others, where, "give a prefix of its own")
+        if other_names := [name.removesuffix("/") for name in names_below(bucket, "") if name != MARKER]:
+            refuse_other(other_names, location, "give a prefix of its own")
         write(bucket, MARKER, MARKER_CONTENT, None)
     store = ObjectStore(bucket)
     if create:

@@ -54,21 +54,21 @@ def condition_of(expected: str | None) -> dict[str, str]:
 def parts_etag(source: UploadSource) -> str:
     """The ETag that S3 gives to an object of these bytes, put as `put` or `send` does, unless it is encrypted with
     KMS."""
-    sums = [hashlib.md5(part, usedforsecurity=False).digest() for part in source.parts()]
+    part_digests = [hashlib.md5(part, usedforsecurity=False).digest() for part in source.parts()]
     if source.small:
-        return f'"{(sums or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()}"'
-    return f'"{hashlib.md5(b"".join(sums), usedforsecurity=False).hexdigest()}-{len(sums)}"'
+        return f'"{(part_digests or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()}"'
+    return f'"{hashlib.md5(b"".join(part_digests), usedforsecurity=False).hexdigest()}-{len(part_digests)}"'
 
 
 def send(bucket: "S3Bucket", key: str, source: UploadSource, expected: str | None) -> None:
     """A multipart upload, which is aborted unless it is completed. Raises Declined."""
-    place = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
-    answer = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", place | bucket.place.encryption())
-    upload = {**place, "UploadId": read(answer, "UploadId", str)}
+    location = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
+    answer = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", location | bucket.place.encryption())
+    upload = {**location, "UploadId": read(answer, "UploadId", str)}
 
     def send_part(number: int, data: bytes) -> dict[str, str | int]:
         part_request = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
-        response = _ask(bucket, f"writing part {number} of {place['Key']}", "upload_part", "ETag", part_request)
+        response = _ask(bucket, f"writing part {number} of {location['Key']}", "upload_part", "ETag", part_request)
         return {"PartNumber": number, "ETag": read(response, "ETag", str)}
 
     try:
@@ -109,9 +109,9 @@ class Upload:
 
 def _find_abandoned(bucket: "S3Bucket") -> Iterator[Upload]:
     list_arguments = {"Bucket": bucket.place.bucket, "Prefix": bucket.place.key(BLOBS)}
-    marker: dict[str, str] = {}
+    markers: dict[str, str] = {}
     while True:
-        page = _ask(bucket, "listing uploads", "list_multipart_uploads", "IsTruncated", list_arguments | marker)
+        page = _ask(bucket, "listing uploads", "list_multipart_uploads", "IsTruncated", list_arguments | markers)
         # The server's clock, which also dated the uploads: this machine's may be wrong.
         stated_date = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
         now = parsedate_to_datetime(stated_date) if stated_date else datetime.now(UTC)
@@ -121,7 +121,7 @@ def _find_abandoned(bucket: "S3Bucket") -> Iterator[Upload]:
         if not page.get("IsTruncated"):
             return
         next_markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        marker = {name: read(page, where, str) for name, where in next_markers.items()}
+        markers = {name: read(page, next_field, str) for name, next_field in next_markers.items()}
 
 
 # The requests of a bucket of Amazon S3 or a compatible server (`objects.api.BucketApi` documents them).
@@ -145,9 +145,12 @@ class S3Bucket:
         with answers(self.place):
             response = whole(client(self.place).head_object(**self._at(key)), *_FACTS)
             etag = read(response, "ETag", str)
-            opaque = find(response, "ServerSideEncryption", str, "").startswith("aws:kms") and "-" not in etag
+            is_opaque = find(response, "ServerSideEncryption", str, "").startswith("aws:kms") and "-" not in etag
             return ObjectFacts(
-                read(response, "ContentLength", int), etag, "" if opaque else etag, find(response, "Metadata", dict, {})
+                read(response, "ContentLength", int),
+                etag,
+                "" if is_opaque else etag,
+                find(response, "Metadata", dict, {}),
             )
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
@@ -158,12 +161,12 @@ class S3Bucket:
             with closing(read(answer, "Body", StreamingBody)) as body:
                 size = read(answer, "ContentLength", int)
                 # A body in chunks may be longer than is stated.
-                data = body.read(limit + 1) if size <= limit else b""
-                if max(size, len(data)) > limit:
+                content = body.read(limit + 1) if size <= limit else b""
+                if max(size, len(content)) > limit:
                     raise Declined(TOO_LARGE, "large")
-                if len(data) != size:
-                    raise aws.IncompleteReadError(actual_bytes=len(data), expected_bytes=size)
-                return data, read(answer, "ETag", str)
+                if len(content) != size:
+                    raise aws.IncompleteReadError(actual_bytes=len(content), expected_bytes=size)
+                return content, read(answer, "ETag", str)
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
@@ -229,21 +232,23 @@ class S3Bucket:
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
         list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": token} if token else {})}
-        base, root = self.place.key(""), self.place.key(prefix)
+        base_prefix, prefix_key = self.place.key(""), self.place.key(prefix)
         with answers(self.place):
-            response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=root, **list_arguments)
+            response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=prefix_key, **list_arguments)
             page = whole(response, "IsTruncated")
             return ListedPage(
                 tuple(
                     ListedObject(
-                        read(row, "Key", str).removeprefix(base),
+                        read(row, "Key", str).removeprefix(base_prefix),
                         read(row, "Size", int),
                         read(row, "ETag", str),
                         read(row, "LastModified", datetime),
                     )
                     for row in find(page, "Contents", list, [])
                 ),
-                tuple(read(row, "Prefix", str).removeprefix(base) for row in find(page, "CommonPrefixes", list, [])),
+                tuple(
+                    read(row, "Prefix", str).removeprefix(base_prefix) for row in find(page, "CommonPrefixes", list, [])
+                ),
                 read(page, "NextContinuationToken", str) if page.get("IsTruncated") else "",
             )
 
@@ -260,14 +265,14 @@ class S3Bucket:
     def sweep(self) -> int:
         """See `BucketApi.sweep`."""
         # 0 where that is not allowed, or the server lacks the request.
-        count = 0
+        upload_count = 0
         with suppress(UnavailableError):
             for upload in _find_abandoned(self):
                 upload_arguments = {"Bucket": self.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
                 with suppress(Declined):
                     _ask(self, f"aborting {upload}", "abort_multipart_upload", "", upload_arguments)
-                    count += 1
-        return count
+                    upload_count += 1
+        return upload_count
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.place.bucket, "Key": self.place.key(key)}

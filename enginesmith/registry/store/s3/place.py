@@ -68,19 +68,19 @@ def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Loc
     """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
     AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
     bucket_uri = read_uri(text, OPTIONS)
-    where, options = bucket_uri.where, bucket_uri.options
+    registry_name, options = bucket_uri.where, bucket_uri.options
     check_bucket(bucket_uri, bucket_uri.host, _BUCKET, "3 to 63 of a-z 0-9 . -")
     endpoint = options.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
-    path_style, sse, key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
+    path_style, encryption, kms_key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
     if region is not None and not _REGION.fullmatch(region):
-        raise InputError(f"{where}: region {region[:40]!r} is not one; write it as in eu-central-1")
+        raise InputError(f"{registry_name}: region {region[:40]!r} is not one; write it as in eu-central-1")
     if path_style is not None and path_style not in ("0", "1", "false", "true"):
-        raise InputError(f"{where}: path_style is {path_style[:40]!r}; it must be 1 or 0")
-    if sse is not None and sse not in _ENCRYPTIONS:
-        raise InputError(f"{where}: sse is {sse[:40]!r}; it must be one of {', '.join(_ENCRYPTIONS)}")
-    if key is not None and (sse is None or not sse.startswith("aws:kms")):
-        raise InputError(f"{where}: kms_key needs sse=aws:kms")
-    style = None if path_style is None else path_style in ("1", "true")
+        raise InputError(f"{registry_name}: path_style is {path_style[:40]!r}; it must be 1 or 0")
+    if encryption is not None and encryption not in _ENCRYPTIONS:
+        raise InputError(f"{registry_name}: sse is {encryption[:40]!r}; it must be one of {', '.join(_ENCRYPTIONS)}")
+    if kms_key is not None and (encryption is None or not encryption.startswith("aws:kms")):
+        raise InputError(f"{registry_name}: kms_key needs sse=aws:kms")
+    is_path_style = None if path_style is None else path_style in ("1", "true")
     endpoint = check_endpoint(endpoint, "S3") if endpoint else None
-    return S3Location(bucket_uri.host, bucket_uri.prefix, endpoint, region, style, sse, key)
+    return S3Location(bucket_uri.host, bucket_uri.prefix, endpoint, region, is_path_style, encryption, kms_key)

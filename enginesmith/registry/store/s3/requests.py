@@ -55,8 +55,8 @@ def answers(place: S3Location) -> Iterator[None]:
         status, code = status_of(error), code_of(error)
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
             raise Declined(status, code) from error
-        words = explain(place, error)
-        raise Failed(words, passing=is_transient(error), unknown=words == UNKNOWN_REQUEST) from error
+        explanation = explain(place, error)
+        raise Failed(explanation, passing=is_transient(error), unknown=explanation == UNKNOWN_REQUEST) from error
 
 
 def whole(answer: JsonObject, *field_names: str) -> JsonObject:
@@ -94,8 +94,8 @@ def is_transient(error: Exception) -> bool:
 def explain(place: S3Location, error: Exception) -> str:
     """What happened, and the remedy."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at AWS"
-    words = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
-    return words(place, place_text, error)
+    explain_error = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
+    return explain_error(place, place_text, error)
 
 
 def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str:
@@ -130,21 +130,21 @@ def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str
 
 
 def _explain_no_answer(_place: S3Location, place_text: str, error: Exception) -> str:
-    kind = type(error).__name__
+    error_name = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
         return (
-            f"no usable credentials ({kind}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give "
-            "this machine a role"
+            f"no usable credentials ({error_name}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+            "or give this machine a role"
         )
     if isinstance(error, aws.ProfileNotFound | aws.ConfigParseError | aws.TokenRetrievalError | aws.SSOError):
-        return f"the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws"
+        return f"the AWS configuration cannot be used ({error_name}); check AWS_PROFILE and ~/.aws"
     if isinstance(error, aws.SSLError):
         return f"no TLS connection{place_text}; set AWS_CA_BUNDLE to its certificate authority"
     if isinstance(error, aws.ProxyConnectionError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if isinstance(error, _NO_WHOLE_ANSWER):
-        return f"no whole answer{place_text} ({kind}); check the endpoint and the network, then run again"
-    return f"{kind}{place_text}; check the URI's options and the AWS configuration"
+        return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"
+    return f"{error_name}{place_text}; check the URI's options and the AWS configuration"
 
 
 def client(place: S3Location) -> Any:
@@ -169,7 +169,7 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 @lru_cache(maxsize=16)
 def _client(place: S3Location, _process: int) -> Any:
-    style = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
+    s3_options = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
     config = Config(
         connect_timeout=api.CONNECT_TIMEOUT_S,
         read_timeout=api.READ_TIMEOUT_S,
@@ -180,7 +180,7 @@ def _client(place: S3Location, _process: int) -> Any:
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3=style,
+        s3=s3_options,
         user_agent_extra="enginesmith",
     )
     try:
