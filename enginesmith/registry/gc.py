@@ -1,6 +1,6 @@
 """Garbage collection: a sweep marks garbage, and deletes what was marked a grace period ago and still is garbage.
 
-`collection.garbage` finds what is garbage, marks and deletes it. Nothing that a writer with a lease
+`collection.sweep` finds what is garbage, marks and deletes it. Nothing that a writer with a lease
 needs is deleted, at whatever moment (`leases`); docs/concepts/registry-protocol.md has the argument.
 """
 
@@ -15,8 +15,8 @@ from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.builds.runs import prune, surplus
-from enginesmith.registry.collection.garbage import Garbage, Sweep, find_garbage, hold_claim
 from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.collection.sweep import Garbage, Sweep, find_garbage, hold_claim
 from enginesmith.registry.latency_series import models_with_series
 from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
 from enginesmith.registry.rollouts.reports import clear_gone, next_share

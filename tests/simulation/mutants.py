@@ -18,7 +18,7 @@ from enginesmith.core import parsing
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.exchange import mirror
 from enginesmith.registry import gc, leases, registered_specs
-from enginesmith.registry.collection import garbage, references
+from enginesmith.registry.collection import references, sweep
 from enginesmith.registry.rollouts.rollout_state import Rollout, is_reached
 from enginesmith.registry.store import base
 from enginesmith.registry.store.layout import ROLLOUTS, lease_key, manifest_key, running_rollout_key
@@ -97,12 +97,12 @@ def _counts_as_made(*fields: str) -> Mutant:
 
 _SAME = base.change.__defaults__[0]  # type: ignore[index]
 _CHANGE = base.change
-_FIND_GARBAGE = garbage.find_garbage
+_FIND_GARBAGE = sweep.find_garbage
 _READ_STATE, _UPDATE_STATE = leases.read_state, leases.update_state
 _TAKE_LEASE = leases.take_lease
 _COPY_VERSION = mirror._copy_version
 _POINT = channels.point
-_RENEW = garbage.Claim.begin_generation
+_RENEW = sweep.Claim.begin_generation
 _SECURE = leases.Guard.secure
 
 
@@ -126,7 +126,7 @@ def _due_at_once(self: Any) -> Any:
     return _RUN(self)
 
 
-_RUN = garbage.Sweep.run
+_RUN = sweep.Sweep.run
 _FOUND: dict[int, Any] = {}
 
 
@@ -142,11 +142,11 @@ def _for_another(work: str, *, with_mine: bool = True) -> Mutant:
         if not change.__qualname__.startswith(work):
             return _UPDATE_STATE(store, change)
         if not with_mine:
-            return _UPDATE_STATE(store, lambda known: change(garbage.without_sweeper(known)))
+            return _UPDATE_STATE(store, lambda known: change(sweep.without_sweeper(known)))
         mine = inspect.getclosurevars(change).nonlocals["self"].sweeper
         return _UPDATE_STATE(store, lambda known: change(replace(known, sweeper=mine)))
 
-    return _attribute(garbage, "update_state", update)
+    return _attribute(sweep, "update_state", update)
 
 
 def _publish_first(self: Any, shards: Any) -> Any:
@@ -386,7 +386,7 @@ def _lease_not_held(store: Any, what: str) -> Iterator[Any]:
     yield leases.Guard(store, leases.Lease("0", what, "", store.now(), store.now() + leases.PUBLISHING, 0), 1e12)
 
 
-_WRITE, _HEAL, _READ_INDEX, _MAKE_INDEX = garbage.Claim._write, index.heal_index, index.read_index, index.make_index
+_WRITE, _HEAL, _READ_INDEX, _MAKE_INDEX = sweep.Claim._write, index.heal_index, index.read_index, index.make_index
 _LEADS, _SERVE, _DOWNLOAD = ChannelWatcher._leads_as_before, ChannelWatcher._serve, PlainPlace._download
 _READ_IF_CHANGED = SimulatedStore.read_if_changed
 _VERIFY = sys.modules[verify.__module__]
@@ -415,26 +415,26 @@ MUTANTS: dict[str, Mutant] = {
     "a lease that is over holds garbage": _attribute(leases.Lease, "is_held", lambda *_: True),
     "collections take no notice of leases": _everywhere("list_leases", lambda store: [], leases),
     "leases are read after the references": lambda: _all(
-        mock.patch.object(garbage.Sweep, "run", _references_first),
-        mock.patch.object(garbage, "find_garbage", lambda _, rules: _FOUND.pop(id(rules))),
+        mock.patch.object(sweep.Sweep, "run", _references_first),
+        mock.patch.object(sweep, "find_garbage", lambda _, rules: _FOUND.pop(id(rules))),
     ),
-    "what was marked is deleted at once": _attribute(garbage.Sweep, "run", _due_at_once),
-    "a mark that was taken away is deleted all the same": _attribute(garbage, "_take", _take_any),
+    "what was marked is deleted at once": _attribute(sweep.Sweep, "run", _due_at_once),
+    "a mark that was taken away is deleted all the same": _attribute(sweep, "_take", _take_any),
     "a name that is going is taken": _attribute(
         leases.MarkShard,
         "without",
         lambda self, names: replace(self, waiting={k: v for k, v in self.waiting.items() if k not in names}),
     ),
-    "a generation is published before its marks": _attribute(garbage.Claim, "begin_generation", _publish_first),
+    "a generation is published before its marks": _attribute(sweep.Claim, "begin_generation", _publish_first),
     "a shard is not recorded before it has marks": _attribute(
-        garbage.Claim, "begin_generation", lambda self, shards: _RENEW(self, ())
+        sweep.Claim, "begin_generation", lambda self, shards: _RENEW(self, ())
     ),
-    "a collection goes on after another took over": _attribute(garbage.Claim, "check", lambda self: None),
+    "a collection goes on after another took over": _attribute(sweep.Claim, "check", lambda self: None),
     "a collection does not look whether another works": _for_another("hold_claim", with_mine=False),
     "a collection renews the claim of another": _for_another("Claim._write"),
     "a collection releases the claim of another": _for_another("Claim.release"),
     "blobs of a version that stays go": _attribute(
-        garbage, "find_garbage", lambda *args: replace(_FIND_GARBAGE(*args), named={})
+        sweep, "find_garbage", lambda *args: replace(_FIND_GARBAGE(*args), named={})
     ),
     "pinned versions go": _attribute(references._Marking, "keep", _keep_without_pins),
     "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
@@ -479,10 +479,10 @@ MUTANTS: dict[str, Mutant] = {
     "a step whose answer was lost counts as made": _counts_as_made("moves"),
     "a snapshot whose answer was lost counts as written": _counts_as_made("moves", "rollout"),
     "generations of dead collections count": _attribute(
-        garbage, "without_sweeper", lambda known: replace(known, sweeper=None)
+        sweep, "without_sweeper", lambda known: replace(known, sweeper=None)
     ),
     "marks are dated a day before": _attribute(
-        garbage, "Tombstone", lambda since, generation: leases.Tombstone(since - timedelta(days=1), generation)
+        sweep, "Tombstone", lambda since, generation: leases.Tombstone(since - timedelta(days=1), generation)
     ),
     "a version is pinned that is not secured": _attribute(registered_specs, "secure_version", lambda *_: None),
     "a rollout leads nobody": _attribute(channel_state.Channel, "served_to", lambda self, node: self.move),
@@ -494,7 +494,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the index is not kept": _everywhere("refresh_index", lambda *_: None, index),
     "a lease counts from when it was written": _everywhere("Guard", _LateGuard, leases, index),
-    "a claim counts from when it was written": _attribute(garbage.Claim, "_write", _write_late),
+    "a claim counts from when it was written": _attribute(sweep.Claim, "_write", _write_late),
     "a lease has seen generations that are not published": _attribute(
         leases, "read_state", lambda store: replace(known := _READ_STATE(store), generation=known.latest)
     ),

@@ -22,7 +22,7 @@ from enginesmith.core import codec, errors, names, parsing
 from enginesmith.registry import leases, manifest
 from enginesmith.registry import leases as marks
 from enginesmith.registry.builds import runs
-from enginesmith.registry.collection import garbage
+from enginesmith.registry.collection import sweep
 from enginesmith.registry.store import download, layout, parallel
 from enginesmith.registry.versions import channel_state, lookup
 from tests.one_thread import ROOMS, Inline, side_by_side
@@ -98,7 +98,7 @@ class _Lock:
         self._held = False
 
 
-class _Claim(garbage.Claim):
+class _Claim(sweep.Claim):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._lock = _Lock()  # type: ignore[assignment]
@@ -115,7 +115,7 @@ def patched(world: World) -> Iterator[None]:
     def check(self: leases.Guard) -> None:
         world.rely(lambda: checked(self), lambda: self.lease.expires, 20)
 
-    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: _Clock, garbage.Claim: _Claim}
+    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: _Clock, sweep.Claim: _Claim}
     places = _places(len(sys.modules))
     _Clock.world = world
     try:
@@ -163,7 +163,7 @@ _CACHED: dict[object, Any] = {
 def _places(modules: int) -> list[tuple[dict[str, Any], str, Any]]:
     """Where the product's modules have what is replaced: namespace, name, original. modules: how many are imported;
     with more of them it is looked for again."""
-    originals = {futures.ThreadPoolExecutor, datetime, garbage.Claim, *_CACHED}
+    originals = {futures.ThreadPoolExecutor, datetime, sweep.Claim, *_CACHED}
     return [
         (vars(module), name, value)
         for room, module in list(sys.modules.items())

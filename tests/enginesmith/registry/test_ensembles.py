@@ -10,8 +10,8 @@ from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
 from enginesmith.core.state import ENSEMBLE, PinnedGraph
-from enginesmith.registry.collection.garbage import find_garbage
 from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.collection.sweep import find_garbage
 from enginesmith.registry.evidence.attestations import attest, judge_entries
 from enginesmith.registry.manifest import (
     EngineEntry,

@@ -6,7 +6,7 @@ import pytest
 
 from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError, digest_of_bytes
 from enginesmith.registry.builds.runs import recall, remember
-from enginesmith.registry.collection import garbage
+from enginesmith.registry.collection import sweep
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import collect
@@ -246,9 +246,9 @@ def test_a_collection_that_finds_nothing_new_writes_no_marks_and_looks_at_one_sh
     publish(store, "a", "b")
     collect(store, ONE, delete=True)
     read, asked, written = store.read, [], []
-    update = garbage.update_shard
+    update = sweep.update_shard
     monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
-    monkeypatch.setattr(garbage, "update_shard", lambda *args: written.append(args[1]) or update(*args))
+    monkeypatch.setattr(sweep, "update_shard", lambda *args: written.append(args[1]) or update(*args))
     collect(store, ONE, delete=True)
     assert written == []
     assert len([key for key in asked if key.startswith("index/")]) == 1

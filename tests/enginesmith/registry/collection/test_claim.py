@@ -7,7 +7,7 @@ import pytest
 
 from enginesmith.core import parsing
 from enginesmith.core.errors import ConflictError
-from enginesmith.registry.collection.garbage import SWEEPING, hold_claim
+from enginesmith.registry.collection.sweep import SWEEPING, hold_claim
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import Sweeper, read_shards, read_state, update_state
 from tests.enginesmith.registries import engine, publish_engines

@@ -8,9 +8,9 @@ import pytest
 
 from enginesmith.core.errors import ConflictError, EnginesmithError
 from enginesmith.registry import leases
-from enginesmith.registry.collection import garbage, references
-from enginesmith.registry.collection.garbage import SWEEPING, hold_claim
+from enginesmith.registry.collection import references, sweep
 from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.collection.sweep import SWEEPING, hold_claim
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import (
     MarkShard,
@@ -50,8 +50,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[timedelta], Non
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One name is going at a time, so that a sweep of a few names has many steps."""
-    monkeypatch.setattr(garbage, "BATCH", 1)
-    monkeypatch.setattr(garbage, "_SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr(sweep, "BATCH", 1)
+    monkeypatch.setattr(sweep, "_SHARDS_AT_ONCE", 1)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(d
 
 
 def test_a_collection_asks_its_clock_before_each_deletion(due, clock, monkeypatch):
-    monkeypatch.setattr(garbage, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
+    monkeypatch.setattr(sweep, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
     removed: list[str] = []
 
     class Slow(MemoryStore):
@@ -256,7 +256,7 @@ def test_one_mark_however_many_names_are_due(due: MemoryStore, few: None) -> Non
 @pytest.mark.timeout(60)
 def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
     """Also while nothing is written for longer than it lasts: between any two reads minutes pass."""
-    monkeypatch.setattr(garbage, "RENEW_S", 0.001)
+    monkeypatch.setattr(sweep, "RENEW_S", 0.001)
     monkeypatch.setattr(references, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
     renewed = threading.Event()
 
@@ -293,9 +293,9 @@ def test_marks_of_a_newer_format_stop_collections_and_writers(due: MemoryStore) 
 
 def test_a_mark_is_dated_when_it_is_written(due, clock, monkeypatch):
     """And not when the references were read: a channel may have led to the name since."""
-    begin = garbage.Claim.begin_generation
+    begin = sweep.Claim.begin_generation
     late = lambda claim, shards: clock(timedelta(minutes=5)) or begin(claim, shards)  # noqa: E731
-    monkeypatch.setattr(garbage.Claim, "begin_generation", late)
+    monkeypatch.setattr(sweep.Claim, "begin_generation", late)
     gather(due)
     shards = read_shards(due, read_state(due).shards)
     assert {mark.since for shard in shards.values() for mark in shard.waiting.values()} == {due.now()}
