@@ -362,9 +362,9 @@ class _Observer:
         with (self._workdir / "job.log").open("rb") as log:
             log.seek(self._seen_bytes)
             # In pieces: a job that prints without end must not keep this from looking at its limits.
-            printed = log.read(LOG_TAIL_BYTES)
-        self._seen_bytes += len(printed)
-        if text := self._decode(printed):
+            new_bytes = log.read(LOG_TAIL_BYTES)
+        self._seen_bytes += len(new_bytes)
+        if text := self._decode(new_bytes):
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:

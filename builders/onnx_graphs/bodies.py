@@ -316,9 +316,9 @@ def list_libraries(path: Path) -> Libraries:
     """The libraries that the graph in a file names; none of another file. Raises ModelError where it names them in
     another form."""
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            entries = (field for field in fields(mapped, 0, len(mapped)) if field.number == _METADATA)
-            texts = [inner_text(mapped, entry, 2) for entry in entries if inner_text(mapped, entry, 1) == LIBRARIES]
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            entries = (field for field in fields(buffer, 0, len(buffer)) if field.number == _METADATA)
+            texts = [inner_text(buffer, entry, 2) for entry in entries if inner_text(buffer, entry, 1) == LIBRARIES]
     except (ValueError, OSError):
         return NO_LIBRARIES
     try:
@@ -340,8 +340,8 @@ def list_shards(path: Path) -> tuple[str, ...]:
 def list_weight_files(path: Path) -> tuple[str, ...]:
     """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph or not there."""
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return tuple(sorted(set(_locations(mapped))))
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            return tuple(sorted(set(_locations(buffer))))
     except (ValueError, OSError):
         return ()
 

@@ -83,12 +83,12 @@ def lacks_lists(model: ModelProto) -> bool:
 def save_with_lists(model: ModelProto, path: Path) -> None:
     """Write a graph with the lists that it lacks, which are copied as they are. Raises ModelError where the file that
     they lie in has changed."""
-    serialized, mapped_files = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
+    proto_bytes, mapped_files = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
 
     def restore(attribute: Field) -> _Parts:
-        attribute_proto = AttributeProto.FromString(serialized[attribute.begin : attribute.end])
+        attribute_proto = AttributeProto.FromString(proto_bytes[attribute.begin : attribute.end])
         if not attribute_proto.name.startswith(_OUTSIDE):
-            return [serialized[attribute.begin : attribute.end]]
+            return [proto_bytes[attribute.begin : attribute.end]]
         file, begin, end = attribute_proto.s.decode().rsplit("\n", 2)
         source = mapped_files.setdefault(file, _map(Path(file)))
         field = Field(_ATTRIBUTE, 0, int(begin), int(end))
@@ -97,10 +97,10 @@ def save_with_lists(model: ModelProto, path: Path) -> None:
         return [memoryview(source)[field.begin : field.end]]
 
     def in_graph(graph: Field) -> _Parts:
-        return _cut(serialized, graph, {_NODE: lambda node: _cut(serialized, node, {_ATTRIBUTE: restore})})
+        return _cut(proto_bytes, graph, {_NODE: lambda node: _cut(proto_bytes, node, {_ATTRIBUTE: restore})})
 
     with path.open("wb") as stream:
-        stream.writelines(_cut(serialized, Field(0, 0, 0, len(serialized)), {_GRAPH: in_graph}))
+        stream.writelines(_cut(proto_bytes, Field(0, 0, 0, len(proto_bytes)), {_GRAPH: in_graph}))
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -115,8 +115,8 @@ def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _P
     if path.stat().st_size < least_bytes:
         return None
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return b"".join(_cut(mapped, Field(0, 0, 0, len(mapped)), {_GRAPH: lambda graph: cut(mapped, graph)}))
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            return b"".join(_cut(buffer, Field(0, 0, 0, len(buffer)), {_GRAPH: lambda graph: cut(buffer, graph)}))
     except ValueError:
         return None
 
@@ -166,8 +166,13 @@ def _cut(data: _Data, message: Field, changes: Mapping[int, Callable[[Field], _P
     chunks, cursor, field_start = _Parts(), message.begin, message.begin
     for field in fields(data, message.begin, message.end):
         if field.number in changes and data[field_start] & 7 == 2:  # its tag says that it has a length
-            chunk = changes[field.number](field)
-            chunks += data[cursor:field_start], _varint(field.number << 3 | 2), _varint(sum(map(len, chunk))), *chunk
+            new_chunks = changes[field.number](field)
+            chunks += (
+                data[cursor:field_start],
+                _varint(field.number << 3 | 2),
+                _varint(sum(map(len, new_chunks))),
+                *new_chunks,
+            )
             cursor = field.end
         field_start = field.end
     return [*chunks, data[cursor : message.end]]

@@ -171,10 +171,10 @@ def attach_attribution(store: Store, manifest: Manifest, attribution: NamedAttri
     It is made after the version is published, whose manifest does not change.
     """
     key = attribution_key(manifest.model, manifest.version, attribution.name)
-    encoded = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()
-    if (stored := store.read(key)) != encoded:
+    document = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()
+    if (stored := store.read(key)) != document:
         with suppress(UndecidedError):  # another run's is there
-            store.replace(key, encoded, stored)
+            store.replace(key, document, stored)
 
 
 def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution]:

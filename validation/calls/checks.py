@@ -144,9 +144,9 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
     real_pair = replace(pair, limits=pair.other_sizes or pair.limits)
     outcomes = [
         try_case(
-            name, make(name, specs, groups, VALUES_SEED, pair.precision), real_pair if name.values in REAL else pair
+            case, make(case, specs, groups, VALUES_SEED, pair.precision), real_pair if case.values in REAL else pair
         )
-        for name in cases
+        for case in cases
     ]
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     judged_outcomes = [outcome for outcome in outcomes if outcome.verdict != "not judged"]

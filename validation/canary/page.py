@@ -77,7 +77,7 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
         set_axis(axes, "x", (low, high), "worse by, in multiples of the margin")
         set_axis(axes, "y", (-0.4, max(len(items), 1) - 0.4), ticks=())
 
-    criteria_text = "; ".join(f"{criterion.name}: {alt_text}" for criterion, alt_text in items)
+    criteria_text = "; ".join(f"{criterion.name}: {text}" for criterion, text in items)
     alt_text = f"Each criterion's interval against its margin. {criteria_text}"
     return draw_svg("intervals", alt_text, draw, (WIDTH, 56 + 40 * max(len(items), 1)))
 

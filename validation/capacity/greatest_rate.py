@@ -229,7 +229,7 @@ def find_greatest_rate(
     near_rate, policy = choose_policy(workload, times, limit, policies)
     if near_rate <= 0.0:
         return None
-    rates = [_search(resampled, times, limit, policy, near_rate, seed=seed) for seed, resampled in enumerate(workloads)]
+    rates = [_search(load, times, limit, policy, near_rate, seed=seed) for seed, load in enumerate(workloads)]
     if min(rates) <= 0.0:
         return None
     slow_rate, fast_rate = (_search(workload, times, limit, policy, near_rate, sign) for sign in (1.0, -1.0))

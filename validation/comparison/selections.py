@@ -78,9 +78,7 @@ class Selections:
                 total = sum(float(np.maximum(np.abs(e), np.abs(a)).sum()) for e, a in pairs)
                 self._check(name, changed_weight, total, total)
             elif pairs:  # outputs of as many rows everywhere are columns of one table
-                groups[kind, *(tensors.shape[: 1 + (kind == "each")] for pair in pairs for tensors in pair)].append(
-                    name
-                )
+                groups[kind, *(rows.shape[: 1 + (kind == "each")] for pair in pairs for rows in pair)].append(name)
         for names in groups.values():
             yield from self._settle(names, [(case, e, a) for case, e, a in cases if names[0] in e], boxes)
 

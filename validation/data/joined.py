@@ -65,8 +65,8 @@ class JoinedSteps(_Reading):
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
         """See `SampleSource`. Raises DataError as `single_samples` and `join`."""
         ends = np.append(self.steps.firsts, len(self.steps.begins))
-        limit = len(ends) - 1 if stop is None else min(stop, len(ends) - 1)
-        runs, group, index = single_samples(self.samples, int(ends[start]), int(ends[limit])), list[Tensors](), start
+        end_step = len(ends) - 1 if stop is None else min(stop, len(ends) - 1)
+        runs, group, index = single_samples(self.samples, int(ends[start]), int(ends[end_step])), list[Tensors](), start
         for end, inputs in runs:
             group.append(inputs)
             if end == ends[index + 1]:

@@ -151,9 +151,9 @@ def _checks(
             text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
         elif is_real:
-            source, limit_pair = (str(case), inputs.values()), limits.at(output, "edge", value.size)
+            case_inputs, limit_pair = (str(case), inputs.values()), limits.at(output, "edge", value.size)
             checks += edge_checks(
-                "engine", source, output, (value, actual[output]), sides.usual.get(output), limit_pair
+                "engine", case_inputs, output, (value, actual[output]), sides.usual.get(output), limit_pair
             )
         elif case.values in MOVED:
             if not is_exact(value) and (budget := _loosen(limits, output, sides)):

@@ -126,9 +126,9 @@ class GoldenSet:
 
     def save(self, path: Path) -> str:
         """Write a safetensors file, the same bytes for the same set, and return its digest."""
-        serialized = _encode(self)
-        path.write_bytes(serialized)
-        return digest_of_bytes(serialized)
+        file_bytes = _encode(self)
+        path.write_bytes(file_bytes)
+        return digest_of_bytes(file_bytes)
 
     @classmethod
     def load(cls, path: Path) -> "GoldenSet":

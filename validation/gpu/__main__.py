@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--precision", dest="precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help=join_names(PRECISIONS)
     )
-    all_names = "names, separated by commas; default: all that are registered"
-    add("--backend", dest="backends", type=_words, default=[], help=all_names)
+    help_text = "names, separated by commas; default: all that are registered"
+    add("--backend", dest="backends", type=_words, default=[], help=help_text)
     add("--peer", dest="peers", type=_names(PEERS), default=list(PEERS), help=f"{join_names(PEERS)}; or none")
     add("--seconds", type=_seconds, default=2.0, help="for each latency")
     add("--size", choices=SIZES, default="real", help="of the kit's models")

@@ -324,8 +324,8 @@ def question(inputs: Tensors, scope: str = "") -> str:
 def pack(array: Array) -> PackedArray:
     """An array as text."""
     values = np.ascontiguousarray(array)
-    encoded = base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
-    return PackedArray(values.dtype.str, array.shape, encoded)
+    base64_text = base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
+    return PackedArray(values.dtype.str, array.shape, base64_text)
 
 
 def unpack(value: PackedArray) -> Array:

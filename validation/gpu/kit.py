@@ -189,10 +189,10 @@ def _try_all(bench: _Bench, bundles: Sequence[OfflineBundle]) -> None:
         bench.peaks = peaks_outcome if isinstance(peaks_outcome, Peaks) else None
     models = list(_models(bench))
     bench.models.extend(_count_costs(model, bench.peaks) for model in models)
-    names, half = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
+    names, fp16_model = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
     tasks: list[tuple[str, BuildTask | Skipped]] = [("engine", task) for task in own_tasks(models, bench.device, names)]
-    if half is not None:
-        tasks += [("other generation", task) for task in other_tasks(half, bench.device, names)]
+    if fp16_model is not None:
+        tasks += [("other generation", task) for task in other_tasks(fp16_model, bench.device, names)]
     for kind, task in tasks:
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
@@ -274,9 +274,9 @@ def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial
     for graph in bundle.graphs.values():
         yield from _prove_folder(bench, graph)
     _, golden = load_cases(bundle.folder)
-    path, own_target = bundle.folder.resolve(), bench.device.target
+    root, own_target = bundle.folder.resolve(), bench.device.target
     for engine in bundle.engines:
-        proof = ProveBundled(_resolve(engine), path, bench.terms())
+        proof = ProveBundled(_resolve(engine), root, bench.terms())
         key, unit = engine.request.key, engine.request.unit
         yield _prove_one(bench, bundle, golden, (engine.digest, key, unit), _cannot(engine, own_target), proof)
     for ensemble in bundle.ensembles:
@@ -284,7 +284,7 @@ def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial
         reasons = [
             f"graph {name!r}: {reason}" for name, engine in engines.items() if (reason := _cannot(engine, own_target))
         ]
-        job = ProveBundledEnsemble(ensemble, engines, path, bench.terms())
+        job = ProveBundledEnsemble(ensemble, engines, root, bench.terms())
         yield _prove_one(bench, bundle, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), job)
 
 

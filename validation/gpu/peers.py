@@ -109,14 +109,12 @@ class _Replayed:
         import torch
 
         copies = [tensor.clone() for tensor in inputs]
-        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            side_stream
-        ):  # libraries allocate and tune on their first calls, which a graph may not hold
+        queue = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        queue.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(queue):  # libraries allocate and tune on their first calls, which a graph may not hold
             for _ in range(3):
                 self._module(*copies)
-        torch.cuda.current_stream().wait_stream(side_stream)
+        torch.cuda.current_stream().wait_stream(queue)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = tuple(self._module(*copies))

@@ -77,11 +77,11 @@ class Decisions:
         if kind == "golden":
             allowance = self.share
         elif elements and (self.changed or self.unmeasured):
-            distinct = min(elements, self.case or self.elements)
-            ties = math.ceil(distinct / self.together)
+            case_size = min(elements, self.case or self.elements)
+            ties = math.ceil(case_size / self.together)
             flags = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
             bound = self.together * next((count for count, is_rare in enumerate(flags) if is_rare), ties)
-            allowance = min(distinct, bound) / distinct
+            allowance = min(case_size, bound) / case_size
         return math.floor(1e4 * (MOST - allowance)) / 1e4
 
     @property

@@ -164,8 +164,8 @@ class Slices:
         """The slices of a case of few samples, with the variation about the means of `usual`, the golden set's."""
         if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
             return self.within()
-        slices, others = self._pool_differing(usual)
-        return slices._add_variation(np.square(np.asarray(slices.mean) - np.asarray(others.mean)) * slices.weight)
+        slices, usual_slices = self._pool_differing(usual)
+        return slices._add_variation(np.square(np.asarray(slices.mean) - np.asarray(usual_slices.mean)) * slices.weight)
 
     def without_means(self) -> "Slices":
         """The slices without their means: a few numbers for each index, however many features there are."""
@@ -381,11 +381,11 @@ def _values(
     varied_mask = ~dead_mask & spread[1] & ~rounding_mask & visible_mask
     faint_mask = variation <= FAINT * usual_variation
     lossy_mask = is_rounded | (faint_mask & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
-    half = np.where(
+    loss_limit = np.where(
         varied_mask, np.maximum(VARIATION * variation, np.where(lossy_mask, rounding_errors, 0.0)), math.inf
     )
-    loss_mask = (half < allowance) & (half < sums.error_sq)
-    return sqnr_db, _decibels(signal, np.minimum(allowance, half)), loss_mask
+    loss_mask = (loss_limit < allowance) & (loss_limit < sums.error_sq)
+    return sqnr_db, _decibels(signal, np.minimum(allowance, loss_limit)), loss_mask
 
 
 def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
@@ -394,8 +394,8 @@ def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
     if sums is None:
         return np.ones(size, bool), np.ones(size, bool)
     energy_mask = np.square(sums.magnitude) >= SEVERAL * sums.expected_sq
-    variation = energy_mask if peak is None else energy_mask & (VARIATION * sums.centered_sq >= peak)
-    return fit_length(energy_mask, size, True), fit_length(variation, size, True)
+    variation_mask = energy_mask if peak is None else energy_mask & (VARIATION * sums.centered_sq >= peak)
+    return fit_length(energy_mask, size, True), fit_length(variation_mask, size, True)
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:

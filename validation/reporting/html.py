@@ -156,10 +156,10 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
     counts: dict[str, int] = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
     blind_count = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
-    reports, source = version.reports, version.sources.get("onnx")
+    reports, digest = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
     entries = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
-    plain_precisions = [entry.precision for entry in entries if source and entry.graph == source]
+    plain_precisions = [entry.precision for entry in entries if digest and entry.graph == digest]
     return VersionPage(
         manifest=version,
         reference=version.reference,
@@ -242,7 +242,7 @@ def _reasons(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     reasons: dict[str, dict[str, None]] = {}
     for reason, subject in pairs:
         reasons.setdefault(reason, {})[subject] = None
-    return {reason: list(subject) for reason, subject in reasons.items()}
+    return {reason: list(subjects) for reason, subjects in reasons.items()}
 
 
 def _has_room(check: Check) -> bool:

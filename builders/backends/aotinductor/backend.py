@@ -217,10 +217,10 @@ def compiler_version(command: str) -> str | None:
 @lru_cache(maxsize=8)
 def _compiler_version(path: str, _changed_ns: int) -> str | None:
     try:
-        version_text = run_command([path, "-dumpfullversion", "-dumpversion"], 20.0, stderr=subprocess.DEVNULL)
+        process = run_command([path, "-dumpfullversion", "-dumpversion"], 20.0, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return version_text.stdout.decode(errors="replace").strip() or None if version_text.returncode == 0 else None
+    return process.stdout.decode(errors="replace").strip() or None if process.returncode == 0 else None
 
 
 def check_members(path: Path) -> None:

@@ -244,8 +244,8 @@ class _OnnxRuntimeGpu(ABC):
         if gpu_version is None:
             return f"onnxruntime-gpu is not installed; {self.install}"
         if cpu_version not in (None, gpu_version):
-            both = f"onnxruntime-gpu {gpu_version} and onnxruntime {cpu_version}"
-            return f"{both} are installed over each other; {self.install}"
+            versions_text = f"onnxruntime-gpu {gpu_version} and onnxruntime {cpu_version}"
+            return f"{versions_text} are installed over each other; {self.install}"
         if not _library(self.provider).exists():
             return f"onnxruntime was installed over onnxruntime-gpu, and has no {self.provider}; {self.install}"
         return None

@@ -206,10 +206,10 @@ def serialize_engine(trt: Untyped, cuda_engine: Untyped, said: Untyped) -> bytes
     config = cuda_engine.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
-    serialized = cuda_engine.serialize_with_config(config)
-    if serialized is None:
+    host_memory = cuda_engine.serialize_with_config(config)
+    if host_memory is None:
         raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", said.messages))
-    return bytes(serialized)
+    return bytes(host_memory)
 
 
 def _reason(problems: list[str], said: Untyped) -> str:

@@ -152,8 +152,8 @@ def _latency(
     name: str, margin: float, effect: Effect, levels: ErrorLevels, sides: tuple[Array, Array], is_paired: bool
 ) -> Criterion:
     title = f"latency {name}"
-    if lack := _unknown(name, effect, is_paired):
-        note, least_count = lack
+    if shortage := _unknown(name, effect, is_paired):
+        note, least_count = shortage
         return Criterion(
             title, "latency", margin, "INSUFFICIENT", needed=least_count, requests=effect.requests, note=note
         )

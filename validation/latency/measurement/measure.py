@@ -142,33 +142,27 @@ def _run_processes(
 
 def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]], load: SystemLoad) -> BucketLatency:
     figures, series = zip(*processes, strict=True)
-    warm_ups = [warm_up(process_runs.session) for process_runs in series]
-    steady_series = [
-        process_runs.session[warm_count:] for process_runs, (warm_count, _) in zip(series, warm_ups, strict=True)
-    ]
-    runtime_series = [
-        process_runs.runtime[warm_up(process_runs.runtime)[0] :]
-        for process_runs in series
-        if process_runs.runtime is not None
-    ]
+    warm_ups = [warm_up(runs.session) for runs in series]
+    steady_series = [runs.session[warm_count:] for runs, (warm_count, _) in zip(series, warm_ups, strict=True)]
+    runtime_series = [runs.runtime[warm_up(runs.runtime)[0] :] for runs in series if runs.runtime is not None]
     times = np.concatenate(steady_series)
     return BucketLatency(
         name=bucket.name,
         sizes=dict(bucket.sizes),
         items=bucket.items,
-        first_s=median(process_runs.first_s for process_runs in figures),
-        runs=sum(len(process_runs.session) for process_runs in series),
+        first_s=median(process.first_s for process in figures),
+        runs=sum(len(runs.session) for runs in series),
         discarded=sum(warm_count for warm_count, _ in warm_ups),
         steady=all(is_steady for _, is_steady in warm_ups),
         mean_s=float(times.mean()),
         quantiles=quantiles_between(steady_series),
         curve=curve(times),
-        memory_bytes=int(median(process_runs.memory_bytes for process_runs in figures)),
+        memory_bytes=int(median(process.memory_bytes for process in figures)),
         surroundings=load,
         runtime=quantiles_between(runtime_series, (0.5,))[0] if runtime_series else None,
-        process_medians_s=tuple(float(np.median(process_runs)) for process_runs in runtime_series or steady_series),
+        process_medians_s=tuple(float(np.median(run_times)) for run_times in runtime_series or steady_series),
         device_bytes=figures[-1].device_bytes,
-        device_s=_median_of([process_runs.device_s for process_runs in figures]),
+        device_s=_median_of([process.device_s for process in figures]),
     )
 
 

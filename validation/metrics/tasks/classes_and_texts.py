@@ -231,8 +231,10 @@ class Perplexity(Score[Following, Array]):
         logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
-            kind = f"{value.dtype} {value.shape}"
-            raise DataError(f"metric output {self.terms.output!r} is {kind}; perplexity takes logits [.., vocabulary]")
+            layout = f"{value.dtype} {value.shape}"
+            raise DataError(
+                f"metric output {self.terms.output!r} is {layout}; perplexity takes logits [.., vocabulary]"
+            )
         logprobs = log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
         return logprobs if none == NO_ANSWER else Following(logprobs)
 
