@@ -213,13 +213,13 @@ def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
         handles, labels = axes.get_legend_handles_labels()
         if not labels:
             continue
-        columns = int(size[0] // (_HANDLE + _LETTER * max(map(len, labels)))) or 1
+        column_count = int(size[0] // (_HANDLE + _LETTER * max(map(len, labels)))) or 1
         if len(figure.axes) > 1:
-            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns)
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=column_count)
             continue
-        rows = math.ceil(len(labels) / columns)
-        figure.set_figheight((size[1] + _ROW * (rows - 1)) / 72)  # no less room for the data
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+        row_count = math.ceil(len(labels) / column_count)
+        figure.set_figheight((size[1] + _ROW * (row_count - 1)) / 72)  # no less room for the data
+        figure.legend(handles, labels, loc="outside upper left", ncols=column_count)
 
 
 def _rewrite(svg: str, kind: str, words: str, standalone: bool) -> str:

@@ -41,10 +41,10 @@ def run_with_retries(
     Raises what `attempt` raises; after several tries with all their reasons, as StepError.
     """
     failures: list[StepError] = []
-    other_node = False
+    on_other_node = False
     while True:
         try:
-            return attempt(job, other_node)
+            return attempt(job, on_other_node)
         except StepError as error:
             failures.append(error)
             next_attempt = next_try(job, failures, clustered)
@@ -57,7 +57,7 @@ def run_with_retries(
                 raise
             raise _summarize([*failures, StepError(str(error))]) from error
         watch(Retrying(job.name, next_attempt.why))
-        job, other_node = next_attempt.job, next_attempt.other_node
+        job, on_other_node = next_attempt.job, next_attempt.other_node
 
 
 def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -> NextTry[Result] | None:

@@ -225,8 +225,8 @@ def describe_taps(attribution: Attribution) -> str:
         return "the candidate did not run, so it is not known whether tapping changes its outputs"
     if not attribution.taps.changed:
         return f"tapping changed no bit of the outputs ({attribution.taps.compared} compared)"
-    changes = ", ".join(f"{name} by {format_error(error)}" for name, error in attribution.taps.changed.items())
-    return f"tapping changed the outputs ({changes}): the ranking is of the tapped model"
+    changes_text = ", ".join(f"{name} by {format_error(error)}" for name, error in attribution.taps.changed.items())
+    return f"tapping changed the outputs ({changes_text}): the ranking is of the tapped model"
 
 
 def describe_attribution(attribution: Attribution) -> Iterator[str]:

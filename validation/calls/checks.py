@@ -182,13 +182,15 @@ def _lengths(dims: Sequence[Dim]) -> list[int]:
 
 def _latin(lengths: Sequence[int], generator: np.random.Generator) -> Array:
     """A Latin hypercube (longest dim, dims): each column goes through the places of its dim in a drawn order."""
-    rows = min(max(lengths, default=0), MOST_ENUMERATED)
+    row_count = min(max(lengths, default=0), MOST_ENUMERATED)
     columns = []
     for length in lengths:
-        if length > rows:
-            columns.append(generator.choice(length, rows, replace=False))
+        if length > row_count:
+            columns.append(generator.choice(length, row_count, replace=False))
         else:
-            columns.append(np.concatenate([generator.permutation(length) for _ in range(-(-rows // length))])[:rows])
+            columns.append(
+                np.concatenate([generator.permutation(length) for _ in range(-(-row_count // length))])[:row_count]
+            )
     return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
 
@@ -217,11 +219,11 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
         clauses.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(clauses)
     if failures:
-        sizes_text = (
+        size_texts = (
             " ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED]
         )
-        reasons = ", ".join(sizes_text)
-        note = "; ".join(filter(None, (failures[0].reason, reasons and f"also {reasons}", note)))
+        sizes_text = ", ".join(size_texts)
+        note = "; ".join(filter(None, (failures[0].reason, sizes_text and f"also {sizes_text}", note)))
     case_name = str(failures[0].case) if failures else "inner sizes"
     return Check("engine", "sizes", "", case_name, float(len(failures)), 0.0, not failures, note)
 

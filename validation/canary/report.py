@@ -41,11 +41,11 @@ def made_up(
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) != 1 or min(counts.values()) < batch:
         raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
-    groups = min(counts.values()) // batch
+    group_count = min(counts.values()) // batch
     rng = np.random.default_rng(seed)
     arrival_s = 0.0
-    for index in range(requests or groups):
-        start = index % groups * batch
+    for index in range(requests or group_count):
+        start = index % group_count * batch
         yield arrival_s, {name: array[start : start + batch] for name, array in arrays.items()}
         arrival_s += float(rng.exponential(1.0 / per_second))
 

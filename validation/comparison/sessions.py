@@ -256,10 +256,10 @@ def _measure_drift(
 def _shape_check(stage: str, output: str, case: str, pair: tuple[Array, Array], note: str) -> Check:
     """A failed check of two arrays that cannot be compared; where one axis alone differs, `shape`, with both sizes:
     where a graph selects boxes itself, their number depends on rounding."""
-    sizes = [size_pair for size_pair in zip(pair[0].shape, pair[1].shape, strict=False) if size_pair[0] != size_pair[1]]
-    if pair[0].ndim != pair[1].ndim or len(sizes) != 1:
+    pairs = [size_pair for size_pair in zip(pair[0].shape, pair[1].shape, strict=False) if size_pair[0] != size_pair[1]]
+    if pair[0].ndim != pair[1].ndim or len(pairs) != 1:
         return Check(stage, "outputs", output, case, None, None, False, note)
-    return Check(stage, "shape", output, case, float(sizes[0][1]), float(sizes[0][0]), False, note)
+    return Check(stage, "shape", output, case, float(pairs[0][1]), float(pairs[0][0]), False, note)
 
 
 def _is_comparable(expected: np.dtype, actual: np.dtype, dtype_name: str | None) -> bool:

@@ -159,9 +159,9 @@ def free_running_checks(
     drift_texts = {course.output: course.text for course in along.at(stage)}
     free_checks = []
     for check in checks:
-        case = FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}"
+        case_name = FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}"
         texts = [drift_texts.get(check.output) if check.name in NOTED else "", check.note]
-        free_checks.append(replace(check, case=case, note="; ".join(filter(None, texts))))
+        free_checks.append(replace(check, case=case_name, note="; ".join(filter(None, texts))))
     return tuple(free_checks)
 
 

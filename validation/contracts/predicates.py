@@ -119,9 +119,9 @@ def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | No
     scores = outputs.get(limits.scores) if limits.scores else np.ones(shape)
     if classes is None or scores is None or {classes.shape, scores.shape} != {shape}:
         return None
-    images = math.prod(shape[:-1])
-    corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(images, count, 4)
-    box_values = [np.asarray(values, np.float64).reshape(images, count) for values in (classes, scores)]
+    image_count = math.prod(shape[:-1])
+    corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(image_count, count, 4)
+    box_values = [np.asarray(values, np.float64).reshape(image_count, count) for values in (classes, scores)]
     image_boxes = []
     for image in zip(corners, *box_values, strict=True):
         mask = ~(image[2] < limits.least_score)  # NaN is kept, to fail

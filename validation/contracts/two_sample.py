@@ -63,9 +63,9 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
         if reason:
             yield Check("engine", "contract seeds", output, case.name, None, seeds.alpha, False, reason)
             continue
-        permutations = math.ceil(PER_STEP * len(seeds.outputs) / seeds.alpha)
+        permutation_count = math.ceil(PER_STEP * len(seeds.outputs) / seeds.alpha)
         rows, other_rows = (np.stack([np.asarray(array).reshape(-1) for array in runs]) for runs in draw_pairs)
-        p_values[output] = p_value(rows, other_rows, permutations)
+        p_values[output] = p_value(rows, other_rows, permutation_count)
     note = f"p-value of {seeds.draws} draws of each side, over {len(seeds.outputs)} outputs"
     for output, p in holm(p_values, len(seeds.outputs)).items():
         yield Check("engine", "contract seeds", output, case.name, p, seeds.alpha, p >= seeds.alpha, note)

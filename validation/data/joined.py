@@ -225,10 +225,10 @@ def _split(digests: bytes) -> list[bytes]:
 def _digests(groups: Iterable[Tensors], complete: bool) -> Iterator[bytes]:
     for inputs in groups:
         lengths = {array.shape[0] if array.ndim else 0 for array in inputs.values()}
-        rows = lengths.pop() if len(lengths) == 1 and not complete else 0
-        if rows == 0:
+        row_count = lengths.pop() if len(lengths) == 1 and not complete else 0
+        if row_count == 0:
             yield _digest(inputs)
-        for row in range(rows):
+        for row in range(row_count):
             yield _digest({name: array[row : row + 1] for name, array in inputs.items()})
 
 

@@ -165,10 +165,10 @@ def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
             # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
             h, last_width = net.op("Relu", net.op("Mul", net.op("Add", branch, shortcut), net.constant(0.5))), width
     pools = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
-    classes = 1000 if size == "real" else 10
-    weight = net.weight(widths[-1], classes, fan_in=widths[-1])
-    net.op("Gemm", pools, weight, net.bias(classes), last=True)
-    net.out = (classes,)
+    class_count = 1000 if size == "real" else 10
+    weight = net.weight(widths[-1], class_count, fan_in=widths[-1])
+    net.op("Gemm", pools, weight, net.bias(class_count), last=True)
+    net.out = (class_count,)
     return (3, pixels, pixels), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
 
 

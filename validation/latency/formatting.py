@@ -154,16 +154,23 @@ def name_quantile(p: float) -> str:
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
     """A row of COLUMNS; remarks on a value stand behind it in brackets."""
     quantiles = {name_quantile(quantile.p): format_quantile(quantile) for quantile in bucket.quantiles}
-    rate = format_count(bucket.items_per_s)
+    rate_text = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
-        rate += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
+        rate_text += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
     steady_runs = bucket.runs - bucket.discarded
-    runs = f"{steady_runs} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
-    memory = format_count(bucket.memory_bytes, "B")
+    runs_text = f"{steady_runs} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
+    memory_text = format_count(bucket.memory_bytes, "B")
     if bucket.device_bytes is not None:
-        memory += f" (device {format_count(bucket.device_bytes, 'B')})"
-    runtime = format_quantile(bucket.runtime) if bucket.runtime else ""
-    return {"bucket": bucket.name, "runtime": runtime, **quantiles, "items/s": rate, "memory": memory, "runs": runs}
+        memory_text += f" (device {format_count(bucket.device_bytes, 'B')})"
+    runtime_text = format_quantile(bucket.runtime) if bucket.runtime else ""
+    return {
+        "bucket": bucket.name,
+        "runtime": runtime_text,
+        **quantiles,
+        "items/s": rate_text,
+        "memory": memory_text,
+        "runs": runs_text,
+    }
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
@@ -195,8 +202,8 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     first_runs_text = ", ".join(f"{seconds_text(bucket.first_s)} at {bucket.name}" for bucket in report.buckets)
     has_runtime = any(row.runtime for row in report.buckets)
     runtime_note = "runtime: the runtime's own call, its median; p50 and on: " if has_runtime else ""
-    several = f"predict one more process; measured over {report.processes} processes"
-    intervals_text = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
+    spread_text = f"predict one more process; measured over {report.processes} processes"
+    intervals_text = spread_text if report.processes >= LEAST_PROCESSES else "hold within this process alone"
     yield f"{runtime_note}Session.run, with its checks of the inputs; the 95 % intervals {intervals_text}"
     load_text = f"cold load {seconds_text(report.load_s)} from a file in the page cache"
     yield f"{load_text}{import_note}; first run {first_runs_text}"

@@ -78,9 +78,9 @@ class Decisions:
             allowance = self.share
         elif elements and (self.changed or self.unmeasured):
             case_size = min(elements, self.case or self.elements)
-            ties = math.ceil(case_size / self.together)
-            flags = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-            bound = self.together * next((count for count, is_rare in enumerate(flags) if is_rare), ties)
+            tie_count = math.ceil(case_size / self.together)
+            flags = (beta_cdf(self.share, count + 1.0, float(tie_count - count)) <= LEVEL for count in range(tie_count))
+            bound = self.together * next((count for count, is_rare in enumerate(flags) if is_rare), tie_count)
             allowance = min(case_size, bound) / case_size
         return math.floor(1e4 * (MOST - allowance)) / 1e4
 

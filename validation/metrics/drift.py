@@ -181,8 +181,8 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
 
 def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
     """max_rows: rows whose clearness is measured."""
-    agree_mask, classes, threshold = _agree(e, a), e.shape[1], 0.0
-    if classes == 1:
+    agree_mask, class_count, threshold = _agree(e, a), e.shape[1], 0.0
+    if class_count == 1:
         threshold = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
         decisions, agreement = (
             (e[:, 0] > threshold).astype(int),
@@ -192,11 +192,11 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
         decisions, agreement = np.argmax(e, axis=1), agree_mask
     with np.errstate(invalid="ignore", over="ignore"):
         lead, lost_leads = _lead(e[:max_rows], threshold), np.sort(_lead(e[~agreement], threshold))[::-1][:MOST_AHEAD]
-        lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
+        lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if class_count > 2 else lead
     labels = decisions[:max_rows]
     return RowSums(
         len(e), int(agree_mask.sum()), math.nan, k=k, named=count_by_class(decisions),
-        changed=count_by_class(decisions[~agreement]), ahead=tuple(lost_leads.tolist()), classes=classes,
+        changed=count_by_class(decisions[~agreement]), ahead=tuple(lost_leads.tolist()), classes=class_count,
         leads={name: tuple(lead[labels == name].tolist()) for name in np.unique(labels).tolist()},
     )  # fmt: skip
 

@@ -372,8 +372,8 @@ def sampled_parts(
     e, a = (expected, actual) if into.batched else (expected[None], actual[None])
     is_whole = math.prod(into.shape) <= CHUNK
     blocks = blocks_of(into.shape, CHUNK if is_whole else BLOCK) if e.size else []
-    rows = len(e) if len(blocks) > 1 else max(1, SPAN // max(math.prod(into.shape), 1))
-    tasks = [(block, start) for block in blocks for start in range(0, len(e), rows)]
+    row_count = len(e) if len(blocks) > 1 else max(1, SPAN // max(math.prod(into.shape), 1))
+    tasks = [(block, start) for block in blocks for start in range(0, len(e), row_count)]
 
     def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums, Array]:
         block, start = task
@@ -384,8 +384,8 @@ def sampled_parts(
         features = FeatureSums(shift.reshape(-1), len(e))
         chunk_sums = ChunkSums(exponent, features, shift.size)
         step = max(1, 2 * CHUNK // max(shift.size, 1))  # more calls a chunk than without features; larger ones pay
-        for start_row in range(start, min(start + rows, len(e)), step):
-            index = (slice(start_row, min(start_row + step, start + rows)), *block)
+        for start_row in range(start, min(start + row_count, len(e)), step):
+            index = (slice(start_row, min(start_row + step, start + row_count)), *block)
             chunk_sums.take(e[index], a[index])
         block_fields = chunk_sums.part(lambda place: _place(place, start, block, shift.shape, into.batched))
         return block, block_fields, features, np.concatenate(chunk_sums.energies)
@@ -393,12 +393,12 @@ def sampled_parts(
     feature_sums: FeatureSums | None = None
     results = _in_threads(measure, tasks, threads, e.size)
     for (_, start), (block, part_fields, features, errors) in zip(tasks, results, strict=True):
-        energies[start : start + rows] += errors
+        energies[start : start + row_count] += errors
         if feature_sums is None:
             feature_sums = features
         else:
             feature_sums.merge(features)
-        if start + rows >= len(e):
+        if start + row_count >= len(e):
             into.add(block, feature_sums)
             feature_sums = None
         yield part_fields
@@ -417,11 +417,11 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batche
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
     """The results of all tasks in order. threads: 0 for as many as reduce the cost with so many elements in all."""
-    workers = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
-    if workers <= 1:
+    worker_count = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
+    if worker_count <= 1:
         yield from map(work, tasks)
         return
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(worker_count) as pool:
         yield from pool.map(work, tasks)
 
 

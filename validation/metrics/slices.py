@@ -206,15 +206,15 @@ class Marginals:
         """Add the arrays' values in a block: (arrays, ...), as indexing with the block gives them."""
         if not values.size:
             return
-        array_count, lead_axes = len(self.total), len(block) - 1
-        for axis in range(len(self._shape) - 1, max(lead_axes, 0), -1):
+        array_count, lead_count = len(self.total), len(block) - 1
+        for axis in range(len(self._shape) - 1, max(lead_count, 0), -1):
             self._sums[axis] += values.reshape(array_count, -1, self._shape[axis]).sum(axis=1)
             values = values.sum(axis=-1)
         total = values.reshape(array_count, -1).sum(axis=1)
         self.total += total
         if block:
-            self._sums[lead_axes][:, block[lead_axes]] += values
-        for axis in range(lead_axes):
+            self._sums[lead_count][:, block[lead_count]] += values
+        for axis in range(lead_count):
             self._sums[axis][:, block[axis]] += total
 
     def over(self, axis: int, size: int) -> Array:

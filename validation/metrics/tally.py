@@ -63,12 +63,12 @@ class OutputTally:
         whether its errors count in the distribution."""
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
-        rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
-        expected_rows, actual_rows = expected.reshape(rows, -1), actual.reshape(rows, -1)
+        row_count = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
+        expected_rows, actual_rows = expected.reshape(row_count, -1), actual.reshape(row_count, -1)
         spans = _parts(*expected_rows.shape)
         quality = np.concatenate([self._take(expected_rows[span], actual_rows[span], golden) for span in spans])
         if golden:
-            self.samples += rows
+            self.samples += row_count
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
         worst_rows = [

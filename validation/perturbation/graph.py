@@ -298,16 +298,18 @@ class _Rounding(Nodes):
 
     def _perturb_rounding(self, node: "NodeProto", index: int) -> None:
         name = node.output[index]
-        node.output[index] = unrounded = f"{name}/unrounded"
+        node.output[index] = unrounded_name = f"{name}/unrounded"
         units = 1 if node.op_type in CORRECT else self.units
-        size = self._clip(unrounded, _LARGE)
+        size = self._clip(unrounded_name, _LARGE)
         if node.op_type in OF_ONE:
             size = self.add("Max", self.add("Abs", size), self.number(OF_ONE[node.op_type] / units))
         if self.counts and node.op_type in SUMS:
             sixteenths = self.add("Mul", size, self.number(16.0))
             fraction = self.add("Sub", sixteenths, self.add("Round", sixteenths))
             size = self.add("Mul", size, self.add("Abs", self.add("Sign", fraction)))
-        sum_name = self.add("Add", unrounded, self.add("Mul", size, self._draw(unrounded, name, units * UNIT)))
+        sum_name = self.add(
+            "Add", unrounded_name, self.add("Mul", size, self._draw(unrounded_name, name, units * UNIT))
+        )
         if self._half:
             self._narrow(sum_name)
         self.rename(name)

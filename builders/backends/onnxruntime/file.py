@@ -37,9 +37,9 @@ def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
     widened_count = sum(any(WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
     if not widened_count:
         return ()
-    share = f"{widened_count} of {len(engine.graph.node)} operators"
+    subject = f"{widened_count} of {len(engine.graph.node)} operators"
     return (
-        f"{share} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
+        f"{subject} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
     )
 
 

@@ -210,7 +210,7 @@ _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "ui
 
 def wheels(api: str) -> tuple[str, ...]:
     """Distributions that an edition may consist of: its API, and bindings and libraries by CUDA version."""
-    return (api, *(f"{api}-{cuda}-{kind}" for cuda in ("cu12", "cu13") for kind in ("bindings", "libs")))
+    return (api, *(f"{api}-{tag}-{kind}" for tag in ("cu12", "cu13") for kind in ("bindings", "libs")))
 
 
 @dataclass(frozen=True)

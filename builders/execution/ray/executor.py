@@ -81,16 +81,16 @@ class TaskListener:
     def lose(self, error: BaseException) -> UnavailableError:
         """End all tasks with the error that is returned, since Ray is gone: it raised `error`."""
         message = _details(error) or str(error) or type(error).__name__
-        loss = UnavailableError(f"lost the Ray cluster: {message}; start it again, then run again")
-        loss.__cause__ = error
+        loss_error = UnavailableError(f"lost the Ray cluster: {message}; start it again, then run again")
+        loss_error.__cause__ = error
         self.lost = True
         with self._changed:
             for task in self._tasks.values():
-                task.fail(loss)
+                task.fail(loss_error)
             self._tasks.clear()
             self._closed = True
             self._changed.notify()
-        return loss
+        return loss_error
 
     def close(self) -> None:
         """End the thread; its tasks are no longer heard."""

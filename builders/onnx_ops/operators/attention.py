@@ -31,8 +31,8 @@ def attention(
         q, k, v = (xp.swapaxes(x.reshape((x.shape[0], x.shape[1], n, -1)), 1, 2) for x, n in head_counts)
     k = k if past_key is None else xp.concat([past_key, k], 2)
     v = v if past_value is None else xp.concat([past_value, v], 2)
-    groups = q.shape[1] // k.shape[1]
-    wide_k, wide_v = (x if groups == 1 else xp.repeat_interleave(x, groups, 1) for x in (k, v))
+    group_count = q.shape[1] // k.shape[1]
+    wide_k, wide_v = (x if group_count == 1 else xp.repeat_interleave(x, group_count, 1) for x in (k, v))
     window = _Window(bool(is_causal), left_window_size, right_window_size)
     bias = _bias(xp, q, k, mask, 0 if past_key is None else past_key.shape[2], filled, window)
     factor = scale if scale is not None else 1 / math.sqrt(q.shape[-1])

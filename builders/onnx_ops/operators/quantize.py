@@ -112,7 +112,7 @@ def qlinear_conv(
         xp, x, weight, x_zero, weight_zero, auto_pad=auto_pad, dilations=dilations, group=group,
         kernel_shape=kernel_shape, pads=pads, strides=strides,
     )  # fmt: skip
-    channels = (-1, *[1] * (x.ndim - 2))
-    accumulator = accumulator if bias is None else accumulator + bias.reshape(channels)
-    scale = (x_scale * weight_scale).reshape(channels)
+    channel_shape = (-1, *[1] * (x.ndim - 2))
+    accumulator = accumulator if bias is None else accumulator + bias.reshape(channel_shape)
+    scale = (x_scale * weight_scale).reshape(channel_shape)
     return quantize_linear(xp, xp.astype(accumulator, xp.float32) * scale, y_scale, y_zero)

@@ -48,8 +48,8 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
     if evidence.paired:
         lone_stretches &= ~baseline_stretches
     else:  # the baseline's latest request before each of the candidate's
-        latest = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
-        lone_stretches &= ~baseline_stretches[np.maximum(latest, 0)] & (latest >= 0)
+        last_indices = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
+        lone_stretches &= ~baseline_stretches[np.maximum(last_indices, 0)] & (last_indices >= 0)
     expected_share, lone_share = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
     expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
     if lone_stretches[-1]:
