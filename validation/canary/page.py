@@ -52,8 +52,8 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
     # An infinite or missing bound reaches to the end of the axis.
     lows = [-math.inf if row.low is None else row.low / scale for (row, _), scale in zip(items, scales, strict=True)]
     highs = [math.inf if row.high is None else row.high / scale for (row, _), scale in zip(items, scales, strict=True)]
-    row_indices = [at for at, (row, _) in enumerate(items) if not row.note]
-    low, high = span([-0.4, 1.4, *(end for at in row_indices for end in (lows[at], highs[at]))])
+    row_indices = [index for index, (row, _) in enumerate(items) if not row.note]
+    low, high = span([-0.4, 1.4, *(end for index in row_indices for end in (lows[index], highs[index]))])
     low, high = max(low, -MOST_MARGINS), min(high, MOST_MARGINS)
 
     def draw(figure: "Figure") -> None:

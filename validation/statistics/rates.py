@@ -276,16 +276,16 @@ def _effect(sides: tuple[Array, Array], p: float, floor: int, seed: int, replica
     count = len(sides[0])
     quantiles = [quantile_of(values, p) for values in sides]
     # 1 for each latency beyond the quantile, on its thinner side.
-    marks: list[Array] = [
+    tail_flags: list[Array] = [
         (values >= quantile if p >= 0.5 else values <= quantile).astype(float)
         for values, quantile in zip(sides, quantiles, strict=True)
     ]
-    memory = memory_of_difference(marks, floor, _ALONE, design_block)
+    memory = memory_of_difference(tail_flags, floor, _ALONE, design_block)
     length = min(memory.block, count // LEAST_INDEPENDENT)
-    length = max(length, *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))
+    length = max(length, *(min(memory_of(flags).block, count // LEAST_BLOCKS) for flags in tail_flags))
     block_counts = draw_block_counts(count // length, replicates, seed)
     replicate_quantiles = [np.log(quantile_replicates(values, [p], length, block_counts)[:, 0]) for values in sides]
-    block_count, gap = block_counts.shape[1], marks[0] - marks[1]
+    block_count, gap = block_counts.shape[1], tail_flags[0] - tail_flags[1]
     has_variance = math.isfinite(memory.variance)
     effect = memory.design_effect(gap) if has_variance else estimate_design_effect(gap, length)
     tail_count = count * min(p, 1 - p) / effect

@@ -261,13 +261,15 @@ class Perplexity(Score[Following, Array]):
             return
         if tokens.size and tokens.max() >= answers.shape[1]:
             raise DataError(f"label {tokens.max()} is no token of a vocabulary of {answers.shape[1]}")
-        rows = np.flatnonzero(tokens >= 0)
-        expected_logprobs, candidate_logprobs = (array[rows, tokens[rows]] for array in (expected, answers))
+        row_indices = np.flatnonzero(tokens >= 0)
+        expected_logprobs, candidate_logprobs = (
+            array[row_indices, tokens[row_indices]] for array in (expected, answers)
+        )
         self._kept, self._nats = (
             self._kept + float((candidate_logprobs - expected_logprobs).sum()),
             self._nats - float(candidate_logprobs.sum()),
         )
-        self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
+        self._places, self._tokens = self._places + len(row_indices), self._tokens + len(row_indices)
 
     def values(self) -> list[TaskValue]:
         """The kept likelihood and the perplexity."""
