@@ -48,8 +48,8 @@ class ReferenceSession(OrtSession):
             options.enable_mem_reuse = plan_buffers
             if has_shards(path):
                 options.add_session_config_entry("session.disable_prepacking", "1")
-            elif parts := _open_parts(path, options):
-                return parts
+            elif session := _open_parts(path, options):
+                return session
             return open_model(path, options, name, exact_source(path) if this_kind().saturates else None)
 
         super().__init__(model, optimized=False, threads=threads, session_factory=open_session, name=name)
@@ -85,14 +85,14 @@ def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
         return None
     try:
         model = load_outline(path)
-        if (constant := cut_constant_part(model)) is None:
+        if (constant_model := cut_constant_part(model)) is None:
             return None
-        for tensor in (*constant.graph.initializer, *model.graph.initializer):
+        for tensor in (*constant_model.graph.initializer, *model.graph.initializer):
             if is_external(tensor):
                 embed(tensor)
         opener = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
-        names = [value.name for value in constant.graph.output]
-        constant_values = dict(zip(names, opener(constant.SerializeToString()).run(names, {}), strict=True))
+        names = [value.name for value in constant_model.graph.output]
+        constant_values = dict(zip(names, opener(constant_model.SerializeToString()).run(names, {}), strict=True))
         return _VaryingPart(opener(cut_varying_part(model, constant_values).SerializeToString()), constant_values)
     except (ProtobufError, OSError, ValueError, ModelError, *failures()):  # opening all of it gives the reason
         return None

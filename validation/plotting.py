@@ -117,13 +117,13 @@ def draw_svg(
     with _LOCK, matplotlib.rc_context(colours, _STYLE), warnings.catch_warnings():
         # Names that nobody should write: letters that the font lacks, and legends wider than the picture.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font|constrained_layout not applied")
-        figure, out = Figure(figsize=(size[0] / 72, size[1] / 72)), io.StringIO()
+        figure, buffer = Figure(figsize=(size[0] / 72, size[1] / 72)), io.StringIO()
         draw(figure)
         _add_legends(figure, size)
-        nameless = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        FigureCanvasSVG(figure).print_svg(out, metadata=nameless)  # type: ignore[no-untyped-call]
-    spoken = words if isinstance(words, str) else "; ".join(words)
-    return _rewrite(out.getvalue(), kind, visible(spoken), standalone)
+        empty_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=empty_metadata)  # type: ignore[no-untyped-call]
+    alt_text = words if isinstance(words, str) else "; ".join(words)
+    return _rewrite(buffer.getvalue(), kind, visible(alt_text), standalone)
 
 
 def tag(kind: str, title: str = "") -> str:
@@ -159,18 +159,18 @@ def set_axis(
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    side = axes.xaxis if name == "x" else axes.yaxis
+    axis = axes.xaxis if name == "x" else axes.yaxis
     if log:
         axes.set(**{f"{name}scale": "log"})
     if ticks is None:
         decades = math.log10(ends[1] / ends[0]) if log else 0.0
         subs = (1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,)
-        linear = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-        side.set_major_locator(linear if decades < 0.7 else LogLocator(subs=subs, numticks=7))
-        side.set_major_formatter(lambda value, _: text(value))
+        linear_ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+        axis.set_major_locator(linear_ticks if decades < 0.7 else LogLocator(subs=subs, numticks=7))
+        axis.set_major_formatter(lambda value, _: text(value))
     else:
-        side.set_ticks([place for place, _ in ticks], [word for _, word in ticks])
-    side.set_minor_locator(NullLocator())
+        axis.set_ticks([tick for tick, _ in ticks], [tick_text for _, tick_text in ticks])
+    axis.set_minor_locator(NullLocator())
     axes.set(**{f"{name}lim": ends})
     if name == "x":
         axes.set_xlabel(shorten(label, 64))
@@ -185,8 +185,8 @@ def annotate(
 
     top: whether the place's second coordinate is a share of the axes' height.  look: of matplotlib's text.
     """
-    frames, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
-    axes.annotate(shorten(text, 64), place, offset, frames, "offset pixels", annotation_clip=False, **look)
+    coordinates, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
+    axes.annotate(shorten(text, 64), place, offset, coordinates, "offset pixels", annotation_clip=False, **look)
 
 
 def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0) -> tuple[float, float]:
@@ -202,8 +202,8 @@ def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least
     low, high = min(finite_values), max(finite_values)
     low, high = (math.log10(low), math.log10(high)) if log else (low, high)
     width = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
-    middle = (low + high) / 2
-    low, high = middle - width * (0.5 + pad), middle + width * (0.5 + pad)
+    midpoint = (low + high) / 2
+    low, high = midpoint - width * (0.5 + pad), midpoint + width * (0.5 + pad)
     return (10.0 ** max(low, -150.0), 10.0 ** min(high, 150.0)) if log else (low, high)
 
 
@@ -213,13 +213,13 @@ def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
         handles, labels = axes.get_legend_handles_labels()
         if not labels:
             continue
-        columns = int(size[0] // (_HANDLE + _LETTER * max(map(len, labels)))) or 1
+        column_count = int(size[0] // (_HANDLE + _LETTER * max(map(len, labels)))) or 1
         if len(figure.axes) > 1:
-            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns)
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=column_count)
             continue
-        rows = math.ceil(len(labels) / columns)
-        figure.set_figheight((size[1] + _ROW * (rows - 1)) / 72)  # no less room for the data
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+        row_count = math.ceil(len(labels) / column_count)
+        figure.set_figheight((size[1] + _ROW * (row_count - 1)) / 72)  # no less room for the data
+        figure.legend(handles, labels, loc="outside upper left", ncols=column_count)
 
 
 def _rewrite(svg: str, kind: str, words: str, standalone: bool) -> str:

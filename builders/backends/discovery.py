@@ -44,18 +44,18 @@ def names() -> list[str]:
 def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a broken
     one, and for one that claims another class's capabilities without saying so."""
-    place = entry_point(name)
+    entry = entry_point(name)
     try:
         backend = typing.cast("type[Backend]", _entries()[name].load())
         if inspect.isclass(backend) and "capabilities" not in vars(backend) and hasattr(backend, "capabilities"):
-            base = next(base_class.__name__ for base_class in backend.__mro__ if "capabilities" in vars(base_class))
+            owner = next(base_class.__name__ for base_class in backend.__mro__ if "capabilities" in vars(base_class))
             raise EnginesmithError(
-                f"backend {name!r} ({place}) inherits the capabilities of {base}, which other code relies on; declare "
-                f"them in its class: `capabilities = {base}.capabilities` where all of them hold"
+                f"backend {name!r} ({entry}) inherits the capabilities of {owner}, which other code relies on; declare "
+                f"them in its class: `capabilities = {owner}.capabilities` where all of them hold"
             )
         return backend
     except (ImportError, AttributeError) as error:
-        raise EnginesmithError(f"backend {name!r} ({place}) cannot be loaded: {error}; reinstall it") from error
+        raise EnginesmithError(f"backend {name!r} ({entry}) cannot be loaded: {error}; reinstall it") from error
 
 
 def entry_point(name: str) -> str:
@@ -92,12 +92,12 @@ def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
 
 def option_meanings(cls: type[Backend]) -> dict[str, str]:
     """Option -> its meaning: the lines 'option: meaning' of the docstrings of the class and its bases."""
-    names = "|".join(map(re.escape, option_fields(cls)))
+    names_pattern = "|".join(map(re.escape, option_fields(cls)))
     meanings: dict[str, str] = {}
     for base in cls.__mro__:
         text = inspect.cleandoc(base.__doc__ or "")
-        for part in re.split(rf"\n(?=(?:{names}): )|\n\n", text) if names else ():
-            name, colon, meaning = part.partition(": ")
+        for paragraph in re.split(rf"\n(?=(?:{names_pattern}): )|\n\n", text) if names_pattern else ():
+            name, colon, meaning = paragraph.partition(": ")
             if colon and name in option_fields(cls):
                 meanings.setdefault(name, " ".join(re.sub(r" \(`[^`]*`\)|`", "", meaning).split()))
     return meanings
@@ -113,14 +113,16 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     fields = option_fields(cls)
     values: dict[str, Scalar] = {}
     for key, value in options.items():
-        place = f"backends.{name}.{key}"
+        option_name = f"backends.{name}.{key}"
         if key not in fields:
-            raise InputError(f"{place}: no such option; {suggest(key, sorted(fields))}")
+            raise InputError(f"{option_name}: no such option; {suggest(key, sorted(fields))}")
         option_type, default = fields[key]
         values[key] = float(value) if option_type is float and type(value) is int else value
         if type(values[key]) is not option_type:  # exactly: True is not a number here
             kind = _KINDS.get(option_type, option_type.__name__)
-            raise InputError(f"{place}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}")
+            raise InputError(
+                f"{option_name}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}"
+            )
     return typing.cast("typing.Callable[..., Backend]", cls)(**values)
 
 
@@ -147,12 +149,14 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
     """Raise EnginesmithError where the versions installed here differ from those in the build key: the key would not
     describe the engine."""
-    ours, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    names = sorted((ours.keys() | planned_versions.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
-    wrong = [name for name in names if ours.get(name) != planned_versions.get(name)]
-    if wrong:
+    versions, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
+    names = sorted(
+        (versions.keys() | planned_versions.keys()) - {CPU_KIND}
+    )  # the kind matters to a proof, not to a build
+    wrong_names = [name for name in names if versions.get(name) != planned_versions.get(name)]
+    if wrong_names:
         differences = ", ".join(
-            f"{name} {ours.get(name, 'absent')}, not {planned_versions.get(name, 'absent')}" for name in wrong
+            f"{name} {versions.get(name, 'absent')}, not {planned_versions.get(name, 'absent')}" for name in wrong_names
         )
         raise EnginesmithError(
             f"{platform.node()} has {differences}, which the plan was made for; install the same versions on every node"
@@ -222,12 +226,12 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     processor = hardware_of(requires)
     for finding in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
         # A server is only told of a runtime that is not known to open the engine; the sessions here refuse it.
-        of_runtime = isinstance(finding.requirement, Runtime)
-        if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and of_runtime)):
-            on_a_node = "run it on a node that has it, or build it again for this one"
-            return f"{finding.words}; {'install that version, or build it again here' if of_runtime else on_a_node}"
-    lacks = judge(processor, machine).words if processor else ""  # where the backend does not say
-    if reason := backend.runs(machine.target if gpu else request.target) or lacks:
+        is_runtime = isinstance(finding.requirement, Runtime)
+        if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and is_runtime)):
+            remedy = "run it on a node that has it, or build it again for this one"
+            return f"{finding.words}; {'install that version, or build it again here' if is_runtime else remedy}"
+    missing_text = judge(processor, machine).words if processor else ""  # where the backend does not say
+    if reason := backend.runs(machine.target if gpu else request.target) or missing_text:
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     return None
 
@@ -242,5 +246,5 @@ def find_compatible_gpu(
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):
         return None
-    compatible = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
-    return min(compatible, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
+    compatible_gpus = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
+    return min(compatible_gpus, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)

@@ -49,8 +49,8 @@ def _scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
             yield (
                 f"goes forwards along axis 0 whatever {name} says; reverse or transpose the tensor outside of the Scan"
             )
-    states = len(node.input) - attributes["num_scan_inputs"]
-    for name in filter(None, node.output[states:]):
+    state_count = len(node.input) - attributes["num_scan_inputs"]
+    for name in filter(None, node.output[state_count:]):
         if (sizes := scope.sizes(name)) is None or None in sizes:
             yield f"collects {name} of a dynamic size, which is taken for 1; export the model with fixed sizes"
 
@@ -70,9 +70,9 @@ def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     attributes = attributes_of(node)
-    lengths, peepholes = (node.input[place] if len(node.input) > place else "" for place in (4, 7))
-    if lengths:
-        array, sizes = scope.array(lengths), scope.sizes(node.input[0])
+    lengths_name, peepholes = (node.input[index] if len(node.input) > index else "" for index in (4, 7))
+    if lengths_name:
+        array, sizes = scope.array(lengths_name), scope.sizes(node.input[0])
         if array is None or sizes is None or array.tolist() != [sizes[0]] * array.size:
             yield "leaves sequence_lens out of account; mask the sequences in the model"
     if peepholes:
@@ -95,14 +95,14 @@ def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     strides = np.array(attributes.get("strides", ones))
     sizes = (scope.sizes(node.input[0]) or [None] * (kernel.size + 2))[2:]
     # how far the last window reaches beyond the padding; a whole window beyond the entries is none
-    room = windows - pads[1]
-    beyond = [
+    inner_widths = windows - pads[1]
+    overhangs = [
         min(stride, space) - 1 if size is None else -(size + sum(pad) - window) % stride
-        for size, pad, window, stride, space in zip(sizes, pads.T, windows, strides, room, strict=True)
+        for size, pad, window, stride, space in zip(sizes, pads.T, windows, strides, inner_widths, strict=True)
     ]
-    if max(beyond) > (0 if attributes.get("count_include_pad") else 1):
+    if max(overhangs) > (0 if attributes.get("count_include_pad") else 1):
         yield "divides by too much where windows reach beyond the padding (ceil_mode); pad in the model instead"
-    elif any(reach and reach >= space for reach, space in zip(beyond, room, strict=True)):
+    elif any(overhang and overhang >= space for overhang, space in zip(overhangs, inner_widths, strict=True)):
         yield "has windows that begin behind the last entry (ceil_mode), which are to be left out; pad in the model"
 
 
@@ -110,13 +110,13 @@ def _pad(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if attributes_of(node).get("mode") == b"wrap":
         yield "is never done compiling with mode wrap; write it as slices and Concat"
     amounts = scope.array(node.input[1]) if len(node.input) > 1 else None
-    reflects = attributes_of(node).get("mode") == b"reflect"  # of these it gets the ends right
-    if amounts is not None and (amounts[: amounts.size // 2 if reflects else None] < 0).any():
+    is_reflected = attributes_of(node).get("mode") == b"reflect"  # of these it gets the ends right
+    if amounts is not None and (amounts[: amounts.size // 2 if is_reflected else None] < 0).any():
         yield "reads elsewhere where an amount is negative; cut off by Slice"
 
 
 def _quantized_product(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    ranks = [scope.sizes(node.input[place]) for place in (0, 3)]
+    ranks = [scope.sizes(node.input[index]) for index in (0, 3)]
     if any(sizes is None or len(sizes) > 2 for sizes in ranks):
         yield "is computed wrongly in batches; use DequantizeLinear, MatMul and QuantizeLinear"
 
@@ -156,9 +156,9 @@ def _summed(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 def _transposed(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     for name in _attended(softmax, scope):
-        maker = scope.makers.get(name)
-        if maker is not None and maker.op_type == "Transpose" and maker.input[0] in scope.inputs:
-            yield f"reads {maker.input[0]!r} as if transposing it moved no data; transpose it outside of the model"
+        producer = scope.makers.get(name)
+        if producer is not None and producer.op_type == "Transpose" and producer.input[0] in scope.inputs:
+            yield f"reads {producer.input[0]!r} as if transposing it moved no data; transpose it outside of the model"
 
 
 def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -169,23 +169,23 @@ def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 def _attended(softmax: "onnx.NodeProto", scope: Scope) -> tuple[str, ...]:
     """What the products before and behind a Softmax read: names of queries, keys and values; none of another one."""
     product = _product_above(softmax.input[0], scope, 6)
-    products = [step for step in scope.nodes if step.op_type == "MatMul" and step.input[0] == softmax.output[0]]
-    return (*product.input, products[0].input[1]) if product is not None and products else ()
+    product_nodes = [step for step in scope.nodes if step.op_type == "MatMul" and step.input[0] == softmax.output[0]]
+    return (*product.input, product_nodes[0].input[1]) if product is not None and product_nodes else ()
 
 
 def _product_above(name: str, scope: Scope, depth: int) -> "onnx.NodeProto | None":
-    maker = scope.makers.get(name)
-    if maker is None or maker.op_type == "MatMul":
-        return maker
-    if not depth or maker.op_type not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
+    producer = scope.makers.get(name)
+    if producer is None or producer.op_type == "MatMul":
+        return producer
+    if not depth or producer.op_type not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
         return None
-    return next(filter(None, (_product_above(input_name, scope, depth - 1) for input_name in maker.input)), None)
+    return next(filter(None, (_product_above(input_name, scope, depth - 1) for input_name in producer.input)), None)
 
 
 def _resized(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    maker = scope.makers.get(node.input[0])
-    chooser = maker is not None and maker.op_type == "Transpose" and scope.makers.get(maker.input[0])
-    if chooser and chooser.op_type == "If":
+    producer = scope.makers.get(node.input[0])
+    if_node = producer is not None and producer.op_type == "Transpose" and scope.makers.get(producer.input[0])
+    if if_node and if_node.op_type == "If":
         yield "gets other numbers than an If behind a Transpose gives; transpose in both branches of the If"
 
 
@@ -208,38 +208,40 @@ def gather_samples(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None"
         return None
     points = write("Cast", grid, to=TensorProto.FLOAT)
     shape, zero, unit = write("Shape", image), write.constant(np.float32(0)), write.constant(np.float32(1))
-    per_axis = []
+    axis_pixels = []
     for column, axis in enumerate((3, 2)):
-        place = write("Gather", points, write.constant(np.int64(column)), axis=3)
-        place = write("Reshape", place, write.constant(np.array([0, -1, 1])))
+        coordinate = write("Gather", points, write.constant(np.int64(column)), axis=3)
+        coordinate = write("Reshape", coordinate, write.constant(np.array([0, -1, 1])))
         size = write("Cast", write("Gather", shape, write.constant(np.int64(axis))), to=TensorProto.FLOAT)
-        last, half = write("Sub", size, unit), write.constant(np.float32(0.5))
+        last_index, half = write("Sub", size, unit), write.constant(np.float32(0.5))
         if attributes.get("align_corners"):
-            place = write("Mul", write("Mul", write("Add", place, unit), half), last)
+            coordinate = write("Mul", write("Mul", write("Add", coordinate, unit), half), last_index)
         else:
-            place = write("Mul", write("Sub", write("Mul", write("Add", place, unit), size), unit), half)
+            coordinate = write("Mul", write("Sub", write("Mul", write("Add", coordinate, unit), size), unit), half)
         if attributes.get("padding_mode") == b"border":
-            place = write("Min", write("Max", place, zero), last)
-        floor = write("Floor", place)
-        part = write("Sub", place, floor)
+            coordinate = write("Min", write("Max", coordinate, zero), last_index)
+        floor = write("Floor", coordinate)
+        fraction = write("Sub", coordinate, floor)
         pixels = []
-        for pixel, share in ((floor, write("Sub", unit, part)), (write("Add", floor, unit), part)):
-            clipped_pixel = write("Min", write("Max", pixel, zero), last)
-            share = write("Mul", share, write("Cast", write("Equal", pixel, clipped_pixel), to=TensorProto.FLOAT))
+        for pixel, weight in ((floor, write("Sub", unit, fraction)), (write("Add", floor, unit), fraction)):
+            clipped_pixel = write("Min", write("Max", pixel, zero), last_index)
+            weight = write("Mul", weight, write("Cast", write("Equal", pixel, clipped_pixel), to=TensorProto.FLOAT))
             number = write("Where", write("IsNaN", clipped_pixel), zero, clipped_pixel)
-            pixels.append((write("Cast", number, to=TensorProto.INT64), share))
-        per_axis.append(pixels)
+            pixels.append((write("Cast", number, to=TensorProto.INT64), weight))
+        axis_pixels.append(pixels)
     rows = write("Transpose", write("Reshape", image, write.constant(np.array([0, 0, -1]))), perm=[0, 2, 1])
     width, total = write("Gather", shape, write.constant(np.int64(3))), ""
-    for down, share_down in per_axis[1]:
-        for across, share_across in per_axis[0]:
-            row = write("Add", write("Mul", down, width), across)
+    for y_index, y_weight in axis_pixels[1]:
+        for x_index, x_weight in axis_pixels[0]:
+            row = write("Add", write("Mul", y_index, width), x_index)
             pixel = write("Cast", write("GatherND", rows, row, batch_dims=1), to=TensorProto.FLOAT)
-            term = write("Mul", pixel, write("Mul", share_down, share_across))
+            term = write("Mul", pixel, write("Mul", y_weight, x_weight))
             total = write("Add", total, term) if total else term
-    leading = write("Gather", shape, write.constant(np.array([0, 1])))
-    trailing = write("Gather", write("Shape", grid), write.constant(np.array([1, 2])))
-    samples = write("Reshape", write("Transpose", total, perm=[0, 2, 1]), write("Concat", leading, trailing, axis=0))
+    lead_sizes = write("Gather", shape, write.constant(np.array([0, 1])))
+    tail_sizes = write("Gather", write("Shape", grid), write.constant(np.array([1, 2])))
+    samples = write(
+        "Reshape", write("Transpose", total, perm=[0, 2, 1]), write("Concat", lead_sizes, tail_sizes, axis=0)
+    )
     kind = scope.types[image].elem_type if image in scope.types else TensorProto.FLOAT
     write.last("Cast", [samples], list(write.node.output), to=kind)
     return write.nodes
@@ -272,9 +274,9 @@ class KnownFault:
 
     def versions(self, compiler: str) -> str:
         """'tensorrt 10.8 to 10.11'."""
-        oldest, newest = self.compilers[compiler]
-        words = oldest if oldest == newest else f"{oldest} to {newest}" if oldest else f"up to {newest}"
-        return f"{compiler} {words if oldest or newest else 'of unknown versions'}"
+        low, high = self.compilers[compiler]
+        version_range = low if low == high else f"{low} to {high}" if low else f"up to {high}"
+        return f"{compiler} {version_range if low or high else 'of unknown versions'}"
 
 
 _HALF: tuple[Precision, ...] = ("fp16", "bf16")
@@ -339,7 +341,7 @@ def find_faults(model: "onnx.ModelProto", compiler: str) -> Iterator[tuple[Known
     def walk(graph: "onnx.GraphProto", scope: Scope) -> Iterator[tuple[KnownFault, "onnx.NodeProto", str]]:
         for node in graph.node:
             for fault in rows.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
-                yield from ((fault, node, words) for words in fault.find(node, scope))
+                yield from ((fault, node, message) for message in fault.find(node, scope))
             for body in list_bodies(node):
                 yield from walk(body, scope.inside(body, node))
 
@@ -360,35 +362,35 @@ class Verdict:
 
 def judge_faults(findings: Iterable[tuple[str, str]], request: BuildRequest) -> Verdict:
     """The verdict on a graph. findings: names of rows, each with "node 'x' (Operator) REASON; REMEDY"."""
-    by_row, refusals, notes, written = dict[str, list[str]](), list[str](), list[str](), set[str]()
-    for name, words in findings:
-        by_row.setdefault(name, []).append(words)
-    for name, (words, *other_names) in by_row.items():
+    reasons_by_row, refusals, notes, written_names = dict[str, list[str]](), list[str](), list[str](), set[str]()
+    for name, reason in findings:
+        reasons_by_row.setdefault(name, []).append(reason)
+    for name, (reason, *other_names) in reasons_by_row.items():
         fault = BY_NAME[name]
         if (is_reported := _is_reported(fault, request)) is None:
             continue
-        more = f", and {len(other_names)} more like it" if other_names else ""
-        source = f"{more} (reported of {fault.versions(request.backend)}: {fault.source})"
+        count_text = f", and {len(other_names)} more like it" if other_names else ""
+        source_text = f"{count_text} (reported of {fault.versions(request.backend)}: {fault.source})"
         if fault.write:
-            written.add(name)
-            notes.append(f"{words} and is written as other operators{source}")
+            written_names.add(name)
+            notes.append(f"{reason} and is written as other operators{source_text}")
         elif fault.note_only or not is_reported:
-            notes.append(f"{words}: only a proof on {request.target.sm} shows it{source}")
+            notes.append(f"{reason}: only a proof on {request.target.sm} shows it{source_text}")
         else:
-            refusals.append(f"{words}{source}")
-    return Verdict(refusals[0] if refusals else None, tuple(notes), frozenset(written))
+            refusals.append(f"{reason}{source_text}")
+    return Verdict(refusals[0] if refusals else None, tuple(notes), frozenset(written_names))
 
 
 def _is_reported(fault: KnownFault, request: BuildRequest) -> bool | None:
     """Whether a fault was reported of this version and generation; None where it cannot be there."""
-    oldest, newest = (numbers(version) for version in fault.compilers[request.backend])
+    low, high = (numbers(version) for version in fault.compilers[request.backend])
     release = max((numbers(text) for name, text in request.toolchain if name.startswith(request.backend)), default=())
     mended_version = numbers(fault.mended_in.get(request.backend, ""))
-    if (release and release < oldest) or (release and mended_version and release >= mended_version):
+    if (release and release < low) or (release and mended_version and release >= mended_version):
         return None
     if fault.precisions and request.precision not in fault.precisions:
         return None
-    is_affected = not (release and newest) or release[: len(newest)] <= newest
+    is_affected = not (release and high) or release[: len(high)] <= high
     return is_affected and (not fault.generations or request.target.sm in fault.generations)
 
 
@@ -404,7 +406,7 @@ def list_faults(path: Path, compiler: str) -> list[tuple[str, str]]:
     if not any(node.op_type in operators for node in walk_nodes(model.graph)):
         return []
     faults = find_faults(shape_inference.infer_shapes(model), compiler)
-    return [(fault.name, f"node {node.name!r} ({node.op_type}) {words}") for fault, node, words in faults]
+    return [(fault.name, f"node {node.name!r} ({node.op_type}) {message}") for fault, node, message in faults]
 
 
 def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Path, tuple[str, ...]]:

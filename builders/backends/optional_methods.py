@@ -51,7 +51,7 @@ def versions_of(*names: str, together: bool = False) -> dict[str, str]:
     one parses its whole METADATA, a fraction of a millisecond, and planning a catalog asks tens of thousands of times.
     """
     path = tuple(sys.path)
-    changed_ns = tuple(_changed_ns(place or os.curdir) for place in path)
+    changed_ns = tuple(_changed_ns(folder or os.curdir) for folder in path)
     versions = {name: package_version for name in names if (package_version := _version(name, path, changed_ns))}
     return {} if together and len(versions) < len(names) else versions
 
@@ -221,8 +221,8 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
     """One optimization profile for every combination of buckets; none for a model without dynamic dims."""
     if not dims:
         return
-    every = {dim.name: dim.multiple for dim in dims}
-    axes = ((spec.name, tuple(every.get(str(size), 1) for size in spec.shape)) for spec in inputs)
+    dim_multiples = {dim.name: dim.multiple for dim in dims}
+    axes = ((spec.name, tuple(dim_multiples.get(str(size), 1) for size in spec.shape)) for spec in inputs)
     multiples = tuple((name, axis_multiples) for name, axis_multiples in axes if set(axis_multiples) - {1})
     for buckets in itertools.product(*(dim.buckets() for dim in dims)):
         low, opt, high = (
@@ -261,9 +261,9 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
         ranges = [entry for profile in request.profiles for entry in profile.inputs if entry[0] == spec.name]
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and ranges:
-                smallest, greatest = min(low[axis] for _, low, _, _ in ranges), max(high[axis] for *_, high in ranges)
-                before = dim_ranges.get(dim, (smallest, greatest))
-                dim_ranges[dim] = min(smallest, before[0]), max(greatest, before[1])
+                min_size, max_size = min(low[axis] for _, low, _, _ in ranges), max(high[axis] for *_, high in ranges)
+                bounds = dim_ranges.get(dim, (min_size, max_size))
+                dim_ranges[dim] = min(min_size, bounds[0]), max(max_size, bounds[1])
     return dim_ranges
 
 
@@ -337,10 +337,10 @@ def checked_outputs(
     for spec in request.outputs:
         array = arrays[spec.name]
         expected_shape = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
-        fits = array.ndim == len(expected_shape) and all(
+        is_matching = array.ndim == len(expected_shape) and all(
             expected in (None, size) for size, expected in zip(array.shape, expected_shape, strict=True)
         )
-        if not fits or array.dtype.name != spec.dtype:
+        if not is_matching or array.dtype.name != spec.dtype:
             raise EnginesmithError(
                 f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
                 f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"

@@ -30,11 +30,11 @@ def main(workdir: Path, lifeline: int, parent: int) -> None:
     die_with_parent(parent)
     # `die_with_parent` ends this process alone, and not those that a compiler has started. None where there is no
     # shell: those processes then live on.
-    guard = None
+    guard_pid = None
     with suppress(OSError):
-        silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
-        streams = [(os.POSIX_SPAWN_DUP2, lifeline, 0), *silent]
-        guard = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=streams)
+        null_actions = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+        redirections = [(os.POSIX_SPAWN_DUP2, lifeline, 0), *null_actions]
+        guard_pid = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=redirections)
     os.close(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     part_path = workdir / "result.json.part"
@@ -42,10 +42,10 @@ def main(workdir: Path, lifeline: int, parent: int) -> None:
     part_path.replace(workdir / "result.json")
     sys.stdout.flush()
     sys.stderr.flush()
-    if guard is not None:  # its status is taken too: process 1 of a container may leave a zombie
+    if guard_pid is not None:  # its status is taken too: process 1 of a container may leave a zombie
         with suppress(OSError):  # the job's own code may have ended it, or taken its status
-            os.kill(guard, signal.SIGKILL)
-            os.waitpid(guard, 0)
+            os.kill(guard_pid, signal.SIGKILL)
+            os.waitpid(guard_pid, 0)
     os._exit(0)
 
 

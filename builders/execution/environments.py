@@ -40,44 +40,45 @@ def make_environment(pins: Mapping[str, str], folder: Path) -> Path:
     Raises UnavailableError with pip's reason.
     """
     stdlib = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
-    places = [
-        place for place in sys.path if Path(place).is_dir() and ("-packages" in place or not place.startswith(stdlib))
+    paths = [
+        entry for entry in sys.path if Path(entry).is_dir() and ("-packages" in entry or not entry.startswith(stdlib))
     ]
-    environment = folder / digest_of([sys.version, sys.executable, places, dict(sorted(pins.items()))])[:16]
+    environment = folder / digest_of([sys.version, sys.executable, paths, dict(sorted(pins.items()))])[:16]
     if not environment.exists():
         with reachable(f"making an environment in {folder}"):
             make_folder(folder)
-            part = environment.with_name(f"{environment.name}.part")
+            staging = environment.with_name(f"{environment.name}.part")
             with (folder / ".lock").open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not environment.exists():
                     try:
-                        venv.create(part, clear=True, symlinks=True)  # what a killed process left goes
-                        _install(part, places, pins)
-                        part.rename(environment)
+                        venv.create(staging, clear=True, symlinks=True)  # what a killed process left goes
+                        _install(staging, paths, pins)
+                        staging.rename(environment)
                     finally:
-                        shutil.rmtree(part, ignore_errors=True)
+                        shutil.rmtree(staging, ignore_errors=True)
     return environment / "bin" / "python"
 
 
 def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) -> None:
-    bases = {"base": str(environment), "platbase": str(environment)}
-    behind = Path(sysconfig.get_path("purelib", "venv", bases)) / "behind.pth"
-    behind.write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in places), encoding="utf-8")
-    words = [f"{name}=={version}" for name, version in pins.items()]
+    base_vars = {"base": str(environment), "platbase": str(environment)}
+    path_file = Path(sysconfig.get_path("purelib", "venv", base_vars)) / "behind.pth"
+    path_file.write_text("".join(f"import site; site.addsitedir({folder!r})\n" for folder in places), encoding="utf-8")
+    requirements = [f"{name}=={version}" for name, version in pins.items()]
     command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--no-input"]
     process = subprocess.run(
-        [*command, "--quiet", "--disable-pip-version-check", *words],
+        [*command, "--quiet", "--disable-pip-version-check", *requirements],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if process.returncode:
         lines = [line for line in process.stderr.splitlines() if line.strip()]
-        why = lines[-1] if lines else f"exit status {process.returncode}"
-        if broken := re.search(r"connection broken by .*: ([^']*)'", process.stderr):
-            why = f"the package index cannot be reached ({broken[1]})"
-        elif versions := re.search(r"\(from versions: ([^)]*)\)", process.stderr):
-            newest = ", ".join(versions[1].split(", ")[-3:])
-            why = f"there is no such version; the newest that pip finds are {newest}"
+        reason = lines[-1] if lines else f"exit status {process.returncode}"
+        if connection_match := re.search(r"connection broken by .*: ([^']*)'", process.stderr):
+            reason = f"the package index cannot be reached ({connection_match[1]})"
+        elif versions_match := re.search(r"\(from versions: ([^)]*)\)", process.stderr):
+            newest_text = ", ".join(versions_match[1].split(", ")[-3:])
+            reason = f"there is no such version; the newest that pip finds are {newest_text}"
         raise UnavailableError(
-            f"pip cannot install {', '.join(words)}: {why}; install it yourself, and give that interpreter as --python"
+            f"pip cannot install {', '.join(requirements)}: {reason}; install it yourself, and give that "
+            "interpreter as --python"
         )

@@ -83,12 +83,12 @@ def _end_of(pid: int) -> None:
 def _serve(control: socket.socket) -> None:
     """Answer until the socket is closed."""
     while True:
-        data, files, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
-        if not data:
+        message, fds, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
+        if not message:
             return
-        ((verb, value),) = json.loads(data).items()
-        answer = _fork(control, Path(value), files) if verb == "start" else {"kill": _kill, "take": _take}[verb](value)
-        for descriptor in files:
+        ((verb, value),) = json.loads(message).items()
+        answer = _fork(control, Path(value), fds) if verb == "start" else {"kill": _kill, "take": _take}[verb](value)
+        for descriptor in fds:
             os.close(descriptor)
         with suppress(OSError):  # nobody is there any more
             control.send(json.dumps(answer).encode())

@@ -50,9 +50,9 @@ def _server_of(modules: Sequence[str]) -> "ForkServer":
 
 
 def _start(theirs: socket.socket, modules: Sequence[str]) -> Callable[[], object]:
-    words, quiet = ("builders.execution.fork_server", str(theirs.fileno()), *modules), subprocess.DEVNULL
+    arguments, null_stream = ("builders.execution.fork_server", str(theirs.fileno()), *modules), subprocess.DEVNULL
     return subprocess.Popen(
-        [*PYTHON, "-m", "enginesmith.rooms", *words], stdin=quiet, stdout=quiet, stderr=quiet,
+        [*PYTHON, "-m", "enginesmith.rooms", *arguments], stdin=null_stream, stdout=null_stream, stderr=null_stream,
         env=environment(), pass_fds=(theirs.fileno(),), start_new_session=True,
     ).wait  # fmt: skip
 

@@ -49,8 +49,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
     """How often the kernel has killed a process of this cgroup, or else of this machine; 0 where it does not say."""
     cgroup = next((line[3:].lstrip("/") for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "")
-    of_cgroup = _count_kills(cgroups / cgroup / "memory.events")
-    return of_cgroup if of_cgroup is not None else _count_kills(proc / "vmstat") or 0
+    cgroup_kills = _count_kills(cgroups / cgroup / "memory.events")
+    return cgroup_kills if cgroup_kills is not None else _count_kills(proc / "vmstat") or 0
 
 
 def _count_kills(path: Path) -> int | None:
@@ -80,8 +80,8 @@ def _held_kib(pid: int) -> int:
     """Resident memory of one process without the pages of files; with them where the kernel does not tell them apart
     (before Linux 4.5)."""
     fields = dict(line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line)
-    resident, mapped_kib = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
-    return resident - mapped_kib
+    resident_kib, mapped_kib = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
+    return resident_kib - mapped_kib
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -110,10 +110,10 @@ def _by_psutil(pid: int) -> float:
     total = 0
     try:
         root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
+        processes = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return 0.0
-    for member in family:
+    for member in processes:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             total += _held_kib(member.pid) or member.memory_info().rss >> 10
     return total / 1024
@@ -159,11 +159,11 @@ def spawn(workdir: Path, lifeline: int, python: Path | None = None) -> Child:
 
     python: the interpreter of another environment, which finds its modules by itself; None for this one's.
     """
-    words = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
+    arguments = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} if python else environment()
     with (workdir / "job.log").open("wb") as log:
         process = subprocess.Popen(
-            [str(python or PYTHON[0]), *PYTHON[1:], "-m", "enginesmith.rooms", *words], stdin=subprocess.DEVNULL,
+            [str(python or PYTHON[0]), *PYTHON[1:], "-m", "enginesmith.rooms", *arguments], stdin=subprocess.DEVNULL,
             stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env={**variables, **variables_of(workdir)},
             pass_fds=(lifeline,), start_new_session=True,
         )  # fmt: skip
@@ -182,7 +182,7 @@ def variables_of(workdir: Path) -> dict[str, str]:
 
 def module_path() -> str:
     """What PYTHONPATH must be for a child that is to find the modules that this process finds."""
-    return os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
+    return os.pathsep.join(folder or os.getcwd() for folder in sys.path)  # noqa: PTH109 - joined as text
 
 
 def is_readable(descriptor: int, within_s: float | None) -> bool:
@@ -190,9 +190,9 @@ def is_readable(descriptor: int, within_s: float | None) -> bool:
 
     within_s: None waits for ever.
     """
-    waiting = select.poll()  # `select` takes no descriptor above 1023
-    waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(within_s if within_s is None else within_s * 1000))
+    poller = select.poll()  # `select` takes no descriptor above 1023
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(within_s if within_s is None else within_s * 1000))
 
 
 def _descriptor(pid: int) -> int | None:
@@ -269,22 +269,22 @@ def run_job(
     it for that) or 'cancelled', with the end of the log.
     """
     workdir = workdir.resolve()
-    killed_before = oom_kills()
+    kills_before = oom_kills()
     child, lifeline = _start(job, workdir, start)
     observer = _Observer(job.name, workdir, watch)
-    ending = None
+    stop_reason = None
     try:
-        ending = _watch(child, job, cancelled, observer)
-        if ending is not None and ending[0] in ("timeout", "cancelled"):
+        stop_reason = _watch(child, job, cancelled, observer)
+        if stop_reason is not None and stop_reason[0] in ("timeout", "cancelled"):
             _ask_to_end(child, workdir)
     finally:  # also on Ctrl-C
         status, cpu_s = astuple(child.end())
         os.close(lifeline)
         observer.end(cpu_s)
-    if ending is not None:
-        kind, reason = ending
+    if stop_reason is not None:
+        kind, reason = stop_reason
         raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), observer.peak_mib)
-    if status == -signal.SIGKILL and oom_kills() > killed_before:
+    if status == -signal.SIGKILL and oom_kills() > kills_before:
         reason = f"killed by the kernel, which ran out of memory; it held {observer.peak_mib:.0f} MiB"
         raise StepError(f"{job.name}: {reason}", "node-memory", log_tail(workdir), observer.peak_mib)
     return _result(job, status, workdir)
@@ -325,11 +325,11 @@ def log_tail(workdir: Path) -> str:
 def _start(job: Job[object], workdir: Path, start: Start) -> tuple[Child, int]:
     """The child, and the end of a pipe that no other process holds: when it closes, the child's group dies."""
     (workdir / "job.json").write_text(json.dumps(encode(ChildTask(encode_request(job.request), job.store))))
-    write_fd, ours = os.pipe()
+    write_fd, read_fd = os.pipe()
     try:
-        return start(workdir, write_fd), ours
+        return start(workdir, write_fd), read_fd
     except BaseException:
-        os.close(ours)
+        os.close(read_fd)
         raise
     finally:
         os.close(write_fd)
@@ -362,9 +362,9 @@ class _Observer:
         with (self._workdir / "job.log").open("rb") as log:
             log.seek(self._seen_bytes)
             # In pieces: a job that prints without end must not keep this from looking at its limits.
-            new = log.read(LOG_TAIL_BYTES)
-        self._seen_bytes += len(new)
-        if text := self._decode(new):
+            new_bytes = log.read(LOG_TAIL_BYTES)
+        self._seen_bytes += len(new_bytes)
+        if text := self._decode(new_bytes):
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:
@@ -434,7 +434,7 @@ def ended_error(name: str, status: int, log: str = "") -> StepError:
         return StepError(f"{name}: ended with exit status {status} and no result", "error", log)
     hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""
     try:
-        said = signal.Signals(-status).name
+        signal_name = signal.Signals(-status).name
     except ValueError:  # the real-time signals have no names
-        said = f"signal {-status}"
-    return StepError(f"{name}: killed by {said}{hint}", "crash", log)
+        signal_name = f"signal {-status}"
+    return StepError(f"{name}: killed by {signal_name}{hint}", "crash", log)

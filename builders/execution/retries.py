@@ -41,14 +41,14 @@ def run_with_retries(
     Raises what `attempt` raises; after several tries with all their reasons, as StepError.
     """
     failures: list[StepError] = []
-    other_node = False
+    on_other_node = False
     while True:
         try:
-            return attempt(job, other_node)
+            return attempt(job, on_other_node)
         except StepError as error:
             failures.append(error)
-            following = next_try(job, failures, clustered)
-            if following is None:
+            next_attempt = next_try(job, failures, clustered)
+            if next_attempt is None:
                 raise _summarize(failures) from error
         except (UnavailableError, IntegrityError):
             raise  # says nothing about the job
@@ -56,27 +56,27 @@ def run_with_retries(
             if not failures:
                 raise
             raise _summarize([*failures, StepError(str(error))]) from error
-        watch(Retrying(job.name, following.why))
-        job, other_node = following.job, following.other_node
+        watch(Retrying(job.name, next_attempt.why))
+        job, on_other_node = next_attempt.job, next_attempt.other_node
 
 
 def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -> NextTry[Result] | None:
     """The try after these failures; None when another would not help."""
     kind = failures[-1].kind
-    times = sum(failure.kind == kind for failure in failures)
-    if kind == "node-lost" and times <= MOST_LOST:
+    kind_count = sum(failure.kind == kind for failure in failures)
+    if kind == "node-lost" and kind_count <= MOST_LOST:
         return NextTry(job, f"its node was lost; try {len(failures) + 1}, elsewhere", other_node=True)
-    if times > 1 or kind not in _ONCE:
+    if kind_count > 1 or kind not in _ONCE:
         return None
     if kind == "crash":
         return NextTry(job, "it crashed; once more, elsewhere if a node suits", other_node=True) if clustered else None
-    less = job.reduced
+    reduction = job.reduced
     if kind == "memory":
-        return NextTry(reduce(job), f"it held too much memory; once more, {less.change}") if less else None
+        return NextTry(reduce(job), f"it held too much memory; once more, {reduction.change}") if reduction else None
     larger_job = more_memory(reduce(job), failures[-1].peak_mib)
-    change = f"{less.change}, " if less and less.change else ""
-    changes = f"{change}with {larger_job.needs.memory_mib} MiB set aside for it"
-    return NextTry(larger_job, f"its node ran out of memory; once more, {changes}")
+    change_text = f"{reduction.change}, " if reduction and reduction.change else ""
+    changes_text = f"{change_text}with {larger_job.needs.memory_mib} MiB set aside for it"
+    return NextTry(larger_job, f"its node ran out of memory; once more, {changes_text}")
 
 
 def reduce(job: Job[Result]) -> Job[Result]:
@@ -92,8 +92,10 @@ def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
 
 def _summarize(failures: Sequence[StepError]) -> StepError:
     """The last failure, its message with the first lines of the earlier ones."""
-    last = failures[-1]
+    cause = failures[-1]
     if len(failures) == 1:
-        return last
-    before = "; ".join(dict.fromkeys(str(failure).splitlines()[0] for failure in failures[:-1]))
-    return StepError(f"{last} (after {len(failures)} tries; before that: {before})", last.kind, last.log, last.peak_mib)
+        return cause
+    history = "; ".join(dict.fromkeys(str(failure).splitlines()[0] for failure in failures[:-1]))
+    return StepError(
+        f"{cause} (after {len(failures)} tries; before that: {history})", cause.kind, cause.log, cause.peak_mib
+    )

@@ -57,8 +57,8 @@ def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], st
     # Values whole where the variable's name is secret; of a URL's user information the password.
     secrets = set()
     for name, value in (os.environ if environment is None else environment).items():
-        if user := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):
-            secrets |= {part for part in user[1].split(":", 1)[-1:] if len(part) >= _SHORTEST}
+        if user_match := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):
+            secrets |= {password for password in user_match[1].split(":", 1)[-1:] if len(password) >= _SHORTEST}
         elif _SECRET_NAME.search(name) and not _PLACE_NAME.search(name) and len(value.strip()) >= _SHORTEST:
             secrets |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _SHORTEST}
     values = sorted(secrets, key=len, reverse=True)
@@ -67,10 +67,10 @@ def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], st
     def scrub(text: str) -> str:
         if secret_pattern:
             text = secret_pattern.sub(HIDDEN, text)
-        lower = text.lower()
-        for words, form, replacement in _FORMS:
-            if any(word in lower for word in words):
-                text = form.sub(replacement, text)
+        lower_text = text.lower()
+        for markers, pattern, replacement in _FORMS:
+            if any(marker in lower_text for marker in markers):
+                text = pattern.sub(replacement, text)
         return text
 
     return scrub

@@ -53,9 +53,9 @@ def list_captured(node: "NodeProto") -> list[str]:
     """Names from outside that the bodies of a node read, each once."""
     outer_names: dict[str, None] = {}
     for body in list_bodies(node):
-        bound = {value.name for value in (*body.input, *body.initializer)}
-        bound |= {name for inner in body.node for name in inner.output}
-        outer_names |= dict.fromkeys(name for inner in body.node for name in list_reads(inner) if name not in bound)
+        own_names = {value.name for value in (*body.input, *body.initializer)}
+        own_names |= {name for step in body.node for name in step.output}
+        outer_names |= dict.fromkeys(name for step in body.node for name in list_reads(step) if name not in own_names)
     return list(outer_names)
 
 
@@ -106,11 +106,11 @@ def guard_divisions(model: "onnx.ModelProto") -> None:
     divisions = set(_list_by_data(model.graph, set()))
     if not divisions:
         return
-    light = copied(model)
-    for tensor in light.graph.initializer:
+    light_copy = copied(model)
+    for tensor in light_copy.graph.initializer:
         if len(tensor.raw_data) > _MOST_KEPT:
             tensor.ClearField("raw_data")
-    _rewrite(model.graph, onnx.shape_inference.infer_shapes(light).graph, {}, divisions)
+    _rewrite(model.graph, onnx.shape_inference.infer_shapes(light_copy).graph, {}, divisions)
 
 
 def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
@@ -133,8 +133,8 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
     types = {**outer, **{value.name: value.type.tensor_type.elem_type for value in values}}
     types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
     new_nodes: list[onnx.NodeProto] = []
-    for node, twin in zip(graph.node, typed.node, strict=True):
-        for body, typed_body in zip(list_bodies(node), list_bodies(twin), strict=True):
+    for node, typed_node in zip(graph.node, typed.node, strict=True):
+        for body, typed_body in zip(list_bodies(node), list_bodies(typed_node), strict=True):
             _rewrite(body, typed_body, types, results)
         kind = types.get(node.input[1], 0) if results.intersection(node.output) else 0
         new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [copied(node)])
@@ -147,7 +147,7 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
     from onnx import helper
 
     divisor, result = node.input[1], node.output[0]
-    special, unit, safe = f"{result}_special", f"{result}_one", f"{result}_divisor"
+    special_name, one_name, safe_name = f"{result}_special", f"{result}_one", f"{result}_divisor"
 
     def make_node(op_type: str, inputs: list[str], output: str) -> "onnx.NodeProto":
         return helper.make_node(op_type, inputs, [output], name=node.name)
@@ -156,22 +156,22 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
         tensor = helper.make_tensor(output, kind, [], [number])
         return helper.make_node("Constant", [], [output], name=node.name, value=tensor)
 
-    nodes = [constant(1, unit), constant(0, f"{result}_zero")]
+    nodes = [constant(1, one_name), constant(0, f"{result}_zero")]
     if kind in _SIGNED:
         nodes += [
             constant(-1, f"{result}_minus"),
             make_node("Equal", [divisor, f"{result}_zero"], f"{result}_by_zero"),
             make_node("Equal", [divisor, f"{result}_minus"], f"{result}_by_minus"),
-            make_node("Or", [f"{result}_by_zero", f"{result}_by_minus"], special),
+            make_node("Or", [f"{result}_by_zero", f"{result}_by_minus"], special_name),
         ]
     else:
-        nodes.append(make_node("Equal", [divisor, f"{result}_zero"], special))
+        nodes.append(make_node("Equal", [divisor, f"{result}_zero"], special_name))
     division = copied(node)
-    division.input[1] = safe
-    nodes += [make_node("Where", [special, unit, divisor], safe), division]
+    division.input[1] = safe_name
+    nodes += [make_node("Where", [special_name, one_name, divisor], safe_name), division]
     if node.op_type == "Div":
         division.output[0] = f"{result}_quotient"
-        nodes.append(make_node("Where", [special, divisor, unit], f"{result}_factor"))
+        nodes.append(make_node("Where", [special_name, divisor, one_name], f"{result}_factor"))
         nodes.append(make_node("Mul", [f"{result}_quotient", f"{result}_factor"], result))
     return nodes
 
@@ -227,7 +227,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     for field in ("doc_string", "producer_name", "producer_version", "domain", "metadata_props", "model_version"):
         copy.ClearField(field)
     guard_divisions(copy)
-    return copy, Names({plain_name: original for original, plain_name in renamer.list_renamed()})
+    return copy, Names({plain_name: original_name for original_name, plain_name in renamer.list_renamed()})
 
 
 def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
@@ -260,8 +260,8 @@ class _Renamer:
     def list_renamed(self) -> Iterator[tuple[str, str]]:
         """(own name for people, plain name) of everything that was renamed."""
         for letter, names in (("v", self._values), ("d", self._dims), ("n", self._nodes)):
-            for number, original in enumerate(names):
-                yield (original if letter == "n" else repr(original)), f"{letter}{number}"
+            for number, original_name in enumerate(names):
+                yield (original_name if letter == "n" else repr(original_name)), f"{letter}{number}"
 
     def graph(self, graph: "onnx.GraphProto") -> None:
         """Rename all that a graph holds, the graphs in its nodes' attributes included."""
@@ -316,9 +316,9 @@ def list_libraries(path: Path) -> Libraries:
     """The libraries that the graph in a file names; none of another file. Raises ModelError where it names them in
     another form."""
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            entries = (field for field in fields(data, 0, len(data)) if field.number == _METADATA)
-            texts = [inner_text(data, entry, 2) for entry in entries if inner_text(data, entry, 1) == LIBRARIES]
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            entries = (field for field in fields(buffer, 0, len(buffer)) if field.number == _METADATA)
+            texts = [inner_text(buffer, entry, 2) for entry in entries if inner_text(buffer, entry, 1) == LIBRARIES]
     except (ValueError, OSError):
         return NO_LIBRARIES
     try:
@@ -332,16 +332,16 @@ def list_shards(path: Path) -> tuple[str, ...]:
     piece, and none of another file, of which its reader says more. Raises ModelError for weights in a file that is no
     shard, and as `list_libraries`."""
     shard_names = list_weight_files(path)
-    if wrong := [name for name in shard_names if not is_digest(name)]:
-        raise ModelError(f"{path.name} keeps weights in {wrong[0][:80]!r}, which is no shard; build it again")
+    if bad_names := [name for name in shard_names if not is_digest(name)]:
+        raise ModelError(f"{path.name} keeps weights in {bad_names[0][:80]!r}, which is no shard; build it again")
     return tuple(sorted({*shard_names, *list_libraries(path).digests}))
 
 
 def list_weight_files(path: Path) -> tuple[str, ...]:
     """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph or not there."""
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return tuple(sorted(set(_locations(data))))
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            return tuple(sorted(set(_locations(buffer))))
     except (ValueError, OSError):
         return ()
 

@@ -54,25 +54,25 @@ def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES, lists: bool = Fa
     It is for reading: written, its weights would still lie in that file, which is no file of weights. Raises as
     `weights.load_graph`.
     """
-    places = list[Field | None]()
+    spans = list[Field | None]()
 
     def cut(data: mmap.mmap, graph: Field) -> _Parts:
-        return _cut(data, graph, {_INITIALIZER: _cut_weights(data, places), **(_lists(data, path) if lists else {})})
+        return _cut(data, graph, {_INITIALIZER: _cut_weights(data, spans), **(_lists(data, path) if lists else {})})
 
     model = load_graph(path, content=_cut_file(path, least_bytes, cut))
-    for tensor, place in zip(model.graph.initializer, places, strict=False):
-        if place:
-            set_place(tensor, str(path.absolute()), place.begin, place.end - place.begin)
+    for tensor, field in zip(model.graph.initializer, spans, strict=False):
+        if field:
+            set_place(tensor, str(path.absolute()), field.begin, field.end - field.begin)
     return model
 
 
 def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelProto:
     """The model in a file, whatever it says of files beside it; of one of `least_bytes` or more, the long lists of its
     graph's nodes stay in the file, and `save_with_lists` alone writes it. Raises what `onnx.load` raises."""
-    light = _cut_file(path, least_bytes, lambda data, graph: _cut(data, graph, _lists(data, path)))
-    if light is None:
+    light_bytes = _cut_file(path, least_bytes, lambda data, graph: _cut(data, graph, _lists(data, path)))
+    if light_bytes is None:
         return onnx.load(path, format="protobuf", load_external_data=False)
-    return onnx.load_model_from_string(light)
+    return onnx.load_model_from_string(light_bytes)
 
 
 def lacks_lists(model: ModelProto) -> bool:
@@ -83,24 +83,24 @@ def lacks_lists(model: ModelProto) -> bool:
 def save_with_lists(model: ModelProto, path: Path) -> None:
     """Write a graph with the lists that it lacks, which are copied as they are. Raises ModelError where the file that
     they lie in has changed."""
-    data, mapped_files = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
+    proto_bytes, mapped_files = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
 
     def restore(attribute: Field) -> _Parts:
-        attribute_proto = AttributeProto.FromString(data[attribute.begin : attribute.end])
+        attribute_proto = AttributeProto.FromString(proto_bytes[attribute.begin : attribute.end])
         if not attribute_proto.name.startswith(_OUTSIDE):
-            return [data[attribute.begin : attribute.end]]
+            return [proto_bytes[attribute.begin : attribute.end]]
         file, begin, end = attribute_proto.s.decode().rsplit("\n", 2)
         source = mapped_files.setdefault(file, _map(Path(file)))
-        place = Field(_ATTRIBUTE, 0, int(begin), int(end))
-        if place.end > len(source) or _first_text(source, place) != attribute_proto.name.removeprefix(_OUTSIDE):
+        field = Field(_ATTRIBUTE, 0, int(begin), int(end))
+        if field.end > len(source) or _first_text(source, field) != attribute_proto.name.removeprefix(_OUTSIDE):
             raise ModelError(f"{file} was changed while it was read; run again")
-        return [memoryview(source)[place.begin : place.end]]
+        return [memoryview(source)[field.begin : field.end]]
 
     def in_graph(graph: Field) -> _Parts:
-        return _cut(data, graph, {_NODE: lambda node: _cut(data, node, {_ATTRIBUTE: restore})})
+        return _cut(proto_bytes, graph, {_NODE: lambda node: _cut(proto_bytes, node, {_ATTRIBUTE: restore})})
 
     with path.open("wb") as stream:
-        stream.writelines(_cut(data, Field(0, 0, 0, len(data)), {_GRAPH: in_graph}))
+        stream.writelines(_cut(proto_bytes, Field(0, 0, 0, len(proto_bytes)), {_GRAPH: in_graph}))
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -115,8 +115,8 @@ def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _P
     if path.stat().st_size < least_bytes:
         return None
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return b"".join(_cut(data, Field(0, 0, 0, len(data)), {_GRAPH: lambda graph: cut(data, graph)}))
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+            return b"".join(_cut(buffer, Field(0, 0, 0, len(buffer)), {_GRAPH: lambda graph: cut(buffer, graph)}))
     except ValueError:
         return None
 
@@ -143,9 +143,9 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
         attribute_name = _first_text(data, attribute)
         if attribute.end - attribute.begin < _LONG_BYTES or not attribute_name:
             return [data[attribute.begin : attribute.end]]
-        place = f"{path.absolute()}\n{attribute.begin}\n{attribute.end}"
+        reference = f"{path.absolute()}\n{attribute.begin}\n{attribute.end}"
         name = f"{_OUTSIDE}{attribute_name}"
-        return [AttributeProto(name=name, type=AttributeProto.STRING, s=place.encode()).SerializeToString()]
+        return [AttributeProto(name=name, type=AttributeProto.STRING, s=reference.encode()).SerializeToString()]
 
     def in_node(node: Field) -> _Parts:
         domain_fields = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
@@ -163,14 +163,19 @@ def _first_text(data: _Data, message: Field) -> str:
 
 def _cut(data: _Data, message: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
     """The message that a field holds, each field of these numbers in it changed."""
-    parts, cursor, before = _Parts(), message.begin, message.begin
+    chunks, cursor, field_start = _Parts(), message.begin, message.begin
     for field in fields(data, message.begin, message.end):
-        if field.number in changes and data[before] & 7 == 2:  # its tag says that it has a length
-            new = changes[field.number](field)
-            parts += data[cursor:before], _varint(field.number << 3 | 2), _varint(sum(map(len, new))), *new
+        if field.number in changes and data[field_start] & 7 == 2:  # its tag says that it has a length
+            new_chunks = changes[field.number](field)
+            chunks += (
+                data[cursor:field_start],
+                _varint(field.number << 3 | 2),
+                _varint(sum(map(len, new_chunks))),
+                *new_chunks,
+            )
             cursor = field.end
-        before = field.end
-    return [*parts, data[cursor : message.end]]
+        field_start = field.end
+    return [*chunks, data[cursor : message.end]]
 
 
 def _varint(number: int) -> bytes:
@@ -238,12 +243,12 @@ def put_constants_first(graph: GraphProto) -> None:
     Where these nodes stand beside that node, ONNX Runtime 1.31 widens all weights before it does anything else: an int8
     graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 so.
     """
-    constant = {tensor.name for tensor in graph.initializer}
+    constant_names = {tensor.name for tensor in graph.initializer}
     constant_nodes, other_nodes = list[NodeProto](), list[NodeProto]()
     for node in graph.node:
-        reads = list_reads(node)
-        if reads and constant.issuperset(reads):
-            constant.update(node.output)
+        input_names = list_reads(node)
+        if input_names and constant_names.issuperset(input_names):
+            constant_names.update(node.output)
             constant_nodes.append(node)
         else:
             other_nodes.append(node)
@@ -260,8 +265,8 @@ def write_graph(model: ModelProto, path: Path) -> None:
 
 def in_shards(model: ModelProto) -> bool:
     """Whether weights of the graph lie in shards."""
-    places = (place_of(tensor)[0] for tensor in model.graph.initializer if is_external(tensor))
-    return any(is_digest(Path(file).name) for file in places)
+    files = (place_of(tensor)[0] for tensor in model.graph.initializer if is_external(tensor))
+    return any(is_digest(Path(file).name) for file in files)
 
 
 def link_shards(model: ModelProto, folder: Path) -> None:
@@ -299,21 +304,21 @@ def _groups(tensors: Sequence[TensorProto], most_bytes: int) -> Iterator[list[Te
 
 def _write_shard(tensors: Sequence[TensorProto], folder: Path) -> None:
     """Write tensors into one shard and say so in them; files with one loose weight are removed."""
-    hasher, places, size = hashlib.sha256(), list[tuple[int, int]](), 0
-    partial = folder / "shard.partial"
-    with partial.open("wb") as sink:
+    hasher, spans, size = hashlib.sha256(), list[tuple[int, int]](), 0
+    partial_path = folder / "shard.partial"
+    with partial_path.open("wb") as stream:
         for tensor in tensors:
             padding = bytes(-size % _ALIGNED)
             hasher.update(padding)
-            size += sink.write(padding)
-            places.append((size, 0))
+            size += stream.write(padding)
+            spans.append((size, 0))
             for block in blocks(tensor):
                 hasher.update(block)
-                size += sink.write(block)
-            places[-1] = (places[-1][0], size - places[-1][0])
-    shard = partial.rename(folder / hasher.hexdigest())
-    for tensor, (offset, length) in zip(tensors, places, strict=True):
-        loose = Path(place_of(tensor)[0]) if is_external(tensor) else None
+                size += stream.write(block)
+            spans[-1] = (spans[-1][0], size - spans[-1][0])
+    shard = partial_path.rename(folder / hasher.hexdigest())
+    for tensor, (offset, length) in zip(tensors, spans, strict=True):
+        loose_path = Path(place_of(tensor)[0]) if is_external(tensor) else None
         set_place(tensor, str(shard), offset, length)
-        if loose and loose.name.startswith(LOOSE) and loose.parent == folder:
-            loose.unlink()
+        if loose_path and loose_path.name.startswith(LOOSE) and loose_path.parent == folder:
+            loose_path.unlink()

@@ -22,19 +22,19 @@ def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None
     """Round the states behind the inputs and before the outputs of a graph, in place. Raises ModelError for a state
     that the graph does not have as float32."""
     for state in states:
-        for name, ends in ((state.input, model.graph.input), (state.output, model.graph.output)):
-            kind = next((value.type.tensor_type.elem_type for value in ends if value.name == name), None)
+        for name, graph_values in ((state.input, model.graph.input), (state.output, model.graph.output)):
+            kind = next((value.type.tensor_type.elem_type for value in graph_values if value.name == name), None)
             if kind != TensorProto.FLOAT:
                 dtype_text = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
                 text = f"state {state.input!r} cannot be int8: {name!r} is {dtype_text}, and must be float32"
                 raise ModelError(f"{text}; remove the state's dtype")
         values: dict[str, np.ndarray] = {"scale": np.array(state.scale, np.float32), "zero": np.array(0, np.int8)}
-        constants = [f"{_place(state)}/{name}" for name in values]
-        model.graph.initializer.extend(map(numpy_helper.from_array, values.values(), constants))
-        _round_output(model.graph, state, constants)
+        constant_names = [f"{_place(state)}/{name}" for name in values]
+        model.graph.initializer.extend(map(numpy_helper.from_array, values.values(), constant_names))
+        _round_output(model.graph, state, constant_names)
         rounded_name = f"{_place(state)}/taken"
         _rename_reads(model.graph, state.input, rounded_name)
-        _insert(model.graph, 0, _rounding(rounded_name, (state.input, rounded_name), constants))
+        _insert(model.graph, 0, _rounding(rounded_name, (state.input, rounded_name), constant_names))
 
 
 def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
@@ -66,30 +66,32 @@ def _round_output(graph: GraphProto, state: QuantizedState, constants: Sequence[
     index, producer = _producer(graph, state.output)
     if producer.op_type == "Concat" and state.input in producer.input:
         for number, name in enumerate(name for name in dict.fromkeys(producer.input) if name != state.input):
-            place = f"{_place(state)}/new{number}"
-            producer.input[:] = [place if operand == name else operand for operand in producer.input]
-            _insert(graph, index + 2 * number, _rounding(place, (name, place), constants))
+            rounded_name = f"{_place(state)}/new{number}"
+            producer.input[:] = [rounded_name if operand == name else operand for operand in producer.input]
+            _insert(graph, index + 2 * number, _rounding(rounded_name, (name, rounded_name), constants))
         return
-    exact = f"{_place(state)}/exact"
-    _rename_reads(graph, state.output, exact)
-    producer.output[:] = [exact if name == state.output else name for name in producer.output]
-    _insert(graph, index + 1, _rounding(f"{_place(state)}/given", (exact, state.output), constants))
+    exact_name = f"{_place(state)}/exact"
+    _rename_reads(graph, state.output, exact_name)
+    producer.output[:] = [exact_name if name == state.output else name for name in producer.output]
+    _insert(graph, index + 1, _rounding(f"{_place(state)}/given", (exact_name, state.output), constants))
 
 
 def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
     """Give the output before it is dequantized; where it is a cache with new rows, join these as int8."""
     _set_int8(graph.output, state.output)
     index, producer = _producer(graph, state.output)
-    real = f"{_place(state)}/real"
+    real_name = f"{_place(state)}/real"
     if producer.op_type == "DequantizeLinear":
-        _, quantize = _producer(graph, producer.input[0])
-        quantize.output[0], producer.input[0], producer.output[0] = state.output, state.output, real
+        _, quantize_node = _producer(graph, producer.input[0])
+        quantize_node.output[0], producer.input[0], producer.output[0] = state.output, state.output, real_name
         return
-    _rename_reads(graph, state.output, real)
-    parts = [_producer(graph, name)[1] for name in producer.input]
-    producer.input[:] = [part.input[0] for part in parts]
-    back = helper.make_node("DequantizeLinear", [state.output, *parts[0].input[1:]], [real], name=f"{real}/dequantize")
-    _insert(graph, index + 1, [back])
+    _rename_reads(graph, state.output, real_name)
+    nodes = [_producer(graph, name)[1] for name in producer.input]
+    producer.input[:] = [node.input[0] for node in nodes]
+    dequantize_node = helper.make_node(
+        "DequantizeLinear", [state.output, *nodes[0].input[1:]], [real_name], name=f"{real_name}/dequantize"
+    )
+    _insert(graph, index + 1, [dequantize_node])
 
 
 def _place(state: QuantizedState) -> str:

@@ -160,6 +160,6 @@ def rewrite(
         for body in list_bodies(node):
             rewrite(body, opset, rules, scope)
         rule = rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        new = rule(Writer(node, opset), scope) if rule else None
-        new_nodes.extend([node] if new is None else new)
+        replacements = rule(Writer(node, opset), scope) if rule else None
+        new_nodes.extend([node] if replacements is None else replacements)
     set_items(graph.node, new_nodes)

@@ -32,25 +32,25 @@ def cut_constant_part(model: ModelProto) -> ModelProto | None:
     None where a model has no such nodes.
     """
     graph = model.graph
-    converting = _list_converting(graph)
-    names = {node.output[0] for node in converting}
+    converters = _list_converting(graph)
+    names = {node.output[0] for node in converters}
     operand_names = {name for node in graph.node if not names.intersection(node.output) for name in list_reads(node)}
     output_names = [
-        node.output[0] for node in converting if node.output[0] in operand_names and _makes_floats(node, graph, names)
+        node.output[0] for node in converters if node.output[0] in operand_names and _makes_floats(node, graph, names)
     ]
     if not output_names:
         return None
     outputs = [ValueInfoProto(name=name) for name in output_names]  # the runtime infers type and shape
-    return _replace_nodes(model, select_needed(converting, output_names), (), outputs)
+    return _replace_nodes(model, select_needed(converters, output_names), (), outputs)
 
 
 def cut_varying_part(model: ModelProto, arrays: Mapping[str, Array]) -> ModelProto:
     """The model with the tensors of `arrays` as further inputs, and without the nodes that only computed these."""
     graph = model.graph
-    converting = _list_converting(graph)
-    results = {node.output[0] for node in converting}
+    converters = _list_converting(graph)
+    results = {node.output[0] for node in converters}
     operand_names = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
-    needed_names = {node.output[0] for node in select_needed(converting, operand_names - arrays.keys())}
+    needed_names = {node.output[0] for node in select_needed(converters, operand_names - arrays.keys())}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in arrays.items()]
     nodes = [node for node in graph.node if needed_names.issuperset(results.intersection(node.output))]
     return _replace_nodes(model, nodes, (*graph.input, *inputs), graph.output)
@@ -59,13 +59,13 @@ def cut_varying_part(model: ModelProto, arrays: Mapping[str, Array]) -> ModelPro
 def _list_converting(graph: GraphProto) -> list[NodeProto]:
     """The nodes that convert constants of at least `_LEAST_AXES` axes, in the graph's order."""
     outputs, input_names = ({value.name for value in values} for values in (graph.output, graph.input))
-    constant = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.name not in input_names}
+    constant_ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.name not in input_names}
     converters = []
     for node in graph.node:
-        if node.op_type in CONVERTING and all(name in constant for name in node.input if name):
-            axes = constant[node.input[0]]
+        if node.op_type in CONVERTING and all(name in constant_ranks for name in node.input if name):
+            axes = constant_ranks[node.input[0]]
             if axes >= _LEAST_AXES and node.output[0] not in outputs:
-                constant[node.output[0]] = axes
+                constant_ranks[node.output[0]] = axes
                 converters.append(node)
     return converters
 
@@ -96,15 +96,15 @@ def _replace_nodes(
     model: ModelProto, nodes: Sequence[NodeProto], inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInfoProto]
 ) -> ModelProto:
     """A model of these nodes, with the constants that they or the outputs read."""
-    part = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph = part.graph
+    submodel = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = submodel.graph
     graph.name = model.graph.name
     graph.node.extend(nodes)
     graph.input.extend(inputs)
     graph.output.extend(outputs)
     operand_names = {name for node in nodes for name in list_reads(node)} | {value.name for value in graph.output}
     graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in operand_names)
-    return part
+    return submodel
 
 
 # What the outputs of an ONNX graph depend on: nothing, one input that they hand on, or what the graph computes.
@@ -131,9 +131,9 @@ _SELECTING = {
 def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
     """By output, what it depends on: 'constant' where no value of an input reaches it (it may follow from their
     sizes), 'handed on' where it is an input, moved or cast, else 'computed'."""
-    makers = {name: node for node in graph.node for name in node.output if name}
+    producers = {name: node for node in graph.node for name in node.output if name}
     input_names = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
-    return {value.name: _find_dependence(value.name, makers, input_names) for value in graph.output}
+    return {value.name: _find_dependence(value.name, producers, input_names) for value in graph.output}
 
 
 def find_source(graph: GraphProto, name: str) -> str:
@@ -145,17 +145,19 @@ def find_source(graph: GraphProto, name: str) -> str:
 def find_tables(graph: GraphProto) -> dict[str, int]:
     """By input of the graph that indices are taken from, moved or cast: the rows of the smallest constant table that
     they select from."""
-    makers = {name: node for node in graph.node for name in node.output if name}
+    producers = {name: node for node in graph.node for name in node.output if name}
     dims = {tensor.name: tensor.dims for tensor in graph.initializer}
     tables: dict[str, int] = {}
     for node in graph.node:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        for indices, table in _SELECTING.get(node.op_type, ()):
-            name, data = (node.input[place] if place < len(node.input) else "" for place in (indices, table))
-            if (maker := makers.get(data)) is not None and maker.op_type == "DequantizeLinear":
-                data = maker.input[0]
-            if shape := dims.get(data):
-                source = _follow(name, makers)
+        for indices, table_index in _SELECTING.get(node.op_type, ()):
+            name, table_name = (
+                node.input[index] if index < len(node.input) else "" for index in (indices, table_index)
+            )
+            if (producer := producers.get(table_name)) is not None and producer.op_type == "DequantizeLinear":
+                table_name = producer.input[0]
+            if shape := dims.get(table_name):
+                source = _follow(name, producers)
                 tables[source] = min(tables.get(source, shape[axis]), shape[axis])
     return tables
 
@@ -210,15 +212,15 @@ def _is_float(value: ValueInfoProto) -> bool:
 def _find_dependence(name: str, makers: Mapping[str, NodeProto], input_names: set[str]) -> Dependence:
     if _follow(name, makers) in input_names:
         return "handed on"
-    visited_names, unread = set[str](), {name}
-    while unread:
-        current = unread.pop()
-        visited_names.add(current)
-        node = makers.get(current)
-        if current in input_names or (node is not None and node.op_type.startswith(_DRAWING)):
+    visited_names, pending_names = set[str](), {name}
+    while pending_names:
+        current_name = pending_names.pop()
+        visited_names.add(current_name)
+        node = makers.get(current_name)
+        if current_name in input_names or (node is not None and node.op_type.startswith(_DRAWING)):
             return "computed"
         if node is not None and node.op_type not in _SIZES:
-            unread |= {*list_reads(node)} - visited_names
+            pending_names |= {*list_reads(node)} - visited_names
     return "constant"
 
 
@@ -244,10 +246,10 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
     """
     _lift_constants(model.graph)
     sizes = _infer_sizes(model)
-    constants = {tensor.name for tensor in model.graph.initializer}
+    constant_names = {tensor.name for tensor in model.graph.initializer}
     is_changed = False
     for node in model.graph.node:
-        if node.op_type != "Reshape" or node.domain or len(node.input) < 2 or node.input[1] in constants:
+        if node.op_type != "Reshape" or node.domain or len(node.input) < 2 or node.input[1] in constant_names:
             continue
         shape = _shape(sizes.get(node.input[0]), sizes.get(node.output[0]))
         if shape is not None:
@@ -292,7 +294,7 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
     if before is None or after is None or 0 in before or 0 in after:
         return None
     copies = [isinstance(size, str) and i < len(before) and before[i] == size for i, size in enumerate(after)]
-    shape = [0 if keep else size if isinstance(size, int) else -1 for keep, size in zip(copies, after, strict=True)]
+    shape = [0 if copy else size if isinstance(size, int) else -1 for copy, size in zip(copies, after, strict=True)]
     return shape if Counter(shape)[-1] <= 1 else None
 
 
@@ -320,16 +322,16 @@ def differs(before: Path, after: Path) -> str | None:
 
     Of what lies in files beside a model only the weights' shapes are read. Raises what `onnx.load` raises.
     """
-    old, new = (onnx.load(str(path), load_external_data=False) for path in (before, after))
-    return _compare_constants(old.graph, new.graph) or _compare_rest(old, new)
+    old_model, new_model = (onnx.load(str(path), load_external_data=False) for path in (before, after))
+    return _compare_constants(old_model.graph, new_model.graph) or _compare_rest(old_model, new_model)
 
 
 def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | None:
-    ours, new_constants = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
-    if lone_names := sorted(ours.keys() ^ new_constants.keys()):
+    old_constants, new_constants = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
+    if lone_names := sorted(old_constants.keys() ^ new_constants.keys()):
         return f"constant {lone_names[0]!r} is in one of them alone"
     parameter_names = {name for node in old.node if node.op_type in _PARAMETERS for name in node.input[1:]}
-    for name, tensor in ours.items():
+    for name, tensor in old_constants.items():
         new_tensor = new_constants[name]
         if (tensor.data_type, tuple(tensor.dims)) != (new_tensor.data_type, tuple(new_tensor.dims)):
             return f"constant {name!r} is of another type or shape: {_form(tensor)} and {_form(new_tensor)}"
@@ -340,9 +342,9 @@ def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | 
 
 def _compare_rest(old: "onnx.ModelProto", new: "onnx.ModelProto") -> str | None:
     """As `differs`, of all but the values of constants, which are removed from both models."""
-    for ours, new_node in zip(old.graph.node, new.graph.node, strict=False):
-        if ours.SerializeToString(deterministic=True) != new_node.SerializeToString(deterministic=True):
-            return f"node {ours.name or ours.output[0]!r} ({ours.op_type}) differs"
+    for old_node, new_node in zip(old.graph.node, new.graph.node, strict=False):
+        if old_node.SerializeToString(deterministic=True) != new_node.SerializeToString(deterministic=True):
+            return f"node {old_node.name or old_node.output[0]!r} ({old_node.op_type}) differs"
     for model in (old, new):
         for tensor in model.graph.initializer:
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):

@@ -254,17 +254,17 @@ def dequantize_stored_weights(model: ModelProto) -> int:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     dequantize_nodes = dict[str, list[NodeProto]]()
     absorbed_names = set[str]()
-    for cast, scaling in _find_stored(graph, constants):
-        weight, last = constants[cast.input[0]], scaling or cast
-        scale = numpy_helper.to_array(constants[_scale_of(scaling, cast)]) if scaling else np.ones((), np.float32)
-        values = numpy_helper.from_array(_flat(scale), f"{last.output[0]}/scale")
+    for cast, scale_node in _find_stored(graph, constants):
+        weight, last_node = constants[cast.input[0]], scale_node or cast
+        scale = numpy_helper.to_array(constants[_scale_of(scale_node, cast)]) if scale_node else np.ones((), np.float32)
+        values = numpy_helper.from_array(_flat(scale), f"{last_node.output[0]}/scale")
         graph.initializer.append(values)
         axis = next((axis for axis, size in enumerate(scale.shape) if size != 1), 0)
-        new_nodes = _nodes(weight.name, values.name, last.output[0], axis, _kind(cast))
-        dequantize_nodes[last.output[0]] = list(new_nodes)
-        absorbed_names |= {cast.output[0]} if scaling else set()
+        new_nodes = _nodes(weight.name, values.name, last_node.output[0], axis, _kind(cast))
+        dequantize_nodes[last_node.output[0]] = list(new_nodes)
+        absorbed_names |= {cast.output[0]} if scale_node else set()
     nodes = [node for node in graph.node if not absorbed_names.intersection(node.output)]
-    set_items(graph.node, (new for node in nodes for new in dequantize_nodes.get(node.output[0], [node])))
+    set_items(graph.node, (new_node for node in nodes for new_node in dequantize_nodes.get(node.output[0], [node])))
     return len(dequantize_nodes)
 
 
@@ -272,17 +272,17 @@ def _find_stored(
     graph: GraphProto, initializers: dict[str, TensorProto]
 ) -> Iterator[tuple[NodeProto, NodeProto | None]]:
     """Casts of int8 constants to a floating type, each with the Mul by a scale that alone reads it."""
-    uses = Counter(name for node in graph.node for name in list_reads(node))
-    uses.update(value.name for value in graph.output)
+    use_counts = Counter(name for node in graph.node for name in list_reads(node))
+    use_counts.update(value.name for value in graph.output)
     readers = {name: node for node in graph.node for name in node.input}
     for node in graph.node:
         weight = initializers.get(node.input[0]) if node.op_type == "Cast" else None
         if weight is None or weight.data_type != TensorProto.INT8 or _kind(node) not in (TensorProto.FLOAT, *_HALVES):
             continue
-        scaling = readers.get(node.output[0]) if uses[node.output[0]] == 1 else None
-        if scaling is not None and not (scaling.op_type == "Mul" and _is_scale(initializers, scaling, node)):
-            scaling = None
-        yield node, scaling
+        scale_node = readers.get(node.output[0]) if use_counts[node.output[0]] == 1 else None
+        if scale_node is not None and not (scale_node.op_type == "Mul" and _is_scale(initializers, scale_node, node)):
+            scale_node = None
+        yield node, scale_node
 
 
 def _is_scale(initializers: dict[str, TensorProto], scaling: NodeProto, cast: NodeProto) -> bool:

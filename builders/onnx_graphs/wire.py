@@ -38,22 +38,22 @@ def fields(data: mmap.mmap | bytes, place: int, end: int) -> Iterator[Field]:
     where a field has no such form or leaves the message."""
     while place < end:
         tag, place = _varint(data, place, end)
-        value, begin = 0, place
+        value, payload_start = 0, place
         match tag & 7:
             case 0:
                 value, place = _varint(data, place, end)
             case 1:
                 place += 8
             case 2:
-                length, begin = _varint(data, place, end)
-                place = begin + length
+                length, payload_start = _varint(data, place, end)
+                place = payload_start + length
             case 5:
                 place += 4
             case _:
                 raise ValueError("a wire type that ONNX does not have")
         if place > end or tag < 8:
             raise ValueError("a field that leaves its message")
-        yield Field(tag >> 3, value, begin, place)
+        yield Field(tag >> 3, value, payload_start, place)
 
 
 def _varint(data: mmap.mmap | bytes, place: int, end: int) -> tuple[int, int]:

@@ -86,12 +86,16 @@ class Step:
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
         self._on_numbers = ON_NUMBERS.get(node.op_type)
-        unknown = sorted(node.attributes.keys() - row.attributes.keys())
-        if unknown:
-            raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")
-        gaps = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
-        if gaps:
-            raise ModelError(f"{node}: it has no attribute {gaps[0]!r}, which ONNX asks for; export the model again")
+        extras = sorted(node.attributes.keys() - row.attributes.keys())
+        if extras:
+            raise ModelError(f"{node}: its attribute {extras[0]!r} is not known; leave it out")
+        missing_names = [
+            key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes
+        ]
+        if missing_names:
+            raise ModelError(
+                f"{node}: it has no attribute {missing_names[0]!r}, which ONNX asks for; export the model again"
+            )
         max_inputs = None if row.variadic else len(row.kinds)
         if not row.needed <= len(node.inputs) or (max_inputs is not None and len(node.inputs) > max_inputs):
             raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {max_inputs or row.needed} are known")
@@ -121,8 +125,8 @@ class Step:
                 return folded_result
         lookups.node = self.node.name or self.node.outputs[0]
         special_arguments = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": lookups}
-        special = {name: special_arguments[name] for name in self._row.special}
-        return self._row.run(lookups.xp, *self._row.arguments(inputs, lookups.xp), **self._attributes, **special)
+        special_inputs = {name: special_arguments[name] for name in self._row.special}
+        return self._row.run(lookups.xp, *self._row.arguments(inputs, lookups.xp), **self._attributes, **special_inputs)
 
 
 class Branch:

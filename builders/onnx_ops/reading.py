@@ -94,34 +94,35 @@ def read_model(model: ModelProto, operators: Collection[str]) -> Body:
 def _inline_functions(model: ModelProto, operators: Collection[str]) -> ModelProto:
     """The model without local functions, and with the function bodies of operators that are not known."""
     model = onnx.inliner.inline_local_functions(model)
-    unknown = {node.op_type for node in walk_nodes(model.graph) if node.domain in _OWN_DOMAINS}
-    unknown -= {*operators, "Constant"}
-    if not unknown:
+    unknown_types = {node.op_type for node in walk_nodes(model.graph) if node.domain in _OWN_DOMAINS}
+    unknown_types -= {*operators, "Constant"}
+    if not unknown_types:
         return model
-    typed = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included
+    typed_model = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included
     weights = [
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in typed.graph.initializer
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in typed_model.graph.initializer
     ]
-    typed.graph.value_info.extend(weights)
-    names = [("", name) for name in sorted(unknown)]
+    typed_model.graph.value_info.extend(weights)
+    names = [("", name) for name in sorted(unknown_types)]
     try:
-        return onnx.inliner.inline_selected_functions(typed, names, inline_schema_functions=True)
+        return onnx.inliner.inline_selected_functions(typed_model, names, inline_schema_functions=True)
     except RuntimeError:  # it has no word for optional inputs of some bodies: the operator is then refused by name
         return model
 
 
 def _body(graph: GraphProto, opset: int, outer_elements: Mapping[str, int]) -> Body:
-    elements = {**outer_elements, **_elements(graph)}
+    types = {**outer_elements, **_elements(graph)}
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     nodes = []
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
             constants[node.output[0]] = _constant(node)
         else:
-            attributes = {attribute.name: _attribute(node, attribute, opset, elements) for attribute in node.attribute}
+            attributes = {attribute.name: _attribute(node, attribute, opset, types) for attribute in node.attribute}
             if node.op_type == "QuantizeLinear" and not attributes.get("output_dtype"):
-                zero = node.input[2] if len(node.input) > 2 else ""
-                attributes["output_dtype"] = elements.get(zero) or TensorProto.UINT8
+                zero_name = node.input[2] if len(node.input) > 2 else ""
+                attributes["output_dtype"] = types.get(zero_name) or TensorProto.UINT8
             domain = "" if node.domain in _OWN_DOMAINS else node.domain
             nodes.append(Node(node.name, node.op_type, domain, tuple(node.input), tuple(node.output), attributes))
     return Body(
@@ -129,7 +130,7 @@ def _body(graph: GraphProto, opset: int, outer_elements: Mapping[str, int]) -> B
         tuple(value.name for value in graph.input if value.name not in constants),
         tuple(value.name for value in graph.output),
         constants,
-        {name: helper.tensor_dtype_to_np_dtype(element) for name, element in elements.items() if element},
+        {name: helper.tensor_dtype_to_np_dtype(element) for name, element in types.items() if element},
         opset,
     )
 
@@ -138,8 +139,8 @@ def _elements(graph: GraphProto) -> dict[str, int]:
     """Name -> ONNX's element type, of values that state one."""
     stated_types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
     stated_types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    constants = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
-    return stated_types | {node.output[0]: node.attribute[0].t.data_type for node in constants}
+    constant_nodes = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
+    return stated_types | {node.output[0]: node.attribute[0].t.data_type for node in constant_nodes}
 
 
 def _constant(node: NodeProto) -> NumpyArray:

@@ -287,7 +287,7 @@ def must(condition: bool, words: str) -> None:
 
 def _kind(hint: Any) -> Any:
     """`Array`, `Numbers` or `Value`: an annotation without its `| None`."""
-    members = [part for part in typing.get_args(hint) if part is not type(None)]
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
     if hint in (Numbers, Array):
         return hint
     return members[0] if len(members) == 1 else Value

@@ -18,11 +18,11 @@ _BACK = {dtype: (getattr(torch, plain.__name__), array) for array, (plain, dtype
 
 def to_tensor(array: np.ndarray) -> Tensor:
     """A copy of the array as a tensor on the CPU. Raises TypeError for a type that torch lacks."""
-    contiguous = np.array(array, order="C")
-    if contiguous.dtype in _THROUGH_BYTES:
-        plain_dtype, dtype = _THROUGH_BYTES[contiguous.dtype]
-        return torch.from_numpy(contiguous.view(plain_dtype)).view(dtype)
-    return torch.from_numpy(contiguous)
+    contiguous_array = np.array(array, order="C")
+    if contiguous_array.dtype in _THROUGH_BYTES:
+        plain_dtype, dtype = _THROUGH_BYTES[contiguous_array.dtype]
+        return torch.from_numpy(contiguous_array.view(plain_dtype)).view(dtype)
+    return torch.from_numpy(contiguous_array)
 
 
 def to_array(tensor: Tensor) -> np.ndarray:

@@ -114,39 +114,39 @@ def scan(step: Callable[[Where, Where], tuple[Where, Tensor]], state: Where, xs:
     count = xs[0].shape[0]
     if not torch.compiler.is_exporting() or (isinstance(count, int) and count <= _UNROLLED):
         outputs = []
-        for at in range(count):
-            state, output = step(state, tuple(x[at] for x in xs))
+        for step_index in range(count):
+            state, output = step(state, tuple(x[step_index] for x in xs))
             outputs.append(output)
         return state, torch.stack(outputs)
     sample_output = step(state, tuple(x[0] for x in xs))[1]  # for its shape; nothing reads it
 
     def run(at: Tensor, made: Tensor, *before: Tensor) -> Where:
-        place = at.reshape(1)
-        after, output = step(before, tuple(torch.index_select(x, 0, place)[0] for x in xs))
-        return at + 1, torch.index_copy(made, 0, place, output.unsqueeze(0)), *after
+        index = at.reshape(1)
+        next_state, output = step(before, tuple(torch.index_select(x, 0, index)[0] for x in xs))
+        return at + 1, torch.index_copy(made, 0, index, output.unsqueeze(0)), *next_state
 
-    begin = torch.zeros((), dtype=torch.int64), torch.zeros([count, *sample_output.shape], dtype=sample_output.dtype)
+    carry = torch.zeros((), dtype=torch.int64), torch.zeros([count, *sample_output.shape], dtype=sample_output.dtype)
     loop: Untyped = while_loop
-    _, outputs, *ends = loop(lambda at, *_: at < count, run, (*begin, *(start.clone() for start in state)))
-    return tuple(ends), outputs
+    _, outputs, *final_state = loop(lambda at, *_: at < count, run, (*carry, *(start.clone() for start in state)))
+    return tuple(final_state), outputs
 
 
 def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
     """A slice along an axis, with Python's rules."""
-    view: Tensor = torch.ops.aten.slice(x, axis, start, end, step)
-    return view
+    slice_view: Tensor = torch.ops.aten.slice(x, axis, start, end, step)
+    return slice_view
 
 
 def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
     """x with a value added before and after each axis; negative widths cut."""
-    flat = [width for pair in reversed(widths) for width in pair]
-    while flat and isinstance(flat[-1], int) and isinstance(flat[-2], int) and flat[-1] == flat[-2] == 0:
-        del flat[-2:]
-    if not flat:
+    pads = [width for pair in reversed(widths) for width in pair]
+    while pads and isinstance(pads[-1], int) and isinstance(pads[-2], int) and pads[-1] == pads[-2] == 0:
+        del pads[-2:]
+    if not pads:
         return x
     if x.dtype == torch.bool:
-        return F.pad(x.to(torch.uint8), flat, value=int(value)).to(torch.bool)
-    return F.pad(x, flat, value=value)
+        return F.pad(x.to(torch.uint8), pads, value=int(value)).to(torch.bool)
+    return F.pad(x, pads, value=value)
 
 
 def top_k(x: Tensor, k: int, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -172,13 +172,13 @@ def put(x: Tensor, where: Where, updates: Tensor, reduction: str) -> Tensor:
     """The tensor with x[where] replaced, or with `reduction` added to and the like."""
     if reduction == "none":
         return x.index_put(where, updates)
-    flat = torch.zeros_like(where[0])
+    linear_index = torch.zeros_like(where[0])
     for index, size in zip(where, x.shape, strict=False):
-        flat = flat * size + index
+        linear_index = linear_index * size + index
     rows = x.reshape([math.prod(x.shape[: len(where)]), *x.shape[len(where) :]])
-    new = updates.reshape([-1, *rows.shape[1:]])
-    places = flat.reshape([-1, *[1] * (rows.dim() - 1)]).expand(new.shape)
-    return rows.scatter_reduce(0, places, new, _REDUCTIONS[reduction], include_self=True).reshape(x.shape)
+    update_rows = updates.reshape([-1, *rows.shape[1:]])
+    flat_indices = linear_index.reshape([-1, *[1] * (rows.dim() - 1)]).expand(update_rows.shape)
+    return rows.scatter_reduce(0, flat_indices, update_rows, _REDUCTIONS[reduction], include_self=True).reshape(x.shape)
 
 
 def scatter(x: Tensor, axis: int, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
@@ -213,10 +213,10 @@ def conv(
     group: int,
 ) -> Tensor:  # fmt: skip
     """Torch's convolution; pads that differ before and after, and negative ones, are applied first."""
-    run = _CONVOLUTIONS[_rank(x)]
+    function = _CONVOLUTIONS[_rank(x)]
     if before == after and all(width >= 0 for width in before):
-        return run(x, weight, bias, strides, before, dilations, group)
-    return run(_spatially_padded(x, before, after), weight, bias, strides, 0, dilations, group)
+        return function(x, weight, bias, strides, before, dilations, group)
+    return function(_spatially_padded(x, before, after), weight, bias, strides, 0, dilations, group)
 
 
 def conv_transpose(
@@ -224,29 +224,29 @@ def conv_transpose(
     dilations: Sizes, group: int,
 ) -> Tensor:  # fmt: skip
     """Torch's transposed convolution without pads; the pads are then cut off, for negative ones zeros are added."""
-    run = _TRANSPOSED[_rank(x)]
-    if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
-        return run(x, weight, bias, strides, before, extra, group, dilations)
-    output = run(x, weight, None, strides, 0, 0, group, dilations)
-    low_pads, high_pads = [-width for width in before], [more - width for more, width in zip(extra, after, strict=True)]
+    function = _TRANSPOSED[_rank(x)]
+    if before == after and all(size < max(s, d) for size, s, d in zip(extra, strides, dilations, strict=True)):
+        return function(x, weight, bias, strides, before, extra, group, dilations)
+    output = function(x, weight, None, strides, 0, 0, group, dilations)
+    low_pads, high_pads = [-width for width in before], [size - width for size, width in zip(extra, after, strict=True)]
     output = _spatially_padded(output, low_pads, high_pads)
     return output if bias is None else output + bias.reshape([-1, *[1] * (x.dim() - 2)])
 
 
 def max_pool(x: Tensor, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> Tensor:
     """The greatest of each window. 8-bit integers are exact in float32, for which torch has kernels."""
-    values, run = x if x.is_floating_point() else x.to(torch.float32), _MAX[_rank(x)]
+    values, function = x if x.is_floating_point() else x.to(torch.float32), _MAX[_rank(x)]
     if before == after and all(2 * p <= k for p, k in zip(before, kernel, strict=True)):
-        return run(values, kernel, strides, before, dilations).to(x.dtype)
-    return run(_spatially_padded(values, before, after, -math.inf), kernel, strides, 0, dilations).to(x.dtype)
+        return function(values, kernel, strides, before, dilations).to(x.dtype)
+    return function(_spatially_padded(values, before, after, -math.inf), kernel, strides, 0, dilations).to(x.dtype)
 
 
 def max_pool_indices(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes) -> tuple[Tensor, Tensor]:
     """The greatest of each window, and where it is in the flat tensor."""
-    values_in = x if x.is_floating_point() else x.to(torch.float32)
-    values, places = _MAX[_rank(x)](values_in, kernel, strides, pads, dilations, return_indices=True)
+    float_values = x if x.is_floating_point() else x.to(torch.float32)
+    values, max_indices = _MAX[_rank(x)](float_values, kernel, strides, pads, dilations, return_indices=True)
     planes = torch.arange(x.shape[0] * x.shape[1]).reshape([x.shape[0], x.shape[1], *[1] * (x.dim() - 2)])
-    return values.to(x.dtype), places + planes * math.prod(x.shape[2:])
+    return values.to(x.dtype), max_indices + planes * math.prod(x.shape[2:])
 
 
 def avg_pool(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, count_pads: bool) -> Tensor:
@@ -254,8 +254,8 @@ def avg_pool(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, count_pads: 
     if all(2 * p <= k for p, k in zip(pads, kernel, strict=True)):
         return _AVERAGE[_rank(x)](x, kernel, strides, pads, False, count_pads)
     mask = _spatially_padded(torch.ones_like(x), pads, pads, float(count_pads))
-    ones, none = [1] * len(kernel), [0] * len(kernel)
-    counts = window_sums(mask, kernel, strides, none, none, ones)
+    ones, zeros = [1] * len(kernel), [0] * len(kernel)
+    counts = window_sums(mask, kernel, strides, zeros, zeros, ones)
     return window_sums(x, kernel, strides, pads, pads, ones) / counts
 
 

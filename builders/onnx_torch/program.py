@@ -84,16 +84,16 @@ def read_model(model: ModelProto) -> Body:
 
 
 def _check_body(body: Body, outer_elements: Mapping[str, np.dtype[Any]]) -> Body:
-    elements = {**outer_elements, **body.elements}
+    types = {**outer_elements, **body.elements}
     for name in (name for name in body.inputs if name in body.elements):
-        _call_named(f"input {name!r}", dtype, elements[name])
+        _call_named(f"input {name!r}", dtype, types[name])
     for node in body.nodes:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             for name in node.inputs:
-                if name in elements and elements[name].name in NARROW:
+                if name in types and types[name].name in NARROW:
                     raise ModelError(f"{node} reads {name!r} of 4 bits; dequantize it first")
         for body_part in node.bodies():
-            _check_body(body_part, elements)
+            _check_body(body_part, types)
     return body
 
 
@@ -109,11 +109,11 @@ def _safe_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, a Python identifier for it), each of the latter once."""
     used_names: set[str] = set()
     for name in names:
-        safe_name = base = "w_" + re.sub(r"\W", "_", name)
+        safe_name = prefix = "w_" + re.sub(r"\W", "_", name)
         count = 0
         while safe_name in used_names:
             count += 1
-            safe_name = f"{base}_{count}"
+            safe_name = f"{prefix}_{count}"
         used_names.add(safe_name)
         yield name, safe_name
 
@@ -132,25 +132,25 @@ def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
     specs = {spec.name: spec for spec in request.inputs}
     for profile in request.profiles:
         for name, low, _, high in profile.inputs:
-            for dim, *ends in zip(specs[name].shape, low, high, strict=True):
+            for dim, *bounds in zip(specs[name].shape, low, high, strict=True):
                 if isinstance(dim, str):
-                    dim_ends.setdefault(dim, []).extend(ends)
+                    dim_ends.setdefault(dim, []).extend(bounds)
     for spec in request.inputs:
         for dim in spec.shape:
             if isinstance(dim, str) and dim not in dim_ends:
                 raise ModelError(f"input {spec.name!r}: dim {dim!r} has no range; add dims.{dim}.max")
-    return {dim: (min(ends), max(ends)) for dim, ends in dim_ends.items()}
+    return {dim: (min(bounds), max(bounds)) for dim, bounds in dim_ends.items()}
 
 
 def examples(request: BuildRequest) -> tuple[Tensor, ...]:
     """Zeros for each input, at sizes that no compiler takes for special: never 0 or 1 where a dim has others. Raises
     ModelError for a dtype that torch has no operators for."""
-    ranges, every = ranges_of(request), request.multiples
+    ranges, factors = ranges_of(request), request.multiples
     sizes = {
         dim: high if low == high or high <= 2 else max(low, min(high, (low + high) // 2), 2)
         for dim, (low, high) in ranges.items()
     }
-    sizes |= {dim: max(sizes[dim] // multiple * multiple, ranges[dim][0]) for dim, multiple in every.items()}
+    sizes |= {dim: max(sizes[dim] // multiple * multiple, ranges[dim][0]) for dim, multiple in factors.items()}
     for spec in request.inputs:
         if spec.dtype not in _DTYPES:
             raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
@@ -161,10 +161,10 @@ def order_as_requested(body: Body, request: BuildRequest) -> Body:
     """The graph with its inputs and outputs in the request's order. Raises ModelError where they are not the same."""
     inputs = tuple(spec.name for spec in request.inputs)
     outputs = tuple(spec.name for spec in request.outputs)
-    for kind, request_names, have in (("inputs", inputs, body.inputs), ("outputs", outputs, body.outputs)):
-        if sorted(request_names) != sorted(have):
+    for kind, request_names, body_names in (("inputs", inputs, body.inputs), ("outputs", outputs, body.outputs)):
+        if sorted(request_names) != sorted(body_names):
             raise ModelError(
-                f"the model has the {kind} {sorted(have)}, the request {sorted(request_names)}; plan it again"
+                f"the model has the {kind} {sorted(body_names)}, the request {sorted(request_names)}; plan it again"
             )
     return replace(body, inputs=inputs, outputs=outputs)
 
@@ -178,9 +178,9 @@ def dim_of(name: str, low: int, high: int, multiple: int) -> torch.export.Dim:
 
 def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.ExportedProgram:
     """Export an `OnnxModule` with the request's dynamic dims. Raises ModelError, see `onnx_torch.to_program`."""
-    every = request.multiples
+    factors = request.multiples
     symbols = {
-        name: dim_of(f"d{index}", low, high, every.get(name, 1))
+        name: dim_of(f"d{index}", low, high, factors.get(name, 1))
         for index, (name, (low, high)) in enumerate(ranges_of(request).items())
         if low != high
     }
@@ -193,5 +193,5 @@ def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.E
     except ModelError:
         raise
     except Exception as error:  # torch raises classes of many modules for constraints that do not hold
-        dims = ", ".join(f"{symbol.__name__} is {name}" for name, symbol in symbols.items())
-        raise ModelError(f"torch cannot export the graph with dynamic dims ({dims}): {error}") from error
+        dims_text = ", ".join(f"{symbol.__name__} is {name}" for name, symbol in symbols.items())
+        raise ModelError(f"torch cannot export the graph with dynamic dims ({dims_text}): {error}") from error

@@ -62,8 +62,8 @@ def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) 
     A weight that a rewrite converts is none of them: it is part of the segment that reads it.
     """
     candidate_names = {name for step in candidate for name in step.makes}
-    activations = (step for step in reference if step.reads or step.op_type not in ADDED)
-    return [name for step in activations for name in step.makes if name in candidate_names]
+    activation_steps = (step for step in reference if step.reads or step.op_type not in ADDED)
+    return [name for step in activation_steps for name in step.makes if name in candidate_names]
 
 
 def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
@@ -72,31 +72,31 @@ def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[s
     for step in steps:
         for name in step.reads:
             readers.setdefault(name, []).append(step)
-    maker = {name: step for step in steps for name in step.makes}
+    producers = {name: step for step in steps for name in step.makes}
 
     def inside(name: str) -> bool:
         consumers = readers.get(name, [])
-        heavy = any(kind in maker[name].op_type for kind in WEIGHTED)
-        return heavy and len(consumers) == 1 and consumers[0].op_type in JOINED
+        is_weighted = any(kind in producers[name].op_type for kind in WEIGHTED)
+        return is_weighted and len(consumers) == 1 and consumers[0].op_type in JOINED
 
     return [name for name in tensors if not inside(name)]
 
 
 def segments(steps: Sequence[GraphStep], cuts: Collection[str], targets: Sequence[str]) -> Iterator[GraphSegment]:
     """The segment of each target tensor, given all cuts."""
-    maker = {name: index for index, step in enumerate(steps) for name in step.makes}
+    producer_indices = {name: index for index, step in enumerate(steps) for name in step.makes}
     for target in targets:
-        step_indices, boundary, waiting = set[int](), list[str](), [target]
-        while waiting:
-            index = maker[waiting.pop()]
+        step_indices, boundary, pending = set[int](), list[str](), [target]
+        while pending:
+            index = producer_indices[pending.pop()]
             if index in step_indices:
                 continue
             step_indices.add(index)
             for name in steps[index].reads:
-                if name in cuts or name not in maker:
+                if name in cuts or name not in producer_indices:
                     boundary.append(name)
                 else:
-                    waiting.append(name)
+                    pending.append(name)
         yield GraphSegment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(step_indices)))
 
 
@@ -115,12 +115,12 @@ def windows(segments: Sequence[GraphSegment], size: Mapping[str, int], limit: in
     window: list[GraphSegment] = []
     window_tensors: set[str] = set()
     for segment in segments:
-        grown = window_tensors | {segment.target, *segment.boundary}
-        if window and sum(size.get(name, 0) for name in grown) > limit:
+        grown_tensors = window_tensors | {segment.target, *segment.boundary}
+        if window and sum(size.get(name, 0) for name in grown_tensors) > limit:
             yield window
-            window, grown = [], {segment.target, *segment.boundary}
+            window, grown_tensors = [], {segment.target, *segment.boundary}
         window.append(segment)
-        window_tensors = grown
+        window_tensors = grown_tensors
     if window:
         yield window
 
@@ -173,22 +173,24 @@ def reduce(
             outcomes[key] = passes([items[index] for index in key])
         return outcomes[key]
 
-    picks: list[int] | None = None
-    minimal, spent, parts = False, False, 2
+    indices: list[int] | None = None
+    is_minimal, is_spent, chunk_count = False, False, 2
     try:
-        picks = _first_that_passes(len(items), test)
-        while picks and len(picks) > 1:
-            parts = min(parts, len(picks))
-            if smaller_split := _smaller(picks, parts, test):
-                picks, parts = smaller_split
-            elif parts == len(picks):
+        indices = _first_that_passes(len(items), test)
+        while indices and len(indices) > 1:
+            chunk_count = min(chunk_count, len(indices))
+            if smaller_split := _smaller(indices, chunk_count, test):
+                indices, chunk_count = smaller_split
+            elif chunk_count == len(indices):
                 break
             else:
-                parts *= 2
-        minimal = picks is not None
+                chunk_count *= 2
+        is_minimal = indices is not None
     except _Spent:
-        spent = True
-    return Reduction(None if picks is None else tuple(items[index] for index in picks), len(outcomes), minimal, spent)
+        is_spent = True
+    return Reduction(
+        None if indices is None else tuple(items[index] for index in indices), len(outcomes), is_minimal, is_spent
+    )
 
 
 def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> list[int] | None:
@@ -202,8 +204,8 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
 
 def _smaller(picks: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
     """A part of `picks`, or the rest without one, that passes, with the number of parts to go on with."""
-    edges = [index * len(picks) // parts for index in range(parts + 1)]
-    subsets = [picks[low:high] for low, high in pairwise(edges)]
+    bounds = [index * len(picks) // parts for index in range(parts + 1)]
+    subsets = [picks[low:high] for low, high in pairwise(bounds)]
     for subset in subsets:
         if test(subset):
             return [*subset], 2

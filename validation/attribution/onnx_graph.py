@@ -42,8 +42,8 @@ def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
     if drift.mismatches is not None:
         return TensorError(unequal=1 - drift.agreement, note=note)
     worst_drift = worst_slice(drift.slices, None) if drift.slices else None
-    of_slice = (worst_drift.sqnr_db, str(worst_drift)) if worst_drift else (math.inf, "")
-    return TensorError(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *of_slice)
+    slice_fields = (worst_drift.sqnr_db, str(worst_drift)) if worst_drift else (math.inf, "")
+    return TensorError(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *slice_fields)
 
 
 def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, str]:
@@ -89,11 +89,13 @@ def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
     """
     if budget.slice_sqnr_db is None or not rows:
         return list(rows)
-    worst = min(rows, key=lambda row: row.local.slice_sqnr_db)
-    if within("slice_sqnr_db", worst.local.slice_sqnr_db, budget.slice_sqnr_db):
+    worst_row = min(rows, key=lambda row: row.local.slice_sqnr_db)
+    if within("slice_sqnr_db", worst_row.local.slice_sqnr_db, budget.slice_sqnr_db):
         return list(rows)
-    why = f"{worst.local.slice}: {worst.local.slice_sqnr_db:.1f} dB by itself, limit {budget.slice_sqnr_db:g} dB"
-    return [replace(row, blamed=why) if row is worst else row for row in rows]
+    blame = (
+        f"{worst_row.local.slice}: {worst_row.local.slice_sqnr_db:.1f} dB by itself, limit {budget.slice_sqnr_db:g} dB"
+    )
+    return [replace(row, blamed=blame) if row is worst_row else row for row in rows]
 
 
 def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
@@ -106,11 +108,12 @@ def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
     largest_ratio = max(ratios, default=0.0)
     if not largest_ratio > LONE * (sum(ratios) - largest_ratio):
         return list(rows)
-    worst = rows[ratios.index(largest_ratio)]
-    if worst.local.sqnr_db >= MOST_DB - MARGIN_DB["fp32"]:
+    worst_row = rows[ratios.index(largest_ratio)]
+    if worst_row.local.sqnr_db >= MOST_DB - MARGIN_DB["fp32"]:
         return list(rows)
-    why = f"{worst.local.sqnr_db:.1f} dB by itself, within the limit; all others together add less than a tenth of that"
-    return [replace(row, blamed=why) if row is worst else row for row in rows]
+    value_text = f"{worst_row.local.sqnr_db:.1f} dB"
+    blame = f"{value_text} by itself, within the limit; all others together add less than a tenth of that"
+    return [replace(row, blamed=blame) if row is worst_row else row for row in rows]
 
 
 # An ONNX graph whose inner tensors can be read and replaced, in whatever session runs it.
@@ -155,13 +158,13 @@ class OnnxGraph:
         self.fuses = fuses
         self.outputs: Sequence[str] = [value.name for value in graph.output]
         scalars = {tensor.name: tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1}
-        constant = {tensor.name for tensor in graph.initializer}
-        constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+        constant_names = {tensor.name for tensor in graph.initializer}
+        constant_names |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
         self.steps: Sequence[GraphStep] = [
             GraphStep(
                 name=_name(node),
                 op_type=node.op_type,
-                reads=tuple(name for name in list_reads(node) if name not in constant),
+                reads=tuple(name for name in list_reads(node) if name not in constant_names),
                 makes=tuple(name for name in node.output if name),
                 zero=_zero(node, scalars),
             )
@@ -176,10 +179,10 @@ class OnnxGraph:
     def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
         """The graph with these tensors as outputs. whole: beside its own, with every node; else with needed ones."""
         model = deepcopy(self._model)
-        have = {value.name: value for value in model.graph.output}
+        graph_outputs = {value.name: value for value in model.graph.output}
         output_names = [*(self.outputs if whole else ()), *tensors]
         # A name alone is enough: the runtime infers type and shape.
-        values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(output_names)]
+        values = [graph_outputs.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(output_names)]
         _set(model.graph, None if whole else select_needed(model.graph.node, output_names), values)
         return self._open(model)
 
@@ -222,9 +225,11 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
     """The zero point of a QuantizeLinear node; None of others, and where it is no scalar constant."""
     if node.op_type != "QuantizeLinear":
         return None
-    point = node.input[2] if len(node.input) > 2 else ""
-    zero_point = scalars.get(point)
-    return None if point and not zero_point else float(numpy_helper.to_array(zero_point).item()) if zero_point else 0.0
+    zero_name = node.input[2] if len(node.input) > 2 else ""
+    zero_point = scalars.get(zero_name)
+    return (
+        None if zero_name and not zero_point else float(numpy_helper.to_array(zero_point).item()) if zero_point else 0.0
+    )
 
 
 def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:

@@ -171,10 +171,10 @@ def attach_attribution(store: Store, manifest: Manifest, attribution: NamedAttri
     It is made after the version is published, whose manifest does not change.
     """
     key = attribution_key(manifest.model, manifest.version, attribution.name)
-    data = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()
-    if (before := store.read(key)) != data:
+    document = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()
+    if (stored := store.read(key)) != document:
         with suppress(UndecidedError):  # another run's is there
-            store.replace(key, data, before)
+            store.replace(key, document, stored)
 
 
 def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution]:
@@ -203,8 +203,8 @@ SHOWN = 12
 
 def summarize(attribution: Attribution) -> str:
     """The finding in one line."""
-    end = "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
-    return f"{_summarize(attribution)}{end}"
+    suffix = "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
+    return f"{_summarize(attribution)}{suffix}"
 
 
 def _summarize(attribution: Attribution) -> str:
@@ -212,8 +212,8 @@ def _summarize(attribution: Attribution) -> str:
         return f"no golden case fails at the {attribution.stage} stage by itself; all parts are ranked"
     if attribution.finding == "spread":
         worst_row = attribution.rows[0]
-        start = f"no node breaks a limit by itself: the errors of {attribution.segments} parts add up"
-        return f"{start}; the largest is {worst_row.node}'s ({worst_row.op_type}, {format_error(worst_row.local)})"
+        summary = f"no node breaks a limit by itself: the errors of {attribution.segments} parts add up"
+        return f"{summary}; the largest is {worst_row.node}'s ({worst_row.op_type}, {format_error(worst_row.local)})"
     blamed_row = attribution.blamed[0]
     others_text = f", and {len(attribution.blamed) - 1} more" if len(attribution.blamed) > 1 else ""
     return f"{blamed_row.node} ({blamed_row.op_type}): {blamed_row.blamed}{others_text}"
@@ -225,8 +225,8 @@ def describe_taps(attribution: Attribution) -> str:
         return "the candidate did not run, so it is not known whether tapping changes its outputs"
     if not attribution.taps.changed:
         return f"tapping changed no bit of the outputs ({attribution.taps.compared} compared)"
-    parts = ", ".join(f"{name} by {format_error(error)}" for name, error in attribution.taps.changed.items())
-    return f"tapping changed the outputs ({parts}): the ranking is of the tapped model"
+    changes_text = ", ".join(f"{name} by {format_error(error)}" for name, error in attribution.taps.changed.items())
+    return f"tapping changed the outputs ({changes_text}): the ranking is of the tapped model"
 
 
 def describe_attribution(attribution: Attribution) -> Iterator[str]:
@@ -242,9 +242,9 @@ def describe_attribution(attribution: Attribution) -> Iterator[str]:
 
 def format_row(index: int, row: SegmentRow) -> tuple[str, ...]:
     """The texts of a row of the table, in the order of COLUMNS. index: from 0."""
-    more = f" + {len(row.nodes) - 1}" if len(row.nodes) > 1 else ""
+    suffix = f" + {len(row.nodes) - 1}" if len(row.nodes) > 1 else ""
     local_text, inherited_text = format_error(row.local), format_error(row.inherited)
-    return str(index + 1), f"{row.node}{more}", row.op_type, local_text, inherited_text, row.tensor, row.blamed
+    return str(index + 1), f"{row.node}{suffix}", row.op_type, local_text, inherited_text, row.tensor, row.blamed
 
 
 def format_error(error: TensorError) -> str:
@@ -269,12 +269,12 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
             "the error does not come from these groups alone"
         )
         return
-    sure = "no group can be left out" if proposal.minimal else "a smaller set was not ruled out in the time"
+    certainty_text = "no group can be left out" if proposal.minimal else "a smaller set was not ruled out in the time"
     group_text = f"{len(proposal.leave)} of {proposal.groups} groups"
-    yield f"with {group_text} in float the graph passes ({proposal.runs} graphs tried; {sure})"
+    yield f"with {group_text} in float the graph passes ({proposal.runs} graphs tried; {certainty_text})"
     for change in proposal.quality or ():
-        after = change.after.value if change.after else None
-        yield f"  {describe(change.before)} -> {'not measured' if after is None else f'{after:.4g}'}"
+        new_value = change.after.value if change.after else None
+        yield f"  {describe(change.before)} -> {'not measured' if new_value is None else f'{new_value:.4g}'}"
     if proposal.searched:
         yield "  the quantization search will run again with these rules and may choose another graph"
     yield from (proposal.snippet or "").splitlines()

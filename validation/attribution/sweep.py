@@ -87,9 +87,9 @@ class Apart:
             }
             self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, boundary_specs))
         session = self.sessions[names]
-        fed = {spec.name: values[spec.name] for spec in session.inputs}
-        cast = {name: fed[name].astype(spec.dtype) for name, spec in self.specs.items() if name in fed}
-        results = run(session, {**fed, **cast})
+        feeds = {spec.name: values[spec.name] for spec in session.inputs}
+        casts = {name: feeds[name].astype(spec.dtype) for name, spec in self.specs.items() if name in feeds}
+        results = run(session, {**feeds, **casts})
         return {name: results.get(f"{name}{LOCAL}", results.get(name)) for name in names}  # type: ignore[misc]
 
 
@@ -145,8 +145,12 @@ class Sweep:
             self.reference.open_tapped(names, whole=False) as reference,
             self.candidate.open_tapped(names, whole=False) as candidate,
         ):
-            left, right = ({spec.name: spec for spec in session.outputs} for session in (reference, candidate))
-        self.kinds = {name: (left[name], right[name]) for name in names if name in left and name in right}
+            references, candidates = (
+                {spec.name: spec for spec in session.outputs} for session in (reference, candidate)
+            )
+        self.kinds = {
+            name: (references[name], candidates[name]) for name in names if name in references and name in candidates
+        }
         self.zeros = {name: step.zero for step in self.reference.steps for name in step.makes if step.zero is not None}
         shared_names = [name for name in names if _can_cut(*self.kinds[name], name in self.zeros)]
         return exclude_joined(shared_names, self.candidate.steps) if self.candidate.fuses else shared_names
@@ -156,33 +160,35 @@ class Sweep:
         first window, and the segments behind it have no row."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         cut_segments = list(segments(self.candidate.steps, cuts, order))
-        new = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.drifts]
-        if unknown := [name for name in order if name not in self.tensor_bytes]:
+        new_segments = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.drifts]
+        if unsized_names := [name for name in order if name not in self.tensor_bytes]:
             inputs = (sweep_case.case.inputs for sweep_case in self.cases)
-            largest = max(inputs, key=lambda arrays: sum(array.size for array in arrays.values()))
-            shapes = self.reference.shapes(unknown, largest)
+            largest_inputs = max(inputs, key=lambda arrays: sum(array.size for array in arrays.values()))
+            shapes = self.reference.shapes(unsized_names, largest_inputs)
             self.tensor_bytes |= {name: _WIDEST * math.prod(shape) for name, shape in shapes.items()}
-        for window in windows(new, self.tensor_bytes, self.size.window_bytes):
+        for window in windows(new_segments, self.tensor_bytes, self.size.window_bytes):
             if self.drifts and self.stop():
                 self.complete = False
                 break
             self._measure(window, cuts)
-        origin = {segment.target: segment for segment in segments(self.reference.steps, cuts, order)}
+        origins = {segment.target: segment for segment in segments(self.reference.steps, cuts, order)}
         measured_segments = [segment for segment in cut_segments if (segment.target, segment.boundary) in self.drifts]
-        return [self._row(segment, origin[segment.target]) for segment in measured_segments]
+        return [self._row(segment, origins[segment.target]) for segment in measured_segments]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Further cuts inside the worst segments; none where no such segment can be cut."""
         ranked_rows = rank_segments(rows)
-        inner: dict[str, list[str]] = {}
+        inner_by_row: dict[str, list[str]] = {}
         for row in ranked_rows:
             node_names = set(row.computed_by)
             inner_tensors = {name for step in self.candidate.steps if step.name in node_names for name in step.makes}
-            inner[row.tensor] = [name for name in points if name in inner_tensors and name not in cuts]
-        blamed_targets = [row.tensor for row in ranked_rows if row.blamed and inner[row.tensor]]
-        worst_targets = [row.tensor for row in ranked_rows[:REFINED] if inner[row.tensor]]
+            inner_by_row[row.tensor] = [name for name in points if name in inner_tensors and name not in cuts]
+        blamed_targets = [row.tensor for row in ranked_rows if row.blamed and inner_by_row[row.tensor]]
+        worst_targets = [row.tensor for row in ranked_rows[:REFINED] if inner_by_row[row.tensor]]
         targets = blamed_targets[:REFINED] or ([] if any(row.blamed for row in rows) else worst_targets)
-        return {name for target in targets for name in spread(inner[target], max(1, self.size.cuts // len(targets)))}
+        return {
+            name for target in targets for name in spread(inner_by_row[target], max(1, self.size.cuts // len(targets)))
+        }
 
     def taps(self) -> Taps:
         """Whether the runs that gave inner tensors had the outputs of the unchanged candidate, bit for bit."""
@@ -190,8 +196,8 @@ class Sweep:
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
-        parts = self.drifts[segment.target, segment.boundary]
-        local_error, inherited_error = (describe_drift(part.drift, part.note) for part in parts)
+        pair = self.drifts[segment.target, segment.boundary]
+        local_error, inherited_error = (describe_drift(tally.drift, tally.note) for tally in pair)
         if not self.changed and is_of_the_cut(local_error, inherited_error):
             local_error = inherited_error
         return SegmentRow(
@@ -226,10 +232,10 @@ class Sweep:
                 else:
                     self._compare_taps(sweep_case.outputs or {}, tapped_values)
                 local_values = segment_runner.run({**inputs, **{name: expected_values[name] for name in inner_names}})
-                for name, parts in drifts.items():
+                for name, pair in drifts.items():
                     values = local_values[name], (tapped_values.get(name), note)
-                    for part, (value, why) in zip(parts, values, strict=True):
-                        part.add(expected_values[name], value, why, self.zeros.get(name))
+                    for tally, (value, remark) in zip(pair, values, strict=True):
+                        tally.add(expected_values[name], value, remark, self.zeros.get(name))
         self.drifts |= {(segment.target, segment.boundary): drifts[segment.target] for segment in window}
 
     def _compare_taps(self, untapped_values: Tensors, tapped_values: Tensors) -> None:
@@ -269,21 +275,21 @@ def _mask_infinite(expected: Array, actual: Array | None) -> tuple[Array, Array 
     if not mask.any():
         return expected, actual
     shared_mask = mask & (np.abs(actual) >= LEAST_MASK) & (np.sign(actual) == np.sign(expected))
-    infinite = np.copysign(np.inf, expected)
-    return np.where(mask, infinite, expected), np.where(shared_mask, infinite, actual)
+    infinities = np.copysign(np.inf, expected)
+    return np.where(mask, infinities, expected), np.where(shared_mask, infinities, actual)
 
 
 def _can_cut(left: TensorSpec, right: TensorSpec, is_quantized: bool) -> bool:
     """Whether a tensor of the reference and one of the candidate can be one: in dtype, and in shape as far as known. A
     rewrite may use a name for something else."""
-    floats = left.dtype in _FLOATS and right.dtype in _FLOATS
-    if not (floats or (is_quantized and left.dtype == right.dtype)):
+    are_floats = left.dtype in _FLOATS and right.dtype in _FLOATS
+    if not (are_floats or (is_quantized and left.dtype == right.dtype)):
         return False
     if not left.shape or not right.shape:
         return True  # a scalar, or of unknown rank
     pairs = zip(left.shape, right.shape, strict=False)
-    sizes_fit = all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in pairs)
-    return len(left.shape) == len(right.shape) and sizes_fit
+    is_fitting = all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in pairs)
+    return len(left.shape) == len(right.shape) and is_fitting
 
 
 # Which node drifted: the error of every segment on the reference's activations, beside the error that it inherits.
@@ -323,13 +329,13 @@ def attribute(
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")
-    by_slice = any("slice_sqnr_db" in text for text in failures)
-    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0, stop, answered)
-    work = Sweep(reference, candidate, cases, budget, size, stop=stop)
-    points = work.points()
-    cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in work.kinds)}
-    rows, cuts = _cut_finer(work, points, cuts, tell)
-    if by_slice and not any(row.blamed for row in rows):
+    is_by_slice = any("slice_sqnr_db" in text for text in failures)
+    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if is_by_slice else 0, stop, answered)
+    sweep = Sweep(reference, candidate, cases, budget, size, stop=stop)
+    points = sweep.points()
+    cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in sweep.kinds)}
+    rows, cuts = _cut_finer(sweep, points, cuts, tell)
+    if is_by_slice and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
     if failures and stage == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
@@ -339,14 +345,14 @@ def attribute(
         precision=precision,
         finding=finding,
         rows=rank_segments(rows),
-        taps=work.taps(),
+        taps=sweep.taps(),
         failed=tuple(failures),
         cases=tuple(sweep_case.case.name for sweep_case in cases),
         points=len(points),
         cut=len(cuts),
         segments=len(rows),
-        notes=tuple(_list_notes(bool(points), work.complete, len(rows), candidate.fuses)),
-        complete=work.complete,
+        notes=tuple(_list_notes(bool(points), sweep.complete, len(rows), candidate.fuses)),
+        complete=sweep.complete,
     )
 
 
@@ -354,14 +360,14 @@ def _cut_finer(
     work: Sweep, points: Sequence[str], cuts: set[str], tell: Callable[[str], None]
 ) -> tuple[list[SegmentRow], set[str]]:
     """The rows of the finest cuts that were measured as a whole, and these cuts. cuts: of the first round."""
-    rows, finer = list[SegmentRow](), set[str]()
+    rows, finer_cuts = list[SegmentRow](), set[str]()
     for index in range(MOST_ROUNDS):
-        tell(f"round {index + 1}: {len(cuts | finer)} cuts of {len(points)} possible")
-        measured_rows = work.rows(cuts | finer)
+        tell(f"round {index + 1}: {len(cuts | finer_cuts)} cuts of {len(points)} possible")
+        measured_rows = work.rows(cuts | finer_cuts)
         if rows and not work.complete:
             break  # the rows of the round before are of the whole model
-        rows, cuts = measured_rows, cuts | finer
-        if not work.complete or not (finer := work.finer(rows, points, cuts)):
+        rows, cuts = measured_rows, cuts | finer_cuts
+        if not work.complete or not (finer_cuts := work.finer(rows, points, cuts)):
             break
     return rows, cuts
 
@@ -405,7 +411,7 @@ def _worst_cases(
             counts[index] = min(sample_counts, default=1)
             case_ranking.append((rank, index, SweepCase(case, actual_outputs)))
             case_ranking.sort(key=lambda ranked: ranked[:2])
-            totals = enumerate(accumulate(counts[place] for _, place, _ in case_ranking), 1)
-            enough = next((end for end, total in totals if total >= samples), len(case_ranking))
-            del case_ranking[max(limit, enough) :]
+            totals = enumerate(accumulate(counts[case_index] for _, case_index, _ in case_ranking), 1)
+            case_count = next((end for end, total in totals if total >= samples), len(case_ranking))
+            del case_ranking[max(limit, case_count) :]
     return [sweep_case for _, _, sweep_case in case_ranking]

@@ -79,8 +79,11 @@ class Allowance:
     def calls(self, start: float) -> Callable[[int], bool]:
         """A function of how many calls were made: whether to make another. start: when sizes were begun, in seconds."""
         now = self.clock()
-        enough, few = self._more(LEAST_CALLS, now, start + self.seconds), self._more(LEAST_CALLS, now, now + self.few_s)
-        return lambda done: enough(done) or (done < FEW_CALLS and few(done))
+        more_allowed, few_allowed = (
+            self._more(LEAST_CALLS, now, start + self.seconds),
+            self._more(LEAST_CALLS, now, now + self.few_s),
+        )
+        return lambda done: more_allowed(done) or (done < FEW_CALLS and few_allowed(done))
 
     def _more(self, least_count: int, start: float, end: float) -> Callable[[int], bool]:
         """Whether one more, if it takes as long as those before it on average, is over by `end`."""
@@ -98,15 +101,15 @@ def size_checks(
     shapes: inputs and dims of the model.  allowance: seconds that it may take."""
     specs, dims = shapes
     edge_points = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
-    of = math.prod(_lengths(dims)) - len(edge_points) if dims else 0
-    start, more, outcomes = allowance.clock(), allowance.sizes(of), list[FuzzOutcome]()
+    point_count = math.prod(_lengths(dims)) - len(edge_points) if dims else 0
+    start, is_affordable, outcomes = allowance.clock(), allowance.sizes(point_count), list[FuzzOutcome]()
     for sizes in inner_sizes(dims, edge_points, seed):
-        if not more(len(outcomes)):
+        if not is_affordable(len(outcomes)):
             break
         case = FuzzCase(tuple(sizes.items()))
         outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair))
     if outcomes:
-        yield _check(outcomes, dims, of, allowance.clock() - start)
+        yield _check(outcomes, dims, point_count, allowance.clock() - start)
 
 
 def inner_sizes(
@@ -120,7 +123,7 @@ def inner_sizes(
     visited_points = {tuple(size for _, size in sizes) for sizes in tried_sizes}
     for block in (_latin, _rest):
         for row in block(_lengths(dims), generator).tolist():
-            point = tuple(dim.sizes[place] for dim, place in zip(dims, row, strict=True))
+            point = tuple(dim.sizes[size_index] for dim, size_index in zip(dims, row, strict=True))
             if point not in visited_points:
                 visited_points.add(point)
                 yield {dim.name: size for dim, size in zip(dims, point, strict=True)}
@@ -131,16 +134,18 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
     without such inputs, nor where the graph itself answers none of these with finite numbers."""
     groups = Groups(golden)[:1]
     sizes = sizes_of(groups[0], specs)
-    moves = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
-    fits: dict[Values, bool] = {
-        **dict.fromkeys(MOVED, moves),
+    is_movable = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
+    applicable: dict[Values, bool] = {
+        **dict.fromkeys(MOVED, is_movable),
         "cleared": any(clear_half(array) is not array for array in groups[0].values()),
         "repeated": sizes.get(leading_dim(specs) or "", 1) > 1,
     }
-    cases = [FuzzCase(tuple(sizes.items()), values) for values, fit in fits.items() if fit]
-    real = replace(pair, limits=pair.other_sizes or pair.limits)
+    cases = [FuzzCase(tuple(sizes.items()), values) for values, is_applicable in applicable.items() if is_applicable]
+    real_pair = replace(pair, limits=pair.other_sizes or pair.limits)
     outcomes = [
-        try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), real if case.values in REAL else pair)
+        try_case(
+            case, make(case, specs, groups, VALUES_SEED, pair.precision), real_pair if case.values in REAL else pair
+        )
         for case in cases
     ]
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
@@ -152,22 +157,22 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
         note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
     if failures:
         note = f"{failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
-    case = str(failures[0].case) if failures else "magnitudes"
-    yield Check("engine", "magnitudes", "", case, float(len(failures)), 0.0, not failures, note)
+    name = str(failures[0].case) if failures else "magnitudes"
+    yield Check("engine", "magnitudes", "", name, float(len(failures)), 0.0, not failures, note)
 
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
     """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
     factors = {values: FACTORS[values] for values in (outcome.case.values for outcome in outcomes) if values in FACTORS}
-    wrong = [factors.get(outcome.case.values, 0.0) for outcome in outcomes if outcome.verdict == "failed"]
-    if min(wrong) <= 1:
+    failed_factors = [factors.get(outcome.case.values, 0.0) for outcome in outcomes if outcome.verdict == "failed"]
+    if min(failed_factors) <= 1:
         return ""
-    right = max([1.0, *(factor for factor in factors.values() if factor < min(wrong))])
+    largest_right = max([1.0, *(factor for factor in factors.values() if factor < min(failed_factors))])
     peak = max(float(np.abs(array).max()) for array in inputs.values() if array.dtype.kind == "f" and array.ndim > 1)
     remedy = (
         "fp16 ends at 65504, so leave what grows there in fp32 (quantization.overrides), or scale the inputs down; "
     )
-    return f"right up to |x| = {right * peak:.3g}; {remedy if pair.precision == 'fp16' else ''}"
+    return f"right up to |x| = {largest_right * peak:.3g}; {remedy if pair.precision == 'fp16' else ''}"
 
 
 def _lengths(dims: Sequence[Dim]) -> list[int]:
@@ -177,13 +182,15 @@ def _lengths(dims: Sequence[Dim]) -> list[int]:
 
 def _latin(lengths: Sequence[int], generator: np.random.Generator) -> Array:
     """A Latin hypercube (longest dim, dims): each column goes through the places of its dim in a drawn order."""
-    rows = min(max(lengths, default=0), MOST_ENUMERATED)
+    row_count = min(max(lengths, default=0), MOST_ENUMERATED)
     columns = []
     for length in lengths:
-        if length > rows:
-            columns.append(generator.choice(length, rows, replace=False))
+        if length > row_count:
+            columns.append(generator.choice(length, row_count, replace=False))
         else:
-            columns.append(np.concatenate([generator.permutation(length) for _ in range(-(-rows // length))])[:rows])
+            columns.append(
+                np.concatenate([generator.permutation(length) for _ in range(-(-row_count // length))])[:row_count]
+            )
     return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
 
@@ -199,24 +206,26 @@ def _rest(lengths: Sequence[int], generator: np.random.Generator) -> Array:
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
     """The check that none of the sizes failed. of: how many there are."""
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
-    summary = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
+    clauses = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
         for dim, length in zip(dims, _lengths(dims), strict=True):
             tried_sizes = {dict(outcome.case.sizes)[dim.name] for outcome in outcomes}
-            summary.append(f"{len(tried_sizes)} of {length} of {dim.name}")
+            clauses.append(f"{len(tried_sizes)} of {length} of {dim.name}")
     skipped_count = sum(outcome.verdict == "not judged" for outcome in outcomes)
     if skipped_count == len(outcomes):
         note = f"the graph itself runs at none of the {skipped_count} that were tried"
         return unmeasured("engine", "", "inner sizes", note)
     if skipped_count:
-        summary.append(f"{skipped_count} of them not judged: the graph itself does not run")
-    note = ", ".join(summary)
+        clauses.append(f"{skipped_count} of them not judged: the graph itself does not run")
+    note = ", ".join(clauses)
     if failures:
-        words = (" ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED])
-        other_reasons = ", ".join(words)
-        note = "; ".join(filter(None, (failures[0].reason, other_reasons and f"also {other_reasons}", note)))
-    case = str(failures[0].case) if failures else "inner sizes"
-    return Check("engine", "sizes", "", case, float(len(failures)), 0.0, not failures, note)
+        size_texts = (
+            " ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED]
+        )
+        sizes_text = ", ".join(size_texts)
+        note = "; ".join(filter(None, (failures[0].reason, sizes_text and f"also {sizes_text}", note)))
+    case_name = str(failures[0].case) if failures else "inner sizes"
+    return Check("engine", "sizes", "", case_name, float(len(failures)), 0.0, not failures, note)
 
 
 def call_checks(
@@ -242,9 +251,9 @@ def call_checks(
         yield from size_checks(judged_pair, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
-    began = allowance.clock()
+    start_s = allowance.clock()
     repeats.run(pool, seed, allowance.calls(start))
-    yield from repeats.checks(pool, allowance.clock() - began)
+    yield from repeats.checks(pool, allowance.clock() - start_s)
 
 
 # Whether padding changes an engine's answers: the same samples as they are and padded as a router does.
@@ -262,18 +271,18 @@ def padding_checks(
     profile holds that, it is left out. Failed where none can be padded: then nothing shows that the rules are right.
     """
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
-    tried_count, wrong = 0, list[str]()
+    tried_count, faults = 0, list[str]()
     for case in cases:
         if (padded_sizes := next_sizes(request, padding, sizes_of(case.inputs, request.inputs))) is None:
             continue
         tried_count += 1
         if reason := _differs(session, request, padding, case, padded_sizes, limits):
-            wrong.append(reason)
+            faults.append(reason)
     if not tried_count:
         note = "no golden or edge case can be padded within the profiles; add smaller samples, or remove pad"
         return [Check("engine", PADDING, "", "all", None, 0.0, False, note)]
-    note = f"{wrong[0]}; {len(wrong)} of {tried_count} padded cases" if wrong else f"{tried_count} padded cases"
-    return [Check("engine", PADDING, "", "all", float(len(wrong)), 0.0, not wrong, note)]
+    note = f"{faults[0]}; {len(faults)} of {tried_count} padded cases" if faults else f"{tried_count} padded cases"
+    return [Check("engine", PADDING, "", "all", float(len(faults)), 0.0, not faults, note)]
 
 
 def next_sizes(request: BuildRequest, padding: Padding, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -281,8 +290,8 @@ def next_sizes(request: BuildRequest, padding: Padding, sizes: Mapping[str, int]
     grown_sizes = dict(sizes)
     for dim in sorted(padding.dims & sizes.keys()):
         step = request.multiples.get(dim, 1)
-        larger = (edge for edge in padding.edges.get(dim, (sizes[dim] + step,)) if edge > sizes[dim])
-        raised_sizes = {**grown_sizes, dim: next(larger, sizes[dim])}
+        larger_sizes = (edge for edge in padding.edges.get(dim, (sizes[dim] + step,)) if edge > sizes[dim])
+        raised_sizes = {**grown_sizes, dim: next(larger_sizes, sizes[dim])}
         if _is_held(request, raised_sizes):
             grown_sizes = raised_sizes
     return grown_sizes if grown_sizes != sizes else None

@@ -81,11 +81,11 @@ def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
 ) -> list[RepeatedInputs]:
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
-    edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
+    sorted_sizes = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     golden_sizes = sizes_of(groups[0], specs)
-    size_choices = [golden_sizes, *islice((sizes for sizes in edges if sizes != golden_sizes), MOST_EDGES)]
-    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    return [case for sizes in size_choices for case in _two(sizes, halves, (specs, groups, precision))]
+    size_choices = [golden_sizes, *islice((sizes for sizes in sorted_sizes if sizes != golden_sizes), MOST_EDGES)]
+    half_names = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return [case for sizes in size_choices for case in _two(sizes, half_names, (specs, groups, precision))]
 
 
 def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
@@ -100,15 +100,15 @@ def _two(
     Where all MOST_DRAWS are equal, the second has half of each float; where there are none either, there is one set.
     """
     specs, groups, precision = of
-    cases = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
+    cases = (FuzzCase(tuple(sizes.items()), draw=draw_index) for draw_index in range(MOST_DRAWS))
     named_inputs = [(str(case), make(case, specs, groups, SEED, precision)) for case in cases]
     name, first_inputs = named_inputs[0]
     halved_inputs = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first_inputs.items()}
     named_inputs.append((f"{name} halved", halved_inputs))
     distinct_inputs: list[RepeatedInputs] = []
     for name, inputs in named_inputs:
-        kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
-        arrays = {key: np.array(array, kinds[key], order="C") for key, array in inputs.items()}
+        dtypes = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
+        arrays = {key: np.array(array, dtypes[key], order="C") for key, array in inputs.items()}
         candidate = RepeatedInputs(name, arrays, _elements(specs, sizes))
         if not distinct_inputs or candidate.copies != distinct_inputs[0].copies:
             distinct_inputs.append(candidate)
@@ -197,17 +197,17 @@ class RepeatedCalls:
             arrays = {name: np.asfortranarray(copy.array()) for name, copy in case.copies.items()}
             for array in arrays.values():
                 array.setflags(write=False)
-            place = f"{case.name} in read-only arrays in Fortran's order"
-            self._compare(case, self._answer(arrays), self.refilled, place, sums_alike=False)
+            label = f"{case.name} in read-only arrays in Fortran's order"
+            self._compare(case, self._answer(arrays), self.refilled, label, sums_alike=False)
 
     def _share(self) -> None:
         """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
-        together, answers = threading.Barrier(2, timeout=60), list[tuple[RepeatedInputs, dict[str, Array] | str]]()
+        barrier, answers = threading.Barrier(2, timeout=60), list[tuple[RepeatedInputs, dict[str, Array] | str]]()
 
         def call(case: RepeatedInputs) -> None:
             arrays = {name: copy.array() for name, copy in case.copies.items()}
             for _ in range(AT_ONCE):
-                together.wait()
+                barrier.wait()
                 answers.append((case, self._answer(arrays)))
 
         workers = [threading.Thread(target=call, args=(case,)) for case in self._pair]
@@ -223,19 +223,19 @@ class RepeatedCalls:
     ) -> None:
         if isinstance(outputs, str):
             fault.add(place, outputs)
-        elif summary := self._differs(case, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
-            fault.add(place, summary)
+        elif difference := self._differs(case, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
+            fault.add(place, difference)
 
     def _call(self, case: RepeatedInputs) -> None:
         self.calls += 1
-        place = f"call {self.calls}, {case.name}"
+        label = f"call {self.calls}, {case.name}"
         outputs = self._answer(case.arrays)
         for name, copy in case.copies.items():
             if Bits.of(case.arrays[name]) != copy:
-                self.inputs.add(place, f"{name} was overwritten")
+                self.inputs.add(label, f"{name} was overwritten")
                 case.arrays[name] = copy.array()
         if isinstance(outputs, str):
-            self.answers.add(place, outputs)
+            self.answers.add(label, outputs)
             return
         output_bits = {name: Bits.of(array) for name, array in outputs.items()}
         if case.first_outputs is None:
@@ -244,8 +244,8 @@ class RepeatedCalls:
             return
         if output_bits == case.first_outputs:
             output_bits = case.first_outputs  # one copy of the bytes
-        elif summary := self._differs(case, output_bits):
-            self.answers.add(place, summary)
+        elif difference := self._differs(case, output_bits):
+            self.answers.add(label, difference)
         stored_call = _Kept(self.calls, case.name, outputs, output_bits)
         self._kept.append(stored_call)
         self._kept_bytes += stored_call.size
@@ -271,12 +271,12 @@ class RepeatedCalls:
         if _form(first_bits) != _form(now):
             return f"outputs are {_form(now)}, and were {_form(first_bits)}"
         self._other_bits |= sums_alike
-        exact = sums_alike and self.bits()
+        is_bitwise = sums_alike and self.bits()
         for name in (name for name, bits in now.items() if bits != first_bits[name]):
             pair = first_bits[name].array(), now[name].array()
-            if exact:
-                at_first, again = (side.reshape(-1).view(f"V{side.dtype.itemsize}") for side in pair)
-                count = int(np.count_nonzero(at_first != again))
+            if is_bitwise:
+                first_view, later_view = (values.reshape(-1).view(f"V{values.dtype.itemsize}") for values in pair)
+                count = int(np.count_nonzero(first_view != later_view))
                 return f"{count} of {pair[0].size} elements of {name} have other bits than at first"
             for check in self.limits.judge(partial(limited_checks, "engine", (case.name, "edge"), name, pair)):
                 if not check.passed:
@@ -292,12 +292,12 @@ class RepeatedCalls:
         """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
         where two sets of inputs have one size."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
-        likeness = "within the limits, other bits" if self._other_bits else "the same bits"
-        odds = " and ".join(
+        bits_text = "within the limits, other bits" if self._other_bits else "the same bits"
+        odds_text = " and ".join(
             f"a fault in 1 of {share:,} calls would be missed with a probability of {(1 - 1 / share) ** self.calls:.2g}"
             for share in SHARES
         )
-        yield _check("calls repeated", self.answers, summary, f"{summary}; {likeness}; {odds}")
+        yield _check("calls repeated", self.answers, summary, f"{summary}; {bits_text}; {odds_text}")
         yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
         yield _check("calls inputs", self.inputs, summary, "compared after each call")
         if self._pair:
@@ -318,8 +318,8 @@ def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
 
 def _check(name: str, fault: _Fault, summary: str, passed_note: str) -> Check:
     note = f"{fault.what}; {fault.count} of {summary}" if fault.count else passed_note
-    place = fault.where or "repeated calls"
-    return Check("engine", name, "", place, float(fault.count), 0.0, not fault.count, note)
+    label = fault.where or "repeated calls"
+    return Check("engine", name, "", label, float(fault.count), 0.0, not fault.count, note)
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:

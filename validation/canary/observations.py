@@ -101,11 +101,11 @@ class ObservationTable:
 
     def side(self, order: Array) -> Side:
         """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
-        gone = order < 0
+        missing_mask = order < 0
         columns = (self.time, self.latency, self.score)
-        time, latency, score = (np.where(gone, np.nan, np.asarray(column, float)[order]) for column in columns)
-        size = np.where(gone, np.nan, np.asarray(self.size, float)[order]) if self.size else None
-        return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score, size)
+        time, latency, score = (np.where(missing_mask, np.nan, np.asarray(column, float)[order]) for column in columns)
+        size = np.where(missing_mask, np.nan, np.asarray(self.size, float)[order]) if self.size else None
+        return Side(time, latency, np.asarray(self.ok, bool)[order] & ~missing_mask, score, size)
 
 
 def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
@@ -122,8 +122,8 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
 
     Raises DataError with the line, what is wrong and what is needed.
     """
-    observations, lines = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
-    for number, record in lines:
+    observations, reader = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
+    for number, record in reader:
         try:
             if record.get("kind") == END:  # with which a writer ended its observations
                 requests = record.get("requests")
@@ -136,26 +136,26 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
             else:
                 add_to(observations, record)
         except (ValueError, OverflowError) as error:
-            raise lines.error(number, str(error)) from None
+            raise reader.error(number, str(error)) from None
         if len(observations) > MOST_OBSERVATIONS:
-            raise lines.error(number, f"more than {MOST_OBSERVATIONS} observations; judge a part of them")
+            raise reader.error(number, f"more than {MOST_OBSERVATIONS} observations; judge a part of them")
     if not len(observations):
         raise DataError(f"{path} holds no observations; `enginesmith.recording.ObservationLog` writes them")
     names = Counter(name for name in observations.request if name is not None)
-    if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
-        raise DataError(f"{path}: request {str(twice)[:60]!r} was observed twice; each needs a name of its own")
-    observations.cut, observations.digest = lines.cut, lines.digest
+    if (duplicate := next((name for name, count in names.items() if count > 1), None)) is not None:
+        raise DataError(f"{path}: request {str(duplicate)[:60]!r} was observed twice; each needs a name of its own")
+    observations.cut, observations.digest = reader.cut, reader.digest
     return observations
 
 
 def read_head(path: Path) -> EngineIdentity:
     """The engine that a file of observations names on its first line. Raises DataError."""
-    lines = JsonLinesReader(path, MOST_LINE_BYTES)
-    for number, record in lines:
+    reader = JsonLinesReader(path, MOST_LINE_BYTES)
+    for number, record in reader:
         try:
             return _identity(record, ObservationTable(path)) if "kind" in record else EngineIdentity()
         except ValueError as error:
-            raise lines.error(number, str(error)) from None
+            raise reader.error(number, str(error)) from None
     return EngineIdentity()
 
 
@@ -176,13 +176,13 @@ def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
 
 def add_to(table: ObservationTable, record: Record) -> None:
     """Add one observation. Raises ValueError that names the field."""
-    ok, nan = truth_in(record, "ok"), float("nan")
-    has_latency = ok or "latency" in record
+    is_ok, nan = truth_in(record, "ok"), float("nan")
+    has_latency = is_ok or "latency" in record
     has_score, has_sqnr = (record.get(name) is not None for name in ("score", "sqnr_db"))
     values: dict[str, object] = {
         "time": number_in(record, "time"),
         "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if has_latency else nan,
-        "ok": ok,
+        "ok": is_ok,
         "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if has_score else nan,
         "sqnr_db": number_in(record, "sqnr_db") if has_sqnr else nan,
         "size": number_in(record, "size", above=0.0) if record.get("size") is not None else nan,
@@ -193,9 +193,9 @@ def add_to(table: ObservationTable, record: Record) -> None:
         raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
     if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
         raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-    last = MOST_OBSERVATIONS - 1
-    if segment is not None and not (type(segment) is int and 0 <= segment <= last):
-        raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {last} is needed")
+    max_index = MOST_OBSERVATIONS - 1
+    if segment is not None and not (type(segment) is int and 0 <= segment <= max_index):
+        raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {max_index} is needed")
     values |= {"output": output or None, "request": name, "error": text_in(record, "error"), "segment": segment}
     for column, value in values.items():
         getattr(table, column).append(value)

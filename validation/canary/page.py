@@ -52,8 +52,8 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
     # An infinite or missing bound reaches to the end of the axis.
     lows = [-math.inf if row.low is None else row.low / scale for (row, _), scale in zip(items, scales, strict=True)]
     highs = [math.inf if row.high is None else row.high / scale for (row, _), scale in zip(items, scales, strict=True)]
-    row_indices = [at for at, (row, _) in enumerate(items) if not row.note]
-    low, high = span([-0.4, 1.4, *(end for at in row_indices for end in (lows[at], highs[at]))])
+    row_indices = [index for index, (row, _) in enumerate(items) if not row.note]
+    low, high = span([-0.4, 1.4, *(end for index in row_indices for end in (lows[index], highs[index]))])
     low, high = max(low, -MOST_MARGINS), min(high, MOST_MARGINS)
 
     def draw(figure: "Figure") -> None:
@@ -61,23 +61,25 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
         axes.axvspan(low, min(1.0, high), color=COLOURS["proven-soft"], gid=tag("fine"))
         axes.axvline(1.0, color=COLOURS["failed"], linewidth=1.5, linestyle="--", label="margin", gid=tag("limit"))
         axes.axvline(0.0, color=COLOURS["muted"], linewidth=1.0)
-        for at, ((criterion, words), scale) in enumerate(zip(items, scales, strict=True)):
-            y = float(len(items) - 1 - at)
+        for index, ((criterion, text), scale) in enumerate(zip(items, scales, strict=True)):
+            y = float(len(items) - 1 - index)
             annotate(axes, criterion.name, (low, y), (2, 9), color=COLOURS["ink"], weight="bold")
-            annotate(axes, words, (high, y), (-2, 9), ha="right")
-            if at not in row_indices:
+            annotate(axes, text, (high, y), (-2, 9), ha="right")
+            if index not in row_indices:
                 continue
-            gid = tag("span", f"{criterion.name}: {words}")
-            axes.plot([max(lows[at], low), min(highs[at], high)], [y, y], color=COLOURS["ink"], linewidth=2.5, gid=gid)
+            gid = tag("span", f"{criterion.name}: {text}")
+            axes.plot(
+                [max(lows[index], low), min(highs[index], high)], [y, y], color=COLOURS["ink"], linewidth=2.5, gid=gid
+            )
             if criterion.estimate is not None:
                 colour = COLOURS[f"{TONES[criterion.verdict]}-fill"]
                 axes.plot(criterion.estimate / scale, y, "o", color=colour, markersize=9, gid=tag("point"))
         set_axis(axes, "x", (low, high), "worse by, in multiples of the margin")
         set_axis(axes, "y", (-0.4, max(len(items), 1) - 0.4), ticks=())
 
-    criteria_text = "; ".join(f"{criterion.name}: {words}" for criterion, words in items)
-    words = f"Each criterion's interval against its margin. {criteria_text}"
-    return draw_svg("intervals", words, draw, (WIDTH, 56 + 40 * max(len(items), 1)))
+    criteria_text = "; ".join(f"{criterion.name}: {text}" for criterion, text in items)
+    alt_text = f"Each criterion's interval against its margin. {criteria_text}"
+    return draw_svg("intervals", alt_text, draw, (WIDTH, 56 + 40 * max(len(items), 1)))
 
 
 def ecdf_svg(curves: LatencyCurves) -> str:
@@ -92,8 +94,8 @@ def ecdf_svg(curves: LatencyCurves) -> str:
         for name, curve in sides.items():
             xs, shares = [x for x, _ in curve], [share for _, share in curve]
             axes.step(xs, shares, where="post", color=SIDE_COLOURS[name], label=name, gid=tag("curve", name))
-        ends = span(values, log=True, pad=0.0, least=0.1)
-        set_axis(axes, "x", ends, "latency, logarithmic", log=True, text=seconds_text)
+        x_range = span(values, log=True, pad=0.0, least=0.1)
+        set_axis(axes, "x", x_range, "latency, logarithmic", log=True, text=seconds_text)
         set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
     return draw_svg("ecdf", "Share of requests answered within a latency, on both sides", draw)
@@ -112,16 +114,16 @@ def over_time_svg(courses: LatencyCourses) -> str:
         axes = figure.subplots()
         for name, course in sides.items():
             xs, colour = [row[0] / size for row in course], SIDE_COLOURS[name]
-            tails, medians = [row[2] for row in course], [row[1] for row in course]
-            axes.plot(xs, tails, color=colour, linewidth=1.2, alpha=0.6, gid=tag(name, f"{name}, 90th percentile"))
+            p90s, medians = [row[2] for row in course], [row[1] for row in course]
+            axes.plot(xs, p90s, color=colour, linewidth=1.2, alpha=0.6, gid=tag(name, f"{name}, 90th percentile"))
             axes.plot(xs, medians, color=colour, label=name, gid=tag(name, f"{name}, median"))
         label = "time since the first request"
         set_axis(axes, "x", (0.0, duration / size), label, text=lambda value: f"{value:.3g} {unit}")
-        ends = span([value for row in rows for value in row[1:]], log=True, least=0.1)
-        set_axis(axes, "y", ends, log=True, text=seconds_text)
+        y_range = span([value for row in rows for value in row[1:]], log=True, least=0.1)
+        set_axis(axes, "y", y_range, log=True, text=seconds_text)
 
-    words = "Latency over the time of the canary, on both sides: median, and 90th percentile as thin lines"
-    return draw_svg("over-time", words, draw)
+    alt_text = "Latency over the time of the canary, on both sides: median, and 90th percentile as thin lines"
+    return draw_svg("over-time", alt_text, draw)
 
 
 def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, float]) -> str:
@@ -131,22 +133,22 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
     """
     if not rows:
         return ""
-    ends = [value for row in rows for value in (row.low, row.high)] + [0.0, *margins.values()]
-    low, high = span([min(max(end, -0.9), 3.0) for end in ends], pad=0.08)
+    bounds = [value for row in rows for value in (row.low, row.high)] + [0.0, *margins.values()]
+    low, high = span([min(max(end, -0.9), 3.0) for end in bounds], pad=0.08)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         axes.axhline(0.0, color=COLOURS["muted"], linewidth=1.0, gid=tag("zero"))
         label = "margin"
         for index, row in enumerate(rows):
-            words = f"{percent_text(row.slowdown)} ({percent_text(row.low)} to {percent_text(row.high)})"
-            name = f"p{number_text(100 * row.p)}: {words}"
+            range_text = f"{percent_text(row.slowdown)} ({percent_text(row.low)} to {percent_text(row.high)})"
+            name = f"p{number_text(100 * row.p)}: {range_text}"
             if (margin := margins.get(row.p)) is not None:
-                places, gid = [index - 0.36, index + 0.36], tag("margin")
-                axes.plot(places, [margin] * 2, "--", color=COLOURS["failed"], label=label, gid=gid)
+                bar_x, gid = [index - 0.36, index + 0.36], tag("margin")
+                axes.plot(bar_x, [margin] * 2, "--", color=COLOURS["failed"], label=label, gid=gid)
                 label = ""
-            within = [min(max(end, low), high) for end in (row.low, row.high)]
-            axes.plot([index, index], within, color=COLOURS["ink"], linewidth=2.5, gid=tag("span", name))
+            clipped_range = [min(max(end, low), high) for end in (row.low, row.high)]
+            axes.plot([index, index], clipped_range, color=COLOURS["ink"], linewidth=2.5, gid=tag("span", name))
             axes.plot(index, row.slowdown, "o", color=COLOURS["accent"], markersize=8, gid=tag("point", name))
         names = [(float(index), f"p{100 * row.p:.4g}") for index, row in enumerate(rows)]
         set_axis(axes, "x", (-0.5, len(rows) - 0.5), "quantile of latency", ticks=names)
@@ -160,7 +162,10 @@ def render(report: CanaryReport) -> str:
     margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
     rows = [(criterion, *_numbers(criterion), describe_power(criterion)) for criterion in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
-    names = {side: f"{one.reference} {one.unit}".strip() if one.model else "unnamed" for side, one in sides.items()}
+    names = {
+        side: f"{engine.reference} {engine.unit}".strip() if engine.model else "unnamed"
+        for side, engine in sides.items()
+    }
     template = templates().get_template("canary/canary.html.j2")
     return template.render(
         report=report,
@@ -187,21 +192,21 @@ def _describe_replay(report: CanaryReport) -> str:
 
     TRAFFIC stands for the file, of which a report has the digest alone.
     """
-    ours, replay_terms = report.candidate, report.traffic
-    if replay_terms.digest is None or not (ours.model and report.baseline.model):
+    candidate_identity, replay_terms = report.candidate, report.traffic
+    if replay_terms.digest is None or not (candidate_identity.model and report.baseline.model):
         return ""
     values = {
-        "candidate": ours.reference,
+        "candidate": candidate_identity.reference,
         "baseline": report.baseline.reference,
-        "target": ours.target,
-        "precision": ours.precision,
+        "target": candidate_identity.target,
+        "precision": candidate_identity.precision,
         "scale": replay_terms.scale,
         "duration": replay_terms.duration,
         "seed": replay_terms.seed,
         "in-flight": replay_terms.in_flight,
     }
-    words = [f"--{name} {value}" for name, value in values.items() if value is not None]
-    return " ".join(["enginesmith canary run", *words, "--traffic TRAFFIC --out again"])
+    options = [f"--{name} {value}" for name, value in values.items() if value is not None]
+    return " ".join(["enginesmith canary run", *options, "--traffic TRAFFIC --out again"])
 
 
 def _numbers(criterion: Criterion) -> tuple[str, str, str]:

@@ -127,10 +127,10 @@ class ReplayedPair:
             }
             return {key: value for key, value in fields.items() if value is not None}
 
-        ours = line(self.candidate)
+        candidate_line = line(self.candidate)
         if self.difference:
-            ours |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
-        return ours, line(self.baseline)
+            candidate_line |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
+        return candidate_line, line(self.baseline)
 
 
 def replay(
@@ -149,7 +149,7 @@ def replay(
         for session in (candidate, baseline):
             serve(session, request.inputs, clock)
     order = np.random.default_rng(pace.seed)
-    free = [0.0, 0.0]
+    free_s = [0.0, 0.0]
     started_s = clock.now()
     for index, (arrival_s, request) in enumerate(traffic.arrivals(pace.scale, pace.duration)):
         if not traffic.timed:
@@ -158,10 +158,10 @@ def replay(
             clock.sleep(wait_s)
         first_side = int(order.integers(2))
         results: dict[int, Timed] = {}
-        for turn in (first_side, 1 - first_side):
-            served_request = serve((candidate, baseline)[turn], request.inputs, clock)
-            free[turn] = max(arrival_s, free[turn]) + served_request.service
-            results[turn] = Timed(free[turn] - arrival_s, served_request)
+        for side in (first_side, 1 - first_side):
+            served_request = serve((candidate, baseline)[side], request.inputs, clock)
+            free_s[side] = max(arrival_s, free_s[side]) + served_request.service
+            results[side] = Timed(free_s[side] - arrival_s, served_request)
         yield pair_of(index, arrival_s, request.inputs, results[0], results[1], first_side)
 
 
@@ -177,15 +177,19 @@ def pair_of(
     """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1."""
 
     def answer(timed_request: Timed) -> ReplayAnswer:
-        service, outputs, error = timed_request.served
+        service_s, outputs, error = timed_request.served
         digest = None if outputs is None else digest_of_outputs(outputs)
-        return ReplayAnswer(max(timed_request.latency, 1e-9), max(service, 1e-9), error, digest)
+        return ReplayAnswer(max(timed_request.latency, 1e-9), max(service_s, 1e-9), error, digest)
 
-    ours, baseline_outputs = candidate.served.outputs, baseline.served.outputs
-    unlike = None if ours is None or baseline_outputs is None else difference(ours, baseline_outputs)
+    candidate_outputs, baseline_outputs = candidate.served.outputs, baseline.served.outputs
+    delta = (
+        None
+        if candidate_outputs is None or baseline_outputs is None
+        else difference(candidate_outputs, baseline_outputs)
+    )
     size = sum(int(np.size(array)) for array in inputs.values())
     first = ("candidate", "baseline")[first_side]
-    return ReplayedPair(index, arrival_s, answer(candidate), answer(baseline), unlike, first, segment, size)
+    return ReplayedPair(index, arrival_s, answer(candidate), answer(baseline), delta, first, segment, size)
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
@@ -200,8 +204,8 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock)
         error = ""
     except Exception as failure:
         outputs, error = None, f"{type(failure).__name__}: {failure}"[:1000]
-    service = clock.now() - started_s
-    return ServedRequest(service if math.isfinite(service) and service > 0 else 1e-9, outputs, error)
+    service_s = clock.now() - started_s
+    return ServedRequest(service_s if math.isfinite(service_s) and service_s > 0 else 1e-9, outputs, error)
 
 
 # Replay of recorded traffic against two engines with several requests in flight, one engine at a time.
@@ -285,13 +289,13 @@ class SegmentSession(Protocol):
 
 def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
     """The most requests in flight at any moment. arrivals, latencies: of each request, in seconds."""
-    moments = [(arrival_s, 1) for arrival_s in arrivals]
-    moments += [(arrival_s + latency, -1) for arrival_s, latency in zip(arrivals, latencies, strict=True)]
-    now = highest = 0
-    for _, change in sorted(moments):  # at the same moment, ends come first
-        now += change
-        highest = max(highest, now)
-    return highest
+    changes = [(arrival_s, 1) for arrival_s in arrivals]
+    changes += [(arrival_s + latency, -1) for arrival_s, latency in zip(arrivals, latencies, strict=True)]
+    in_flight = max_in_flight = 0
+    for _, change in sorted(changes):  # at the same moment, ends come first
+        in_flight += change
+        max_in_flight = max(max_in_flight, in_flight)
+    return max_in_flight
 
 
 def serve_requests(
@@ -317,8 +321,8 @@ def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterato
     """
     length = max(LEAST_TURNOVERS * in_flight, math.ceil(count / MOST_SEGMENTS))
     for start, stop in pairwise(sorted({0, count, *(stop for stop in stops if 0 < stop < count)})):
-        parts = max(1, (stop - start) // length // 2 * 2)
-        yield from pairwise(start + (stop - start) * part // parts for part in range(parts + 1))
+        segment_count = max(1, (stop - start) // length // 2 * 2)
+        yield from pairwise(start + (stop - start) * index // segment_count for index in range(segment_count + 1))
 
 
 def replay_concurrently(
@@ -340,9 +344,9 @@ def replay_concurrently(
     for _, stop in segments(len(requests), in_flight, stops):
         while count < stop:
             first_side = 1 - first_side if segment_number % 2 else int(order.integers(2))
-            lead = min(count, in_flight)
-            part = requests[count - lead : stop]
-            for pair in _pairs((candidate, baseline), first_side, part, lead, count, segment_number):
+            lead_count = min(count, in_flight)
+            segment = requests[count - lead_count : stop]
+            for pair in _pairs((candidate, baseline), first_side, segment, lead_count, count, segment_number):
                 count += 1
                 yield pair
             segment_number += 1
@@ -367,7 +371,7 @@ def _pairs(
     for offset, other_answer in enumerate(answers(1 - first_side)):
         if not answer_queue:
             continue  # they are sent again with the next segment
-        both = [answer_queue.popleft(), other_answer]
-        ours, theirs = reversed(both) if first_side else both
+        answer_pair = [answer_queue.popleft(), other_answer]
+        candidate, baseline = reversed(answer_pair) if first_side else answer_pair
         arrival_s, request = part[lead + offset]
-        yield pair_of(index + offset, arrival_s, request.inputs, ours, theirs, first_side, number)
+        yield pair_of(index + offset, arrival_s, request.inputs, candidate, baseline, first_side, number)

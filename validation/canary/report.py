@@ -41,11 +41,11 @@ def made_up(
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) != 1 or min(counts.values()) < batch:
         raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
-    groups = min(counts.values()) // batch
+    group_count = min(counts.values()) // batch
     rng = np.random.default_rng(seed)
     arrival_s = 0.0
-    for index in range(requests or groups):
-        start = index % groups * batch
+    for index in range(requests or group_count):
+        start = index % group_count * batch
         yield arrival_s, {name: array[start : start + batch] for name, array in arrays.items()}
         arrival_s += float(rng.exponential(1.0 / per_second))
 
@@ -141,16 +141,16 @@ class CanaryView:
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
     """All that a report shows beside the criteria. seed: of the bootstrap.  evidence: what was made of both tables."""
-    sides = select_answered(evidence)
+    latency_pair = select_answered(evidence)
     counts = [
-        Counter(text or "no reason given" for ok, text in zip(table.ok, table.error, strict=True) if not ok)
+        Counter(text or "no reason given" for is_ok, text in zip(table.ok, table.error, strict=True) if not is_ok)
         for table in (candidate, baseline)
     ]
     texts = sorted(counts[0] | counts[1], key=lambda text: (-counts[0][text] - counts[1][text], text))
     return CanaryView(
-        mann_whitney=mann_whitney(*sides),
-        quantiles=tuple(_quantiles(evidence, sides, seed)),
-        ecdf=LatencyCurves(*map(_curve, sides)),
+        mann_whitney=mann_whitney(*latency_pair),
+        quantiles=tuple(_quantiles(evidence, latency_pair, seed)),
+        ecdf=LatencyCurves(*map(_curve, latency_pair)),
         over_time=LatencyCourses(tuple(_windows(evidence.candidate)), tuple(_windows(evidence.baseline))),
         errors=tuple(ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS]),
         worst=tuple(_worst(candidate, baseline)),
@@ -159,16 +159,16 @@ def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: C
 
 def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
     """Mann & Whitney's test of two sides' latencies (seconds, [requests]); None where a side has none."""
-    ours, baseline_count = len(candidate), len(baseline)
-    if not ours or not baseline_count:
+    candidate_count, baseline_count = len(candidate), len(baseline)
+    if not candidate_count or not baseline_count:
         return None
     ranks, counts = mean_ranks(np.concatenate([candidate, baseline]))
-    u = float(ranks[:ours].sum()) - ours * (ours + 1) / 2.0
-    total = ours + baseline_count
-    ties = float(np.sum(counts.astype(float) ** 3 - counts)) / (total * (total - 1.0)) if total > 1 else 0.0
-    spread = math.sqrt(max(ours * baseline_count / 12.0 * (total + 1.0 - ties), 0.0))
-    z = (u - ours * baseline_count / 2.0) / spread if spread > 0 else 0.0
-    return MannWhitney(u, z, 2.0 * (1.0 - NORMAL.cdf(abs(z))), u / (ours * baseline_count))
+    u = float(ranks[:candidate_count].sum()) - candidate_count * (candidate_count + 1) / 2.0
+    total = candidate_count + baseline_count
+    tie_term = float(np.sum(counts.astype(float) ** 3 - counts)) / (total * (total - 1.0)) if total > 1 else 0.0
+    u_std = math.sqrt(max(candidate_count * baseline_count / 12.0 * (total + 1.0 - tie_term), 0.0))
+    z = (u - candidate_count * baseline_count / 2.0) / u_std if u_std > 0 else 0.0
+    return MannWhitney(u, z, 2.0 * (1.0 - NORMAL.cdf(abs(z))), u / (candidate_count * baseline_count))
 
 
 def _quantiles(evidence: CanaryEvidence, sides: tuple[Array, Array], seed: int) -> Iterator[QuantileSlowdown]:
@@ -178,9 +178,11 @@ def _quantiles(evidence: CanaryEvidence, sides: tuple[Array, Array], seed: int) 
     z = NORMAL.inv_cdf(1.0 - INTERVAL_LEVEL)
     for p, effect in zip(probabilities, effects, strict=True):
         if math.isfinite(effect.error):
-            ours, baseline_quantile = (float(np.quantile(side, p, method="inverted_cdf")) for side in sides)
+            candidate_quantile, baseline_quantile = (
+                float(np.quantile(side, p, method="inverted_cdf")) for side in sides
+            )
             ratios = (effect.log_ratio, effect.log_ratio - z * effect.error, effect.log_ratio + z * effect.error)
-            yield QuantileSlowdown(p, ours, baseline_quantile, *map(math.expm1, ratios))
+            yield QuantileSlowdown(p, candidate_quantile, baseline_quantile, *map(math.expm1, ratios))
 
 
 def _curve(values: Array) -> tuple[tuple[float, float], ...]:
@@ -196,14 +198,14 @@ def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
     time, latency = side.time[side.ok], side.latency[side.ok]
     if not len(time) or not np.isfinite(time).all():
         return
-    span = float(time.max() - time.min())
+    duration = float(time.max() - time.min())
     count = max(1, min(WINDOWS, len(time) // LEAST_IN_WINDOW))
-    window = np.minimum(((time - time.min()) / (span or 1.0) * count).astype(int), count - 1)
+    window_indices = np.minimum(((time - time.min()) / (duration or 1.0) * count).astype(int), count - 1)
     for index in range(count):
-        window_latencies = latency[window == index]
+        window_latencies = latency[window_indices == index]
         if len(window_latencies) >= LEAST_IN_WINDOW:
-            median, tail = np.quantile(window_latencies, [0.5, 0.9])
-            yield (index + 0.5) / count * span, float(median), float(tail)
+            median, p90 = np.quantile(window_latencies, [0.5, 0.9])
+            yield (index + 0.5) / count * duration, float(median), float(p90)
 
 
 def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[UnlikeAnswers]:
@@ -214,8 +216,8 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
         name, is_flipped = candidate.request[index], candidate.flipped[index]
         if (baseline_row := baseline_rows.get(name)) is not None:
             latencies = (candidate.latency[index], baseline.latency[baseline_row])
-            took = (latency if is_finite(latency) else None for latency in latencies)
-            yield UnlikeAnswers(str(name), float(distance[index]), is_flipped, *took)
+            finite_latencies = (latency if is_finite(latency) else None for latency in latencies)
+            yield UnlikeAnswers(str(name), float(distance[index]), is_flipped, *finite_latencies)
 
 
 # The report of a canary: a JSON document of a versioned format that carries its own digest.
@@ -352,7 +354,7 @@ def make_report(
     looks: before this one.  seed: of the bootstrap of what is shown.
     """
     levels, requests = judgement.levels, (*looks.before, evidence.requests)
-    observed = (SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
+    observed_sides = (SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
     return CanaryReport(
         **vars(circumstances),
         verdict=judgement.verdict,
@@ -360,7 +362,7 @@ def make_report(
         candidate=candidate.identity,
         baseline=baseline.identity,
         paired=evidence.paired,
-        observations=BothObserved(*observed),
+        observations=BothObserved(*observed_sides),
         thresholds=thresholds,
         looks=LooksTaken(looks.planned, requests, judgement.fractions, levels.passing, levels.failing),
         criteria=tuple(criterion.without_infinities() for criterion in judgement.criteria),
@@ -407,11 +409,11 @@ def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline
     """
     if previous.verdict != "INSUFFICIENT":
         raise InputError(f"the earlier look already decided: {previous.verdict} ({previous.reason})")
-    for name, then, now in (
+    for name, previous_identity, current_identity in (
         ("candidate", previous.candidate, candidate.identity),
         ("baseline", previous.baseline, baseline.identity),
     ):
-        if then != now:
+        if previous_identity != current_identity:
             raise InputError(f"the earlier look was at another {name}; give the report of this canary")
     if previous.looks.planned is None:
         raise InputError("the earlier look had no --planned, so it used the whole error up; start a new canary")
@@ -422,10 +424,10 @@ def _check(report: CanaryReport) -> None:
     """Raise ValueError for a verdict that does not follow from the numbers."""
     for criterion in report.criteria:
         low, high = (math.nan if bound is None else bound for bound in (criterion.low, criterion.high))
-        follows = "INSUFFICIENT" if criterion.note else verdict_of(low, high, criterion.margin)
-        follows = "FAIL" if criterion.kind == "fact" else follows
-        if criterion.verdict != follows:
-            raise ValueError(f"{criterion.name} says {criterion.verdict} where {follows} follows from its interval")
+        expected = "INSUFFICIENT" if criterion.note else verdict_of(low, high, criterion.margin)
+        expected = "FAIL" if criterion.kind == "fact" else expected
+        if criterion.verdict != expected:
+            raise ValueError(f"{criterion.name} says {criterion.verdict} where {expected} follows from its interval")
     if not report.looks.fractions or not report.looks.requests:
         raise ValueError("it was judged at no look")
     if report.verdict != overall([criterion.verdict for criterion in report.criteria]):

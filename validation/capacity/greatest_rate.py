@@ -57,9 +57,9 @@ class BatchTimes:
         With few processes, of which one was disturbed, an interval would reach from nanoseconds to hours: medians are
         at most BEYOND times the slowest run, and at least the fastest over it.
         """
-        middle = self.curves[:, self.curves.shape[1] // 2]
-        ends = self.curves[:, 0] / BEYOND / middle, self.curves[:, -1] * BEYOND / middle
-        return list(self.curves * np.clip(np.exp(sign * self.half), *ends)[:, None])
+        medians = self.curves[:, self.curves.shape[1] // 2]
+        bounds = self.curves[:, 0] / BEYOND / medians, self.curves[:, -1] * BEYOND / medians
+        return list(self.curves * np.clip(np.exp(sign * self.half), *bounds)[:, None])
 
     def with_overhead(self, batch_s: float, request_s: float) -> "BatchTimes":
         """The times with what a server adds to them: `batch_s` to each batch, `request_s` for each of its requests."""
@@ -96,13 +96,13 @@ def batch_times(
     inside_mask = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
     if not others or not inside_mask.all() or not _spans(timed_sizes):
         sizes_text = ",".join(f"{dim}={size}" for dim, size in others.items())
-        place = f" at {sizes_text.replace(',', ' ')}" if sizes_text else ""
-        ends = " ".join(
-            f"--bucket {','.join(part for part in (f'{batch}={size}', sizes_text) if part)}"
+        suffix = f" at {sizes_text.replace(',', ' ')}" if sizes_text else ""
+        options = " ".join(
+            f"--bucket {','.join(dims_text for dims_text in (f'{batch}={size}', sizes_text) if dims_text)}"
             for size in dict.fromkeys((least, max_batch))
         )
         raise DataError(
-            f"{batch}={least} to {max_batch}{place} was not timed; time it: enginesmith profile REF {ends} --record"
+            f"{batch}={least} to {max_batch}{suffix} was not timed; time it: enginesmith profile REF {options} --record"
         )
     return _at(buckets, dims, rows)
 
@@ -111,10 +111,12 @@ def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -
     times = ServiceTimes.of_buckets(buckets, dims)
     _, error = times.predict(sizes)
     medians = [bucket.process_medians_s for bucket in buckets]
-    spread = np.array([half_width(np.log(part)) if len(part) >= LEAST_PROCESSES else ONE_PROCESS for part in medians])
+    spreads = np.array(
+        [half_width(np.log(values)) if len(values) >= LEAST_PROCESSES else ONE_PROCESS for values in medians]
+    )
     distances = np.abs(np.log(sizes)[:, None] - np.log(times.sizes)[None]).sum(-1)
-    half = np.hypot(spread[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
-    return BatchTimes(times.curves_at(sizes), half)
+    log_half = np.hypot(spreads[distances.argmin(1)], NORMAL.inv_cdf(_TAIL) * error)
+    return BatchTimes(times.curves_at(sizes), log_half)
 
 
 def _spans(timed_sizes: Array) -> bool:
@@ -227,18 +229,18 @@ def find_greatest_rate(
     near_rate, policy = choose_policy(workload, times, limit, policies)
     if near_rate <= 0.0:
         return None
-    rates = [_search(work, times, limit, policy, near_rate, seed=seed) for seed, work in enumerate(workloads)]
+    rates = [_search(load, times, limit, policy, near_rate, seed=seed) for seed, load in enumerate(workloads)]
     if min(rates) <= 0.0:
         return None
-    slow, fast = (_search(workload, times, limit, policy, near_rate, sign) for sign in (1.0, -1.0))
+    slow_rate, fast_rate = (_search(workload, times, limit, policy, near_rate, sign) for sign in (1.0, -1.0))
     logs = np.log(rates)
     value = math.exp(float(logs.mean()))
     noise = t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-    down = math.hypot(noise, math.log(rates[0] / slow)) if slow > 0.0 else math.inf
-    up = math.hypot(noise, math.log(max(fast, rates[0]) / rates[0]))
-    ran = simulate_batching(workload.at / value, workload.samples, workload.queues, _curves(times, 0.0), policy)
-    rate = Estimate(value, value * math.exp(-down), value * math.exp(up))
-    return GreatestRate(rate, policy, ran.utilization, float(ran.batches.mean()))
+    log_low = math.hypot(noise, math.log(rates[0] / slow_rate)) if slow_rate > 0.0 else math.inf
+    log_high = math.hypot(noise, math.log(max(fast_rate, rates[0]) / rates[0]))
+    simulation = simulate_batching(workload.at / value, workload.samples, workload.queues, _curves(times, 0.0), policy)
+    rate = Estimate(value, value * math.exp(-log_low), value * math.exp(log_high))
+    return GreatestRate(rate, policy, simulation.utilization, float(simulation.batches.mean()))
 
 
 def choose_policy(
@@ -250,14 +252,14 @@ def choose_policy(
 
     times: of a batch, by queue.
     """
-    few = work.head(FEW_REQUESTS)
-    rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
+    short_load = work.head(FEW_REQUESTS)
+    rates = [_search(short_load, times, limit, policy, step=_COARSE_STEP) for policy in policies]
     visited_indices = set[int]()
     while True:
         policy_index = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
         if policy_index in visited_indices:
             return rates[policy_index], policies[policy_index]
-        rates[policy_index] = _held_from_below(few, times, limit, policies[policy_index], rates[policy_index])
+        rates[policy_index] = _held_from_below(short_load, times, limit, policies[policy_index], rates[policy_index])
         visited_indices.add(policy_index)
 
 
@@ -265,7 +267,7 @@ def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: flo
     """The policies of a batcher among which the best is sought: each greatest batch, with `wait_s`, or with each of
     WAITS where it is None; a batch of one waits for nothing."""
     waits = [share * limit.seconds for share in WAITS] if wait_s is None else [wait_s]
-    return [BatchPolicy(size, wait) for size in batch_sizes for wait in (waits if size > 1 else [0.0])]
+    return [BatchPolicy(size, delay_s) for size in batch_sizes for delay_s in (waits if size > 1 else [0.0])]
 
 
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
@@ -289,15 +291,15 @@ def _search(
     step: float = _STEP,
 ) -> float:
     """The greatest rate that keeps the limit; 0 where none does. near_rate: where it is expected."""
-    keeps = _test_of(work, _curves(times, sign), limit, policy, seed)
+    keeps_limit = _test_of(work, _curves(times, sign), limit, policy, seed)
     low, high = 0.0, (saturation_rate := saturation(work, times, policy, sign))
     if near_rate is not None:
-        low, high = _bracket(keeps, near_rate, saturation_rate)
-    if high == saturation_rate and keeps(saturation_rate):
+        low, high = _bracket(keeps_limit, near_rate, saturation_rate)
+    if high == saturation_rate and keeps_limit(saturation_rate):
         return saturation_rate
-    if low == 0.0 and not keeps(_LEAST * saturation_rate):
+    if low == 0.0 and not keeps_limit(_LEAST * saturation_rate):
         return 0.0
-    return _bisect(keeps, low, high, step, 1e-6 * saturation_rate)
+    return _bisect(keeps_limit, low, high, step, 1e-6 * saturation_rate)
 
 
 def _held_from_below(
@@ -306,10 +308,10 @@ def _held_from_below(
     """`rate`, or the rate from which on some lower one breaks the limit; 0 where the lowest does."""
     if not rate or not policy.wait_s:
         return rate
-    keeps, low, high = _test_of(work, _curves(times, 0.0), limit, policy), 0.0, _LEAST * rate
+    keeps_limit, low, high = _test_of(work, _curves(times, 0.0), limit, policy), 0.0, _LEAST * rate
     while high < rate:
-        if not keeps(high):
-            return _bisect(keeps, low, high, _COARSE_STEP) if low else 0.0
+        if not keeps_limit(high):
+            return _bisect(keeps_limit, low, high, _COARSE_STEP) if low else 0.0
         low, high = high, high * _LOWER
     return rate
 
@@ -318,12 +320,12 @@ def _test_of(
     work: Workload, curves: list[list[Array]], limit: LatencyLimit, policy: BatchPolicy, seed: int = 0
 ) -> Callable[[float], bool]:
     """A function that says whether the limit is kept at a rate."""
-    warm = int(_WARM * len(work))
+    warm_count = int(_WARM * len(work))
 
     def keeps(rate: float) -> bool:
-        ran = simulate_batching(work.at / rate, work.samples, work.queues, curves, policy, seed)
-        late_count = int(np.count_nonzero(ran.latency_s[warm:] > limit.seconds))
-        return late_count <= (1.0 - limit.p) * (len(work) - warm)
+        simulation = simulate_batching(work.at / rate, work.samples, work.queues, curves, policy, seed)
+        late_count = int(np.count_nonzero(simulation.latency_s[warm_count:] > limit.seconds))
+        return late_count <= (1.0 - limit.p) * (len(work) - warm_count)
 
     return keeps
 
@@ -332,8 +334,8 @@ def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float
     """The greatest rate that keeps the limit between `low`, which does, and `high`, to the share `step` of it, or to
     `least_rate`."""
     while high - low > step * high and high > least_rate:
-        middle = (low + high) / 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
+        midpoint = (low + high) / 2
+        low, high = (midpoint, high) if keeps(midpoint) else (low, midpoint)
     return low
 
 
@@ -373,11 +375,11 @@ def cost_svg(curves: Sequence[CostCurve], asked_s: float, currency: str) -> str:
         for index, curve in enumerate(curves):
             xs, ys = [point_x for point_x, _ in curve.points], [cost for _, cost in curve.points]
             axes.plot(xs, ys, label=shorten(curve.name), gid=tag("curve", curve.name), **series(index))
-        ends = span([asked_s, *(point_x for point_x, _ in points)], log=True)
-        set_axis(axes, "x", ends, "limit of p99", log=True, text=seconds_text)
+        x_range = span([asked_s, *(point_x for point_x, _ in points)], log=True)
+        set_axis(axes, "x", x_range, "limit of p99", log=True, text=seconds_text)
         set_axis(axes, "y", span([cost for _, cost in points], log=True, least=0.3), unit, log=True)
         annotate(axes, "asked for", (asked_s, 1.0), (4, -12), top=True)
 
     least_costs = {curve.name: min(cost for _, cost in curve.points) for curve in curves if curve.points}
-    words = "; ".join(f"{name}: {number_text(cost)} at least" for name, cost in least_costs.items())
-    return draw_svg("costs", f"Cost of a million requests by the limit of p99. {words}", draw, standalone=True)
+    alt_text = "; ".join(f"{name}: {number_text(cost)} at least" for name, cost in least_costs.items())
+    return draw_svg("costs", f"Cost of a million requests by the limit of p99. {alt_text}", draw, standalone=True)

@@ -53,13 +53,13 @@ def cheapest_mix(offers: Sequence[MachineOffer], rate: float, spare: int = 0) ->
     """The cheapest machines that get `rate` requests a second without the `spare` greatest of them; None where all that
     there are do not get it."""
     # Without the limit to the greatest in use a mix may be larger than it needs to be, and never too small.
-    needs = [(greatest, rate + spare * greatest) for greatest in sorted({offer.rate for offer in offers})]
+    need_pairs = [(max_rate, rate + spare * max_rate) for max_rate in sorted({offer.rate for offer in offers})]
     best_mix: FleetMix | None = None
     for most_states in (_BEAM, None):  # at first a good mix, which then rules out nearly all others
-        for greatest, need in needs:
-            smaller = [offer for offer in offers if offer.rate <= greatest]
+        for max_rate, need in need_pairs:
+            small_offers = [offer for offer in offers if offer.rate <= max_rate]
             bound = math.inf if best_mix is None else best_mix.per_hour
-            best_mix = _cover(smaller, need * (1.0 - _ROUNDING), bound, most_states) or best_mix
+            best_mix = _cover(small_offers, need * (1.0 - _ROUNDING), bound, most_states) or best_mix
     return best_mix
 
 
@@ -73,16 +73,16 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     max_counts = [min(cap, int(need / offer.rate) + 1) for cap, offer in zip(caps, order, strict=True)]
     costs, rates = np.zeros(1), np.zeros(1)
     step_choices: list[tuple[Array, Array]] = []
-    for place, offer in enumerate(order):
-        parents, numbers = _more(costs, rates, offer, max_counts[place], need, bound * (1.0 - _PRECISION))
-        cost, total = costs[parents] + numbers * offer.per_hour, rates[parents] + numbers * offer.rate
-        least_costs = cost + _fractional_cost(order[place + 1 :], max_counts[place + 1 :], need - total)
+    for index, offer in enumerate(order):
+        parents, numbers = _more(costs, rates, offer, max_counts[index], need, bound * (1.0 - _PRECISION))
+        total_costs, total = costs[parents] + numbers * offer.per_hour, rates[parents] + numbers * offer.rate
+        least_costs = total_costs + _fractional_cost(order[index + 1 :], max_counts[index + 1 :], need - total)
         state_indices = np.flatnonzero(least_costs < bound * (1.0 - _PRECISION))
-        state_indices = state_indices[_undominated(cost[state_indices], np.minimum(total[state_indices], need))]
+        state_indices = state_indices[_undominated(total_costs[state_indices], np.minimum(total[state_indices], need))]
         if most_states is not None and len(state_indices) > most_states:
             state_indices = state_indices[np.argpartition(least_costs[state_indices], most_states)[:most_states]]
         step_choices.append((parents[state_indices], numbers[state_indices]))
-        costs, rates = cost[state_indices], total[state_indices]
+        costs, rates = total_costs[state_indices], total[state_indices]
     if not (rates >= need).any():
         return None
     state_index = int(np.where(rates >= need, costs, np.inf).argmin())
@@ -98,9 +98,9 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
 def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float, bound: float) -> tuple[Array, Array]:
     """Each mix with each number of machines of one more kind, up to what is enough and cheaper than `bound`: indices of
     the mixes and the numbers, int64 [combinations] each."""
-    enough = np.ceil(np.maximum(need - rates, 0.0) / offer.rate)
-    paid = np.floor(np.maximum(bound - costs, 0.0) / offer.per_hour)
-    counts = np.minimum(np.minimum(enough, paid), cap).astype(np.int64) + 1
+    needed_counts = np.ceil(np.maximum(need - rates, 0.0) / offer.rate)
+    payable_counts = np.floor(np.maximum(bound - costs, 0.0) / offer.per_hour)
+    counts = np.minimum(np.minimum(needed_counts, payable_counts), cap).astype(np.int64) + 1
     parents = np.repeat(np.arange(len(costs)), counts)
     return parents, np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -110,8 +110,8 @@ def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], 
     infinite where all are too few."""
     sizes = np.array([number * offer.rate for number, offer in zip(max_counts, offers, strict=True)])
     prices = np.array([number * offer.per_hour for number, offer in zip(max_counts, offers, strict=True)])
-    reach, cost = np.concatenate([[0.0], np.cumsum(sizes)]), np.concatenate([[0.0], np.cumsum(prices)])
-    return np.where(needs <= reach[-1], np.interp(needs, reach, cost), np.inf)
+    capacities, totals = np.concatenate([[0.0], np.cumsum(sizes)]), np.concatenate([[0.0], np.cumsum(prices)])
+    return np.where(needs <= capacities[-1], np.interp(needs, capacities, totals), np.inf)
 
 
 def _undominated(costs: Array, rates: Array) -> Array:

@@ -35,22 +35,22 @@ def decision_checks(
     """
     if DECISIONS in limits:
         return []
-    by_class = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
+    class_outputs = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
     golden_checks = list[Check]()
     for output, drift in drifts.items():
         drift = as_decided(drift)
         rows = drift.rows
-        if rows is None or not by_class.get(output, True):
+        if rows is None or not class_outputs.get(output, True):
             continue
         if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
             golden_checks += [classes_check(output, rows.named, rows.changed)] if len(rows.named) > 1 else []
-        elif decides(drift) or (by_class.get(output) and rows.classes > 1):
+        elif decides(drift) or (class_outputs.get(output) and rows.classes > 1):
             error = math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
             golden_checks += _check_decisions(output, rows, error, _rows_of_sample(drift))
         elif rows.classes > 1:
             note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
-            changed = 1 - rows.argmax_agreement
-            golden_checks.append(Check("quantization", CHANGED, output, "golden", changed, None, True, note))
+            changed_share = 1 - rows.argmax_agreement
+            golden_checks.append(Check("quantization", CHANGED, output, "golden", changed_share, None, True, note))
     return golden_checks
 
 
@@ -66,11 +66,13 @@ def decides(drift: Drift) -> bool:
         return False
     is_single = _rows_of_sample(drift) == 1
     if rows.classes < 2 or (rows.classes == 2 and not is_single):
-        sides = rows.looked_at.items()
+        class_counts = rows.looked_at.items()
         unclear_counts = Counter(rows.looked_at) - Counter(rows.clear)
-        unclear, count = unclear_counts.total(), sum(rows.looked_at.values())
-        is_clear = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
-        return is_clear and upper(unclear, count, LEVEL) <= MOST_BETWEEN
+        unclear_count, count = unclear_counts.total(), sum(rows.looked_at.values())
+        is_clear = len(class_counts) > 1 and all(
+            2 * rows.clear.get(label, 0) >= number for label, number in class_counts
+        )
+        return is_clear and upper(unclear_count, count, LEVEL) <= MOST_BETWEEN
     return rows.names_classes and (is_single or 2 * len(rows.named) > rows.classes)
 
 
@@ -81,23 +83,25 @@ def as_decided(drift: Drift) -> Drift:
 
 def _rows_of_sample(drift: Drift) -> float:
     """The mean number of rows in a sample, 1 or more."""
-    samples = drift.slices.samples if drift.slices else 0
-    return max(1.0, drift.rows.count / samples) if samples and drift.rows else 1.0
+    sample_count = drift.slices.samples if drift.slices else 0
+    return max(1.0, drift.rows.count / sample_count) if sample_count and drift.rows else 1.0
 
 
 def _check_decisions(output: str, rows: RowSums, error: float, together: float) -> Iterator[Check]:
     """error: the root mean square of an element's.  together: rows of a sample, which count as one observation, as a
     design effect of that size (`rounding.Decisions`)."""
     yield classes_check(output, rows.named, rows.changed)
-    bound = lower(rows.flips / together, rows.count / together, LEVEL)
+    least_share = lower(rows.flips / together, rows.count / together, LEVEL)
     note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
-    yield Check("quantization", CHANGED, output, "golden", bound, MOST_CHANGED, bound <= MOST_CHANGED, note)
-    clear, allowance = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
+    yield Check("quantization", CHANGED, output, "golden", least_share, MOST_CHANGED, least_share <= MOST_CHANGED, note)
+    clear_count, allowance = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
     note = f"decisions that were ahead by more than {CLEAR:g} times the error, and are others"
-    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), allowance, clear <= allowance, note)
-    if unseen := rows.classes - len(rows.named):
+    yield Check(
+        "quantization", CLEAR_CHANGED, output, "golden", float(clear_count), allowance, clear_count <= allowance, note
+    )
+    if unseen_count := rows.classes - len(rows.named):
         note = f"no golden sample has one of these as its answer, of {rows.classes} classes"
-        yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen), None, True, note)
+        yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen_count), None, True, note)
 
 
 def classes_check(
@@ -108,8 +112,8 @@ def classes_check(
     subject: str = "their decisions",
 ) -> Check:
     """The check that no more classes lose half of their rows than by chance. subject: rows in words, for the note."""
-    names, chance = lost_classes(class_counts, change_counts)
+    names, chance_count = lost_classes(class_counts, change_counts)
     note = f"classes that keep less than half of {subject}: {join_first([*map(str, names)])}; " if names else ""
-    note += f"of {len(class_counts)} classes, {chance} by chance"
-    is_within = len(names) <= chance
-    return Check("quantization", LOST_CLASSES, output, case, float(len(names)), float(chance), is_within, note)
+    note += f"of {len(class_counts)} classes, {chance_count} by chance"
+    is_within = len(names) <= chance_count
+    return Check("quantization", LOST_CLASSES, output, case, float(len(names)), float(chance_count), is_within, note)

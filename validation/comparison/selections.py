@@ -56,8 +56,8 @@ class Selections:
         names = {name for name in self.kinds if name in expected and name in actual}
         names = {name for name in names if _fit(expected[name], actual[name], self.kinds[name])}
         if names:
-            of_both = [{name: side[name] for name in names} for side in (expected, actual)]
-            self.cases.append((case, of_both[0], of_both[1]))
+            tensor_pair = [{name: tensors[name] for name in names} for tensors in (expected, actual)]
+            self.cases.append((case, tensor_pair[0], tensor_pair[1]))
         return names
 
     def settle(self) -> Iterator[tuple[Case, str, tuple[Array, Array]]]:
@@ -66,8 +66,8 @@ class Selections:
         cases, self.cases = self.cases, []
         boxes = {n for n in self.kinds if all(_is_box(expected[n]) for _, expected, _ in cases if n in expected)}
         sized_pairs = [
-            [{n: _as_sizes(rows) if n in boxes else rows for n, rows in side.items()} for side in sides]
-            for _, *sides in cases
+            [{n: _as_sizes(rows) if n in boxes else rows for n, rows in tensors.items()} for tensors in tensor_pair]
+            for _, *tensor_pair in cases
         ]
         cases = [(case, e, a) for (case, *_), (e, a) in zip(cases, sized_pairs, strict=True)]
         groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
@@ -78,7 +78,7 @@ class Selections:
                 total = sum(float(np.maximum(np.abs(e), np.abs(a)).sum()) for e, a in pairs)
                 self._check(name, changed_weight, total, total)
             elif pairs:  # outputs of as many rows everywhere are columns of one table
-                groups[kind, *(side.shape[: 1 + (kind == "each")] for pair in pairs for side in pair)].append(name)
+                groups[kind, *(rows.shape[: 1 + (kind == "each")] for pair in pairs for rows in pair)].append(name)
         for names in groups.values():
             yield from self._settle(names, [(case, e, a) for case, e, a in cases if names[0] in e], boxes)
 
@@ -86,10 +86,10 @@ class Selections:
         self, names: Sequence[str], cases: Sequence[tuple[Case, Tensors, Tensors]], boxes: set[str]
     ) -> Iterator[tuple[Case, str, tuple[Array, Array]]]:
         kind = self.kinds[names[0]]
-        tables = [[_tables(side, names, kind) for side in sides] for _, *sides in cases]
+        tables = [[_tables(tensors, names, kind) for tensors in tensor_pair] for _, *tensor_pair in cases]
         columns = _Columns.of(cases[0][1], names, kind, [table for expected, _ in tables for table in expected], boxes)
         row_parts: list[tuple[Array, Array, Array]] = []
-        for (case, *sides), pairs in zip(cases, tables, strict=True):
+        for (case, *tensor_pair), pairs in zip(cases, tables, strict=True):
             places, starts = [np.zeros((2, 0), int)], np.zeros((2, 1), int)
             for e, a in zip(*pairs, strict=True):
                 matches = columns.match(e, a)
@@ -98,25 +98,27 @@ class Selections:
                 starts += np.array([[len(e)], [len(a)]])
             expected_rows, actual_rows = np.concatenate(places, axis=1)
             for name in names if len(expected_rows) else ():
-                e, a = (side[name].reshape(-1, *side[name].shape[1 + (kind == "each") :]) for side in sides)
+                e, a = (
+                    tensors[name].reshape(-1, *tensors[name].shape[1 + (kind == "each") :]) for tensors in tensor_pair
+                )
                 yield case, name, (e[expected_rows], a[actual_rows])
-        rows, weights, change_mask = (np.concatenate(parts) for parts in zip(*row_parts, strict=True))
-        independent = float(weights.sum() ** 2 / max(np.square(weights).sum(), 1e-300))
-        self._check(names[0], float(weights[change_mask].sum()), float(weights.sum()), independent)
+        rows, weights, change_mask = (np.concatenate(arrays) for arrays in zip(*row_parts, strict=True))
+        independent_count = float(weights.sum() ** 2 / max(np.square(weights).sum(), 1e-300))
+        self._check(names[0], float(weights[change_mask].sum()), float(weights.sum()), independent_count)
         for column in np.flatnonzero(columns.exact):
             self._check_classes(names[0], rows[:, column], weights, change_mask)
 
     def _check(self, name: str, changed_weight: float, total: float, independent: float) -> None:
         share = changed_weight / total if total else 0.0
-        bound = lower(share * independent, independent, LEVEL)
+        least_share = lower(share * independent, independent, LEVEL)
         note = f"{share:.1%} of what is selected are others, by score; of all at least this share, with 99 % confidence"
-        is_within = bound <= MOST_SELECTED
-        self.checks.append(Check("quantization", SELECTED, name, "all", bound, MOST_SELECTED, is_within, note))
+        is_within = least_share <= MOST_SELECTED
+        self.checks.append(Check("quantization", SELECTED, name, "all", least_share, MOST_SELECTED, is_within, note))
 
     def _check_classes(self, name: str, classes: Array, weights: Array, change_mask: Array) -> None:
         rows, lost_rows = dict[int, int](), dict[int, int]()
-        distinct = np.unique(classes).tolist()
-        for index in distinct if len(distinct) * _ROWS_OF_CLASS <= len(classes) else ():
+        distinct_classes = np.unique(classes).tolist()
+        for index in distinct_classes if len(distinct_classes) * _ROWS_OF_CLASS <= len(classes) else ():
             class_weights = weights * (classes == index)
             if class_weights.max() >= _CLEAR * weights.mean():
                 rows[int(index)] = count = max(1, round(class_weights.sum() ** 2 / np.square(class_weights).sum()))
@@ -147,33 +149,39 @@ class _Columns:
         rows = np.concatenate(tables)
         widths = [math.prod(outputs[name].shape[1 + (kind == "each") :]) for name in names]
         owners = np.repeat(np.arange(len(names)), widths)
-        box = np.repeat([width == _BOX for width in widths], widths)
-        integer = np.repeat([is_exact(outputs[name]) for name in names], widths)
+        box_mask = np.repeat([width == _BOX for width in widths], widths)
+        integer_mask = np.repeat([is_exact(outputs[name]) for name in names], widths)
         whole_mask = (rows == np.round(rows)).all(axis=0) & (rows != rows[:1]).any(axis=0)
-        exact = ~box & (integer | whole_mask)
-        falling = np.all([(np.diff(part, axis=0) <= 0).all(axis=0) for part in tables], axis=0)
-        falls = ~exact & (kind == "each") & falling
-        single = np.flatnonzero(falls if falls.any() else ~exact & (np.repeat(widths, widths) == 1))
+        exact_mask = ~box_mask & (integer_mask | whole_mask)
+        falling_mask = np.all([(np.diff(table, axis=0) <= 0).all(axis=0) for table in tables], axis=0)
+        score_mask = ~exact_mask & (kind == "each") & falling_mask
+        score_columns = np.flatnonzero(
+            score_mask if score_mask.any() else ~exact_mask & (np.repeat(widths, widths) == 1)
+        )
         scale = np.sqrt(np.square(rows).mean(axis=0)) if len(rows) else np.ones(len(owners))
-        score = int(single[0]) if len(single) else None
-        least_score = None if score is None or falls.any() else float(rows[:, score].min(initial=np.inf))
+        score_column = int(score_columns[0]) if len(score_columns) else None
+        least_score = (
+            None if score_column is None or score_mask.any() else float(rows[:, score_column].min(initial=np.inf))
+        )
         starts = [sum(widths[:index]) for index, name in enumerate(names) if name in boxes]
-        return cls(owners, exact, np.where(scale > 0, scale, 1.0), score, least_score, starts)
+        return cls(owners, exact_mask, np.where(scale > 0, scale, 1.0), score_column, least_score, starts)
 
     def match(self, e: Array, a: Array) -> Array:
         """Places of rows that match, the nearest first: int (2, pairs), in the order of `e`."""
-        off = np.square((e[:, None] - a[None]) / self.scale)
+        squares = np.square((e[:, None] - a[None]) / self.scale)
         outputs = [self.owners == index for index in range(self.owners[-1] + 1)]
-        means = [off[..., columns & ~self.exact].mean(axis=2) for columns in outputs if (columns & ~self.exact).any()]
-        distance = np.max(means, axis=0) if means else np.zeros(off.shape[:2])
-        distance = np.where((off[..., self.exact] > 0).any(axis=2), np.inf, distance)
+        means = [
+            squares[..., columns & ~self.exact].mean(axis=2) for columns in outputs if (columns & ~self.exact).any()
+        ]
+        distance = np.max(means, axis=0) if means else np.zeros(squares.shape[:2])
+        distance = np.where((squares[..., self.exact] > 0).any(axis=2), np.inf, distance)
         for start in self.boxes:
-            shared_areas = overlaps(*(to_corners(side[:, start : start + _BOX], "cxcywh") for side in (e, a)))
+            shared_areas = overlaps(*(to_corners(table[:, start : start + _BOX], "cxcywh") for table in (e, a)))
             distance = np.where(shared_areas >= OVERLAPS[0], distance, np.inf)
         pairs: dict[int, int] = {}
         candidates = np.flatnonzero(distance <= NEAR**2)
-        for place in candidates[np.argsort(distance.flat[candidates], kind="stable")].tolist():
-            row, column = divmod(place, len(a))
+        for flat_index in candidates[np.argsort(distance.flat[candidates], kind="stable")].tolist():
+            row, column = divmod(flat_index, len(a))
             if row not in pairs and column not in pairs.values():
                 pairs[row] = column
         return np.array(sorted(pairs.items()), int).reshape(-1, 2).T
@@ -181,18 +189,18 @@ class _Columns:
     def weigh(self, e: Array, a: Array, places: Array) -> list[tuple[Array, Array, Array]]:
         """The rows of both sides, the weight of each, and which have no match."""
         floor = e[:, self.score].min(initial=np.inf) if self.score is not None and self.least is None else self.least
-        parts = []
+        entries = []
         for rows, pairs in zip((e, a), places, strict=True):
             weights = np.ones(len(rows)) if self.score is None else np.maximum(rows[:, self.score] - (floor or 0.0), 0)
-            parts.append((rows, weights, ~np.isin(np.arange(len(rows)), pairs)))
-        return parts
+            entries.append((rows, weights, ~np.isin(np.arange(len(rows)), pairs)))
+        return entries
 
 
 def _tables(outputs: Tensors, names: Sequence[str], kind: Rows) -> list[Array]:
     """The rows of each list of a case, float64 [rows, columns]."""
     arrays = [outputs[name] if kind == "each" else outputs[name][None] for name in names]
-    flat = [array.reshape(*array.shape[:2], math.prod(array.shape[2:])) for array in arrays]
-    return [*np.concatenate(flat, axis=2).astype(np.float64)]
+    flat_arrays = [array.reshape(*array.shape[:2], math.prod(array.shape[2:])) for array in arrays]
+    return [*np.concatenate(flat_arrays, axis=2).astype(np.float64)]
 
 
 def _is_box(rows: Array) -> bool:
@@ -209,6 +217,8 @@ def _as_sizes(rows: Array) -> Array:
 def _fit(e: Array, a: Array, kind: Rows) -> bool:
     """Whether two outputs are finite and of one kind and shape, but for the number of rows."""
     axis = 1 if kind == "each" else 0
-    same = e.ndim == a.ndim > axis and e.shape[:axis] == a.shape[:axis] and e.shape[axis + 1 :] == a.shape[axis + 1 :]
-    same = e.shape == a.shape if kind == "count" else same
-    return bool(same and is_exact(e) == is_exact(a) and np.isfinite(e).all() and np.isfinite(a).all())
+    is_same = (
+        e.ndim == a.ndim > axis and e.shape[:axis] == a.shape[:axis] and e.shape[axis + 1 :] == a.shape[axis + 1 :]
+    )
+    is_same = e.shape == a.shape if kind == "count" else is_same
+    return bool(is_same and is_exact(e) == is_exact(a) and np.isfinite(e).all() and np.isfinite(a).all())

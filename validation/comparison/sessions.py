@@ -49,10 +49,10 @@ class Constancy:
             return
         rows = output if output.ndim and samples == output.shape[0] else output[None]
         first_row = self._first = np.array(rows[0]) if self._first is None else self._first
-        single = rows.shape[1:] != first_row.shape
-        constant = first_row.flat[0] if single else first_row
-        parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
-        if (single and not (first_row == constant).all()) or not all((part == constant).all() for part in parts):
+        is_single = rows.shape[1:] != first_row.shape
+        constant = first_row.flat[0] if is_single else first_row
+        blocks = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
+        if (is_single and not (first_row == constant).all()) or not all((block == constant).all() for block in blocks):
             self.constant, self._first = False, None
 
 
@@ -76,12 +76,12 @@ class OutputComparison:
         Raises ValueError when their shapes or kinds differ.
         """
         # An input has a number for each token: their ids, or a mask.
-        by_token = any(
+        is_by_token = any(
             array.shape == pair[0].shape and array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
             for name, array in case.inputs.items()
         )
-        token_mask = _tokens(case.inputs, pair[0].shape if by_token else pair[0].shape[:-1])
-        drift = measure(*pair, decisions=decisions, samples=samples, counted=token_mask, elements=by_token)
+        token_mask = _tokens(case.inputs, pair[0].shape if is_by_token else pair[0].shape[:-1])
+        drift = measure(*pair, decisions=decisions, samples=samples, counted=token_mask, elements=is_by_token)
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -121,14 +121,14 @@ class StageComparison:
             elif not _is_comparable(value.dtype, actual[output].dtype, self.declared.get(output)):
                 self.fail("outputs", output, case.name, f"expected {value.dtype}, got {actual[output].dtype}")
             else:
-                pair, samples = (value, actual[output]), samples_of(case.inputs.values(), value)
+                pair, sample_count = (value, actual[output]), samples_of(case.inputs.values(), value)
                 try:
-                    self.outputs.setdefault(output, OutputComparison(value.dtype)).add(case, pair, samples)
+                    self.outputs.setdefault(output, OutputComparison(value.dtype)).add(case, pair, sample_count)
                 except ValueError as error:
                     self.failures.append(_shape_check(self.stage, output, case.name, pair, str(error)))
                     continue
                 if self.spreads is not None:
-                    self.spreads.add(output, case.name, case.kind == "golden", pair, samples)
+                    self.spreads.add(output, case.name, case.kind == "golden", pair, sample_count)
         for output in actual.keys() - expected.keys():
             self.fail("outputs", output, case.name, "the model has no such output")
 
@@ -136,9 +136,9 @@ class StageComparison:
         """Failures first, then the golden cases of each output, then its edges."""
         self._settle()
         yield from (*self.failures, *self._check_measured(), *self.selections.checks)
-        for of_kind in (self._golden, self._edges):
+        for checks_of in (self._golden, self._edges):
             for name, output in self.outputs.items():
-                yield from of_kind(name, output, limits)
+                yield from checks_of(name, output, limits)
 
     def usual(self) -> dict[str, Drift]:
         """The drift of the golden cases by output, which later cases are judged by (`edge_checks`)."""
@@ -153,14 +153,14 @@ class StageComparison:
     def _check_measured(self) -> Iterator[Check]:
         """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
         drift_parts = {
-            name: [part for part in (comparison.golden, *comparison.edges.values()) if part]
+            name: [drift for drift in (comparison.golden, *comparison.edges.values()) if drift]
             for name, comparison in self.outputs.items()
         }
-        for name, parts in drift_parts.items():
-            if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
+        for name, drifts in drift_parts.items():
+            if any(drift.infinite for drift in drifts) and not any(drift.count or drift.nonfinite for drift in drifts):
                 note = "nothing was measured: every expected value is infinite"
                 yield Check(self.stage, "measured", name, "golden", 0.0, None, False, note)
-        if drift_parts and all(_is_empty(part) for parts in drift_parts.values() for part in parts):
+        if drift_parts and all(_is_empty(drift) for drifts in drift_parts.values() for drift in drifts):
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.stage, "measured", "", "golden", 0.0, None, False, note)
 
@@ -180,17 +180,17 @@ class StageComparison:
 
     def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
         """The check of each metric at the edge where it is worst. The note names other edges that break the limit."""
-        usual = of_golden(output.golden) if output.golden else None
+        golden_drift = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
             limit_pair = limits.at(name, "edge", drift.count)
-            for value in _measure_drift(self.stage, output.dtype, drift, usual, limit_pair).values():
+            for value in _measure_drift(self.stage, output.dtype, drift, golden_drift, limit_pair).values():
                 columns.setdefault(value.name, {})[case] = value
         for metric, values in columns.items():
             worst_case = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
-            other_edges = ", ".join(case for case, value in values.items() if case != worst_case and not _passes(value))
+            edges_text = ", ".join(case for case, value in values.items() if case != worst_case and not _passes(value))
             slice_note = values[worst_case].note if metric in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
-            note = f"also {other_edges}" if other_edges else f"worst of {len(values)} edges"
+            note = f"also {edges_text}" if edges_text else f"worst of {len(values)} edges"
             note = f"{slice_note}; {note}" if slice_note else note
             yield check_of(self.stage, name, worst_case, replace(values[worst_case], note=note))
 
@@ -244,20 +244,22 @@ def edge_checks(
 def _measure_drift(
     stage: str, dtype: np.dtype, drift: Drift, usual: Drift | None, limits: tuple[Budget, Drift | None]
 ) -> MeasuredDrift:
-    budget, honest = limits
-    common = max(part.exponent for part in (drift, usual, honest) if part)
-    drift, still = drift.scale_to(common), still_share(dtype)
-    usual, honest = (part and part.scale_to(common) for part in (usual, honest))
-    return MeasuredDrift(drift, budget, still, usual, honest, stage == "engine")
+    budget, honest_drift = limits
+    common_exponent = max(noise_drift.exponent for noise_drift in (drift, usual, honest_drift) if noise_drift)
+    drift, still_level = drift.scale_to(common_exponent), still_share(dtype)
+    usual, honest_drift = (
+        noise_drift and noise_drift.scale_to(common_exponent) for noise_drift in (usual, honest_drift)
+    )
+    return MeasuredDrift(drift, budget, still_level, usual, honest_drift, stage == "engine")
 
 
 def _shape_check(stage: str, output: str, case: str, pair: tuple[Array, Array], note: str) -> Check:
     """A failed check of two arrays that cannot be compared; where one axis alone differs, `shape`, with both sizes:
     where a graph selects boxes itself, their number depends on rounding."""
-    sizes = [pair_of for pair_of in zip(pair[0].shape, pair[1].shape, strict=False) if pair_of[0] != pair_of[1]]
-    if pair[0].ndim != pair[1].ndim or len(sizes) != 1:
+    pairs = [size_pair for size_pair in zip(pair[0].shape, pair[1].shape, strict=False) if size_pair[0] != size_pair[1]]
+    if pair[0].ndim != pair[1].ndim or len(pairs) != 1:
         return Check(stage, "outputs", output, case, None, None, False, note)
-    return Check(stage, "shape", output, case, float(sizes[0][1]), float(sizes[0][0]), False, note)
+    return Check(stage, "shape", output, case, float(pairs[0][1]), float(pairs[0][0]), False, note)
 
 
 def _is_comparable(expected: np.dtype, actual: np.dtype, dtype_name: str | None) -> bool:
@@ -318,17 +320,17 @@ def drift_checks(
     comparison = StageComparison(stage, spreads, output_dtypes, selections=Selections(selected or {}))
     for index, case in enumerate(golden.cases):
         expected = case.expected if reference is None else run(reference, case.inputs)
-        again = run(reference, case.inputs) if index == 0 and reference is not None else None
+        reference_repeat = run(reference, case.inputs) if index == 0 and reference is not None else None
         try:
             actual = run(candidate, case.inputs)
-            twice = run(candidate, case.inputs) if index == 0 and reference is None else None
+            candidate_repeat = run(candidate, case.inputs) if index == 0 and reference is None else None
         except EnginesmithError as error:
             comparison.fail("runs", "", case.name, str(error))
             continue
         comparison.add(case, expected, actual)
-        for outputs, repeat in ((expected, again), (actual, twice)):
-            if repeat is not None:
-                comparison.failures += _check_repeats(stage, case, outputs, repeat, staged_limits)
+        for outputs, repeat_outputs in ((expected, reference_repeat), (actual, candidate_repeat)):
+            if repeat_outputs is not None:
+                comparison.failures += _check_repeats(stage, case, outputs, repeat_outputs, staged_limits)
     if usual is not None:
         usual.update(comparison.usual())
     return staged_limits.judge(comparison.checks)
@@ -350,8 +352,8 @@ def expected_checks(
 
 def narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
     """Inputs, with those that the session takes as float16 cast to it."""
-    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
+    half_names = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return {name: array.astype(np.float16) if name in half_names else array for name, array in inputs.items()}
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
@@ -368,8 +370,8 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
         raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
     is_mapping = isinstance(answer, Mapping)
     if not is_mapping or not all(isinstance(value, np.ndarray | np.generic) for value in answer.values()):
-        kinds = sorted({type(value).__name__ for value in answer.values()}) if is_mapping else []
-        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(kinds)}" if kinds else "")
+        type_names = sorted({type(value).__name__ for value in answer.values()}) if is_mapping else []
+        answer_text = f"a {type(answer).__name__}" + (f" of {', '.join(type_names)}" if type_names else "")
         raise EnginesmithError(f"the session answered {answer_text}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}
     for name, array in arrays.items():
@@ -409,5 +411,5 @@ def _check_repeats(stage: str, case: Case, outputs: Tensors, again: Tensors, lim
         except (KeyError, ValueError) as error:
             yield Check(stage, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
             continue
-        broken = [check for check in checks if not check.passed and check.name != "nonfinite"]
-        yield from (replace(check, name="repeats", note=f"{check.name}: {_REPEATS}") for check in broken[:1])
+        failed_checks = [check for check in checks if not check.passed and check.name != "nonfinite"]
+        yield from (replace(check, name="repeats", note=f"{check.name}: {_REPEATS}") for check in failed_checks[:1])

@@ -54,8 +54,8 @@ def unmeasured_checks(
     for case in golden.of_kind("golden"):
         for name, value in case.expected.items():
             if dependences.get(name, "computed") == "computed":
-                samples = samples_of(case.inputs.values(), value)
-                outputs.setdefault(name, _Variation(value.dtype)).add(value, samples)
+                sample_count = samples_of(case.inputs.values(), value)
+                outputs.setdefault(name, _Variation(value.dtype)).add(value, sample_count)
     for name, variation in outputs.items():
         if reason := variation.why_unmeasured():
             yield unmeasured(STAGE, name, "golden", f"{reason}; {_REMEDY}")
@@ -88,19 +88,19 @@ class _Variation:
         """Why the output is not measured; '' where it is. A single sample varies by its elements, and a single number
         is measured unless it is 0."""
         drift = self.drift or Drift()
-        of = f"in all {self.samples} golden samples" if self.samples > 1 else "in the one golden sample"
+        samples_text = f"in all {self.samples} golden samples" if self.samples > 1 else "in the one golden sample"
         if not drift.count:
-            return "" if drift.nonfinite else f"{'infinite' if drift.infinite else 'empty'} {of}"
+            return "" if drift.nonfinite else f"{'infinite' if drift.infinite else 'empty'} {samples_text}"
         if drift.infinite:  # a mask of infinities says which elements count, and varies with them
-            return f"the same {of}" if self.constancy.constant else ""
+            return f"the same {samples_text}" if self.constancy.constant else ""
         if self.samples == 1:
             shows_nothing = self.number is not None and (drift.count > 1 or not self.number)
-            return f"{self.number:g} throughout {of}" if shows_nothing else ""
-        still = (
+            return f"{self.number:g} throughout {samples_text}" if shows_nothing else ""
+        is_still = (
             not is_exact(np.empty(0, self.dtype))
             and not MeasuredDrift(of_golden(drift), Budget(), still_share(self.dtype)).moves
         )
-        return f"the same {of}" if self.constancy.constant or still else ""
+        return f"the same {samples_text}" if self.constancy.constant or is_still else ""
 
 
 def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
@@ -109,21 +109,21 @@ def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
     score = score_of(metric)
     has_labels = metric.against == "labels" and golden.labels is not None
     if has_labels:
-        parts: Iterable[Any] = [score.read_labels(np.atleast_1d(np.asarray(golden.labels)))]
+        arrays: Iterable[Any] = [score.read_labels(np.atleast_1d(np.asarray(golden.labels)))]
     else:
-        parts = (score.read_wanted(case.expected) for case in golden.of_kind("golden"))
+        arrays = (score.read_wanted(case.expected) for case in golden.of_kind("golden"))
     ignored_values = [value for name in ("ignore", "pad") if (value := getattr(metric, name, None)) is not None]
-    distinct, count = set[object](), 0
-    for part in parts:
-        answers = part[~np.isin(part, ignored_values)] if isinstance(part, np.ndarray) else part
+    distinct_answers, count = set[object](), 0
+    for batch in arrays:
+        answers = batch[~np.isin(batch, ignored_values)] if isinstance(batch, np.ndarray) else batch
         if not isinstance(answers, np.ndarray | list):
             return ""
         count += np.size(answers) if isinstance(answers, np.ndarray) else len(answers)
-        distinct |= {*_some_answers(answers)}
-        if len(distinct) > 1:
+        distinct_answers |= {*_some_answers(answers)}
+        if len(distinct_answers) > 1:
             return ""
-    whose = "labels" if has_labels else "answers of the original model"
-    return f"all {count} {whose} are equal; give golden data with several" if count > 1 else ""
+    subject = "labels" if has_labels else "answers of the original model"
+    return f"all {count} {subject} are equal; give golden data with several" if count > 1 else ""
 
 
 def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
@@ -159,9 +159,9 @@ def free_running_checks(
     drift_texts = {course.output: course.text for course in along.at(stage)}
     free_checks = []
     for check in checks:
-        case = FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}"
+        case_name = FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}"
         texts = [drift_texts.get(check.output) if check.name in NOTED else "", check.note]
-        free_checks.append(replace(check, case=case, note="; ".join(filter(None, texts))))
+        free_checks.append(replace(check, case=case_name, note="; ".join(filter(None, texts))))
     return tuple(free_checks)
 
 
@@ -233,9 +233,9 @@ def find_broken(
             for name in {output for output, *_ in limits}:
                 drifts[name] = drifts[name].merge(measure(case.expected[name], actual[name]))
             for name, metric, limit in limits:
-                part = drifts[name].scale_to(golden_drift[name].exponent)
-                at_best = replace(golden_drift[name], error_sq=part.error_sq, max_abs=part.max_abs)
-                value: float = getattr(at_best, metric)
+                scaled_drift = drifts[name].scale_to(golden_drift[name].exponent)
+                best_drift = replace(golden_drift[name], error_sq=scaled_drift.error_sq, max_abs=scaled_drift.max_abs)
+                value: float = getattr(best_drift, metric)
                 if not within(metric, value, limit):
                     return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
     return None
@@ -271,9 +271,9 @@ class _Measured:
     def add(self, case: Case, outputs: Tensors) -> None:
         """Take what the candidate gave for a case. Raises what is wrong with the original model's own outputs."""
         expected_answers = self.score.read_wanted(case.expected)
-        count, before = len(expected_answers), self.answers
+        count, start = len(expected_answers), self.answers
         self.answers += count
-        labels = None if self.labels is None else self.labels[before : self.answers]
+        labels = None if self.labels is None else self.labels[start : self.answers]
         if labels is not None and len(labels) != count:  # too few labels, which `_measure_original` says
             return
         try:
@@ -303,25 +303,25 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     label_sets = [_read_labels(golden, metric) for metric in metrics]
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, label_sets, strict=True)]
     golden_sides = [_Measured(*pair) for pair in zip(metrics, label_sets, strict=True)]
-    edges = [_Measured(metric) for metric in metrics if metric.decides]
+    edge_measures = [_Measured(metric) for metric in metrics if metric.decides]
     for case in golden.of_kind("golden") if metrics else ():
         _add(case, session, golden_sides)
-    for case in golden.of_kind("edge") if edges else ():
-        _add(case, session, edges)
+    for case in golden.of_kind("edge") if edge_measures else ():
+        _add(case, session, edge_measures)
     pairs = zip(golden_sides, originals, strict=True)
-    checks = [check for side, base in pairs for check in _checks(side, "golden", base)]
-    return checks + [check for side in edges if side.answers for check in _checks(side, "edges", None)]
+    checks = [check for tally, original in pairs for check in _checks(tally, "golden", original)]
+    return checks + [check for tally in edge_measures if tally.answers for check in _checks(tally, "edges", None)]
 
 
 def _add(case: Case, session: Session, sides: Sequence[_Measured]) -> None:
     try:
         outputs = run(session, case.inputs)
     except EnginesmithError as error:
-        for side in sides:
-            side.failure = side.failure or str(error)
+        for tally in sides:
+            tally.failure = tally.failure or str(error)
         return
-    for side in sides:
-        side.add(case, outputs)
+    for tally in sides:
+        tally.add(case, outputs)
 
 
 def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
@@ -334,8 +334,8 @@ def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
     count = score.count_classes(case.expected) if case else None
     is_beyond = labels.size and (labels.max() >= (count or 0) or (labels.min() < 0 and not score.takes_negative))
     if count is not None and is_beyond:
-        have = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
-        raise DataError(f"metric {metric.name}: {have}, which are 0..{count - 1}")
+        label_range = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
+        raise DataError(f"metric {metric.name}: {label_range}, which are 0..{count - 1}")
     return metric_labels
 
 
@@ -343,15 +343,15 @@ def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Me
     """What the original model itself has against the labels; None where it is what counts."""
     if labels is None:
         return None
-    side = _Measured(metric, labels)
+    tally = _Measured(metric, labels)
     for case in golden.of_kind("golden"):
-        side.add(case, case.expected)
-    if side.answers != len(labels):
-        counts = f"gives {side.answers} answers, but there are {len(labels)} labels"
-        raise DataError(f"output {metric.output!r} {counts}; give one each")
-    if side.failure:
-        raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {side.failure}")
-    return side
+        tally.add(case, case.expected)
+    if tally.answers != len(labels):
+        counts_text = f"gives {tally.answers} answers, but there are {len(labels)} labels"
+        raise DataError(f"output {metric.output!r} {counts_text}; give one each")
+    if tally.failure:
+        raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {tally.failure}")
+    return tally
 
 
 def _describe_lost(side: _Measured, original: _Measured | None) -> str:
@@ -359,8 +359,8 @@ def _describe_lost(side: _Measured, original: _Measured | None) -> str:
     than chance makes; '' otherwise, and of another metric than accuracy by labels."""
     if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
         return ""
-    names, chance = lost_classes(original.score.right, original.score.right - side.score.right)
-    if len(names) <= chance:
+    names, chance_count = lost_classes(original.score.right, original.score.right - side.score.right)
+    if len(names) <= chance_count:
         return ""
     return f"of the right answers of each class less than half are left: {join_first([*map(str, names)])}"
 
@@ -394,10 +394,10 @@ def _bound(value: TaskValue, limit: float | None) -> str:
     """How low a share may be in truth, and how many samples would show its limit where these do not."""
     if value.count is None or not value.total:
         return ""
-    share = lower(value.count, value.total, LEVEL)
+    least_share = lower(value.count, value.total, LEVEL)
     confidence_text = f"with {100 * (1 - LEVEL):.0f} % confidence"
-    text = f"{value.count} of {value.total}: the true share is at least {share:.2f}, {confidence_text}"
-    count = count_needed(1 - limit, LEVEL) if limit is not None and share < limit else None
+    text = f"{value.count} of {value.total}: the true share is at least {least_share:.2f}, {confidence_text}"
+    count = count_needed(1 - limit, LEVEL) if limit is not None and least_share < limit else None
     return text if count is None else f"{text}; {count} samples without an error would be needed to show {limit:g}"
 
 
@@ -407,11 +407,11 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     What always counts stays: NaN, infinities, shapes (but for the number of boxes, where `detection` decides), dtypes,
     constant outputs, repeated calls, the contract.
     """
-    all_checks, deciding = list(checks), [metric for metric in metrics if metric.decides]
-    if not deciding:
+    all_checks, deciding_metrics = list(checks), [metric for metric in metrics if metric.decides]
+    if not deciding_metrics:
         return all_checks
-    counts = {_sizes(check) for check in all_checks for metric in deciding if check.output == metric.output}
-    boxes = {output for metric in deciding for output in metric.sets}
+    counts = {_sizes(check) for check in all_checks for metric in deciding_metrics if check.output == metric.output}
+    boxes = {output for metric in deciding_metrics for output in metric.sets}
     return [
         _lift(check) if _is_lifted(check) or (check.output in boxes and _sizes(check) in counts - {None}) else check
         for check in all_checks
@@ -441,11 +441,11 @@ def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
 
 
 def _is_lifted(check: Check) -> bool:
-    finite = check.value is not None and check.value == check.value
-    return finite and not check.passed and check.stage in ("quantization", "engine") and check.name in _NUMERIC
+    is_number = check.value is not None and check.value == check.value
+    return is_number and not check.passed and check.stage in ("quantization", "engine") and check.name in _NUMERIC
 
 
 def _lift(check: Check) -> Check:
-    limit = "" if check.limit is None else f"limit {check.limit:.4g} not applied: golden.metric decides"
-    note = "; ".join(filter(None, [check.note, limit]))
+    limit_text = "" if check.limit is None else f"limit {check.limit:.4g} not applied: golden.metric decides"
+    note = "; ".join(filter(None, [check.note, limit_text]))
     return replace(check, passed=True, limit=None, waived=check.limit, note=note)

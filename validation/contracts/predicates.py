@@ -18,17 +18,17 @@ def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[t
 
     expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
     """
-    fits = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
-    pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if fits else []
+    is_comparable = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
+    pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if is_comparable else []
     if (token := limits.until) is not None:
         pairs = [(up_to(left, token), up_to(right, token)) for left, right in pairs]
     deviations = []
     if (equal_tokens := limits.first) is not None:
         lead_tokens = [max(0, min(equal_tokens, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
-        deviations.append(("sequence first", float(max(lead_tokens, default=0)) if fits else np.nan, 0.0))
+        deviations.append(("sequence first", float(max(lead_tokens, default=0)) if is_comparable else np.nan, 0.0))
     if limits.edits is not None:
         shares = [edit_distance(*pair) / max(1, *map(len, pair)) for pair in pairs]
-        deviations.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
+        deviations.append(("sequence edits", float(max(shares, default=0)) if is_comparable else np.nan, limits.edits))
     return deviations
 
 
@@ -39,16 +39,16 @@ def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, flo
     """
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return [("eos", np.nan, 0.0)]
-    ends = [_ends(side, end.token) for side in (expected, actual)]
-    deviations = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
-    shared_mask = (ends[0] >= 0) & (ends[1] >= 0)
+    end_indices = [_ends(tokens, end.token) for tokens in (expected, actual)]
+    deviations = [("eos", float(((end_indices[0] < 0) != (end_indices[1] < 0)).sum()), 0.0)]
+    shared_mask = (end_indices[0] >= 0) & (end_indices[1] >= 0)
     if end.apart is not None:
-        distance = np.abs(ends[0] - ends[1])[shared_mask].max(initial=0)
+        distance = np.abs(end_indices[0] - end_indices[1])[shared_mask].max(initial=0)
         deviations.append(("eos apart", float(distance), float(end.apart)))
     if end.pad is not None:
         rows = rows_of(actual)
-        after = (np.arange(rows.shape[1]) > ends[1][:, None]) & (ends[1][:, None] >= 0)
-        deviations.append(("eos pad", float((after & (rows != end.pad)).sum()), 0.0))
+        is_after = (np.arange(rows.shape[1]) > end_indices[1][:, None]) & (end_indices[1][:, None] >= 0)
+        deviations.append(("eos pad", float((is_after & (rows != end.pad)).sum()), 0.0))
     return deviations
 
 
@@ -59,8 +59,8 @@ def rows_of(array: Array) -> Array:
 
 def up_to(sequence: Array, token: int) -> Array:
     """The sequence up to and with the first `token`; all of it where there is none."""
-    ends = np.flatnonzero(sequence == token)
-    return sequence[: ends[0] + 1] if ends.size else sequence
+    end_indices = np.flatnonzero(sequence == token)
+    return sequence[: end_indices[0] + 1] if end_indices.size else sequence
 
 
 def _ends(side: Array, token: int) -> Array:
@@ -71,9 +71,9 @@ def _ends(side: Array, token: int) -> Array:
 
 def _first_difference(left: Array, right: Array) -> int:
     """The place of the first difference; the length of the shorter sequence where all of it is equal."""
-    shorter = min(len(left), len(right))
-    differ = np.flatnonzero(left[:shorter] != right[:shorter])
-    return int(differ[0]) if differ.size else shorter
+    common_length = min(len(left), len(right))
+    differ_indices = np.flatnonzero(left[:common_length] != right[:common_length])
+    return int(differ_indices[0]) if differ_indices.size else common_length
 
 
 # Predicates over one output. Each is the amount by which it is broken, so that a report shows how far off it is.
@@ -92,18 +92,20 @@ def _broken_boxes(
     number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
     neither side has a box that counts.
     """
-    ours, theirs = (_images(limits, *side) for side in ((actual, output_pair[1]), (expected, output_pair[0])))
+    actual_images, expected_images = (
+        _images(limits, *box_outputs) for box_outputs in ((actual, output_pair[1]), (expected, output_pair[0]))
+    )
     unmatched_share = score_gap = np.nan
-    if ours is not None and theirs is not None and len(ours) == len(theirs):
-        total, matches, score_gap = 0, 0, 0.0
-        for candidate, reference in zip(ours, theirs, strict=True):
+    if actual_images is not None and expected_images is not None and len(actual_images) == len(expected_images):
+        total, match_count, score_gap = 0, 0, 0.0
+        for candidate, reference in zip(actual_images, expected_images, strict=True):
             pairs = list(_matches(candidate, reference, limits.iou))
             total += len(candidate.corners) + len(reference.corners)
-            matches += len(pairs)
+            match_count += len(pairs)
             score_gap = max([score_gap, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
         if not total:
             return []
-        unmatched_share = 1 - 2 * matches / total
+        unmatched_share = 1 - 2 * match_count / total
     deviations = [("boxes", unmatched_share, round(1 - limits.matched, 12))]
     return deviations if limits.score is None else [*deviations, ("boxes score", score_gap, limits.score)]
 
@@ -117,15 +119,15 @@ def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | No
     scores = outputs.get(limits.scores) if limits.scores else np.ones(shape)
     if classes is None or scores is None or {classes.shape, scores.shape} != {shape}:
         return None
-    images = math.prod(shape[:-1])
-    corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(images, count, 4)
-    box_values = [np.asarray(values, np.float64).reshape(images, count) for values in (classes, scores)]
+    image_count = math.prod(shape[:-1])
+    corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(image_count, count, 4)
+    box_values = [np.asarray(values, np.float64).reshape(image_count, count) for values in (classes, scores)]
     image_boxes = []
     for image in zip(corners, *box_values, strict=True):
         mask = ~(image[2] < limits.least_score)  # NaN is kept, to fail
-        if not all(np.isfinite(part[mask]).all() for part in image):
+        if not all(np.isfinite(array[mask]).all() for array in image):
             return None
-        image_boxes.append(_Image(*(part[mask] for part in image)))
+        image_boxes.append(_Image(*(array[mask] for array in image)))
     return image_boxes
 
 
@@ -144,11 +146,11 @@ def _matches(candidate: _Image, reference: _Image, least_overlap: float) -> Iter
     overlap_matrix = np.where(equal_mask, 1.0, overlaps(candidate.corners, reference.corners))
     overlap_matrix[candidate.classes[:, None] != reference.classes[None]] = -1
     for index in np.argsort(-candidate.scores, kind="stable") if overlap_matrix.shape[1] else ():
-        match = int(overlap_matrix[index].argmax())
-        if overlap_matrix[index, match] < least_overlap:
+        match_index = int(overlap_matrix[index].argmax())
+        if overlap_matrix[index, match_index] < least_overlap:
             continue
-        overlap_matrix[:, match] = -1
-        yield int(index), match
+        overlap_matrix[:, match_index] = -1
+        yield int(index), match_index
 
 
 def find_broken(
@@ -205,11 +207,11 @@ def _from_one(values: Array) -> float:
 
 def _count_unsorted(values: Array, order: Order) -> float:
     """How many neighbours along the last axis are out of order, as all are with NaN."""
-    left, right = values[..., :-1], values[..., 1:]
+    leaders, followers = values[..., :-1], values[..., 1:]
     if order.endswith("descending"):
-        left, right = right, left
-    good = left < right if order.startswith("strictly") else left <= right
-    return float(good.size - good.sum())
+        leaders, followers = followers, leaders
+    in_order = leaders < followers if order.startswith("strictly") else leaders <= followers
+    return float(in_order.size - in_order.sum())
 
 
 def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
@@ -225,5 +227,5 @@ def _share_differing(expected: Array, actual: Array, token: int) -> float:
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return np.nan
     pairs = list(zip(rows_of(expected), rows_of(actual), strict=True))
-    differing = sum(not np.array_equal(up_to(left, token), up_to(right, token)) for left, right in pairs)
-    return differing / len(pairs) if pairs else 0.0
+    differing_count = sum(not np.array_equal(up_to(left, token), up_to(right, token)) for left, right in pairs)
+    return differing_count / len(pairs) if pairs else 0.0

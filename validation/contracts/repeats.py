@@ -45,8 +45,8 @@ class Forecasts:
     def losses(self, answers: Array) -> Array:
         """The Brier loss of each row. answers: (n,), a class each; one that is no class counts as all classes wrong."""
         valid_mask = (answers >= 0) & (answers < self.probabilities.shape[1])
-        label_places = np.where(valid_mask, answers, 0).astype(np.int64)[:, None]
-        answer_probabilities = np.take_along_axis(self.probabilities, label_places, axis=1)[:, 0] * valid_mask
+        label_columns = np.where(valid_mask, answers, 0).astype(np.int64)[:, None]
+        answer_probabilities = np.take_along_axis(self.probabilities, label_columns, axis=1)[:, 0] * valid_mask
         return np.asarray(np.square(self.probabilities).sum(axis=1) - 2 * answer_probabilities + 1)
 
 
@@ -60,19 +60,19 @@ class CalibrationSums:
     def add(self, forecasts: Forecasts, answers: Array) -> None:
         """Add rows. answers: (n,), the right class of each row. A row with NaN makes both results NaN."""
         confidence = forecasts.confidence
-        finite = np.isfinite(confidence)
-        self.broken += int((~finite).sum())
-        bins = np.minimum((confidence[finite] * BINS).astype(np.int64), BINS - 1)
-        right = (forecasts.decision == answers)[finite].astype(np.float64)
-        for index, weights in enumerate((np.ones(len(bins)), right, confidence[finite])):
+        finite_mask = np.isfinite(confidence)
+        self.broken += int((~finite_mask).sum())
+        bins = np.minimum((confidence[finite_mask] * BINS).astype(np.int64), BINS - 1)
+        is_right = (forecasts.decision == answers)[finite_mask].astype(np.float64)
+        for index, weights in enumerate((np.ones(len(bins)), is_right, confidence[finite_mask])):
             self.bins[index] += np.bincount(bins, weights, BINS)
-        self.loss += float(forecasts.losses(answers)[finite].sum())
+        self.loss += float(forecasts.losses(answers)[finite_mask].sum())
 
     @property
     def ece(self) -> float:
         """The expected calibration error; NaN when a row had NaN, 0 without rows."""
-        rows, right, confidence = self.bins
-        return self._mean(float(np.abs(right - confidence).sum()), float(rows.sum()))
+        rows, right_counts, confidence = self.bins
+        return self._mean(float(np.abs(right_counts - confidence).sum()), float(rows.sum()))
 
     @property
     def brier(self) -> float:
@@ -107,20 +107,22 @@ class Likeness:
         if fault_text := self._unfit(case, graph, engine):
             self.failure = Check("engine", "contract output", self.output, case.name, None, None, False, fault_text)
             return
-        original, *sides = (as_logits(side[self.output], self.limits.values) for side in (case.expected, engine, graph))
-        forecasts = [Forecasts(_softmax(logits)) for logits in (original, *sides)]
+        original_logits, *logit_pair = (
+            as_logits(side[self.output], self.limits.values) for side in (case.expected, engine, graph)
+        )
+        forecasts = [Forecasts(_softmax(logits)) for logits in (original_logits, *logit_pair)]
         answers = forecasts[0].decision
-        for side, logits in zip(self.sides.values(), sides, strict=True):
-            side.see(case, original, logits)
+        for side, logits in zip(self.sides.values(), logit_pair, strict=True):
+            side.see(case, original_logits, logits)
         if case.kind != "golden":
             return
         start, self.rows = self.rows, self.rows + len(answers)
         labels = self.labels[start : self.rows] if self.labels is not None and self.rows <= self.labels.size else None
-        parts = self.calibration, *(side.calibration for side in self.sides.values())
-        for (by_decisions, by_labels), forecast in zip(parts, forecasts, strict=True):
-            by_decisions.add(forecast, answers)
+        calibration_sums = self.calibration, *(side.calibration for side in self.sides.values())
+        for (decision_sums, label_sums), forecast in zip(calibration_sums, forecasts, strict=True):
+            decision_sums.add(forecast, answers)
             if labels is not None:
-                by_labels.add(forecast, labels)
+                label_sums.add(forecast, labels)
 
     def checks(self) -> Iterator[Check]:
         """A check for each limit that is set; a single failed one where a case had no such distribution."""
@@ -129,14 +131,14 @@ class Likeness:
             return
         has_labels = self.labels is not None and self.rows == self.labels.size
         engine, graph = ({**side.values(), **self._calibration(side, has_labels)} for side in self.sides.values())
-        for name, (value, place, figure_text) in engine.items():
+        for name, (value, case, figure_text) in engine.items():
             limit: float | None = getattr(self.limits, name)
             if limit is None:
                 continue
             base = graph[name][0]
-            parts = (figure_text, f"the graph alone has {base:.3g}", "" if base <= limit else "so it is the graph's")
-            note = ", ".join(part for part in parts if part)
-            yield Check("engine", f"contract {name}", self.output, place, value, limit, value <= limit, note)
+            remarks = (figure_text, f"the graph alone has {base:.3g}", "" if base <= limit else "so it is the graph's")
+            note = ", ".join(remark for remark in remarks if remark)
+            yield Check("engine", f"contract {name}", self.output, case, value, limit, value <= limit, note)
 
     def _unfit(self, case: Case, graph: Tensors, engine: Tensors) -> str:
         """Why the output has no distributions that can be compared; '' where it has."""
@@ -154,13 +156,13 @@ class Likeness:
 
     def _calibration(self, side: "_Side", against_labels: bool) -> dict[str, tuple[float, str, str]]:
         """By how much ece and brier of a side differ from the original's, or are worse where there are labels."""
-        before, after = self.calibration[against_labels], side.calibration[against_labels]
+        base_sums, engine_sums = self.calibration[against_labels], side.calibration[against_labels]
         source = "labels" if against_labels else "the original's decisions"
         calibration = {}
         for name in ("ece", "brier"):
-            old, new = getattr(before, name), getattr(after, name)
-            worse = new - old if not against_labels or math.isnan(new - old) else max(0.0, new - old)
-            calibration[name] = (abs(worse), "golden", f"{new:.4f} against {old:.4f} by {source}")
+            base, value = getattr(base_sums, name), getattr(engine_sums, name)
+            change = value - base if not against_labels or math.isnan(value - base) else max(0.0, value - base)
+            calibration[name] = (abs(change), "golden", f"{value:.4f} against {base:.4f} by {source}")
         return calibration
 
 
@@ -206,14 +208,14 @@ def as_logits(array: Array, values: str) -> Array:
     mask = np.isneginf(rows)
     if not mask.any():
         return rows
-    greatest = np.where(mask, -np.inf, rows).max(axis=1, keepdims=True)
-    return np.where(mask & np.isfinite(greatest), greatest - IMPOSSIBLE, rows)
+    row_max = np.where(mask, -np.inf, rows).max(axis=1, keepdims=True)
+    return np.where(mask & np.isfinite(row_max), row_max - IMPOSSIBLE, rows)
 
 
 def _softmax(logits: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
 # Whether an engine gives the same bits again, and whether building it again gives the same engine.
@@ -240,17 +242,19 @@ def repeat_checks(
         run_digests = [{name: digest(array) for name, array in outputs.items()} for outputs in runs]
         for output, text in run_digests[0].items():
             case_digests.setdefault(output, []).append((case.name, len({row[output] for row in run_digests}), text))
-    for output, items in case_digests.items():
-        name, count, text = max(items, key=lambda entry: entry[1])
-        note = f"{bitwise.runs} runs of {len(items)} cases; {text}" if count == 1 else f"answers of {bitwise.runs} runs"
+    for output, digests in case_digests.items():
+        name, count, text = max(digests, key=lambda entry: entry[1])
+        note = (
+            f"{bitwise.runs} runs of {len(digests)} cases; {text}" if count == 1 else f"answers of {bitwise.runs} runs"
+        )
         yield Check("engine", "contract bitwise", output, name, float(count), 1.0, count == 1, note)
     yield from _in_batches(bitwise, session, cases[0].inputs, batch, budgets)
 
 
 def digest(array: Array) -> str:
     """Digest of an output: its dtype, shape and bytes."""
-    head = f"{array.dtype.str} {array.shape} ".encode()
-    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+    prefix = f"{array.dtype.str} {array.shape} ".encode()
+    return hashlib.sha256(prefix + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _in_batches(
@@ -268,9 +272,9 @@ def _in_batches(
     for output, expected in single_answers.items():
         yield _worst("contract batch size", output, expected, first_answers, bitwise.size, budgets)
     size = sizes[-1]
-    last = {f"{place + 1} of {size}": _answers(session, inputs, size, place, batch) for place in (size // 2, size - 1)}
+    answers = {f"{row + 1} of {size}": _answers(session, inputs, size, row, batch) for row in (size // 2, size - 1)}
     for output, expected in first_answers[f"first of {size}"].items():
-        yield _worst("contract batch position", output, expected, last, bitwise.position, budgets)
+        yield _worst("contract batch position", output, expected, answers, bitwise.position, budgets)
 
 
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
@@ -286,26 +290,26 @@ def _worst(
     name: str, output: str, expected: Array, place_answers: Mapping[str, dict[str, Array]], bits: bool, budgets: Budgets
 ) -> Check:
     """The check of the place whose output is furthest from `expected`. place_answers: outputs by place and name."""
-    values = {place: answers[output] for place, answers in place_answers.items() if output in answers}
+    values = {label: answers[output] for label, answers in place_answers.items() if output in answers}
     if not values:
         return Check("engine", name, output, "golden", None, None, not bits, "this output has no batch in front")
     if bits:
-        differ = {place: float(np.sum(_bits(expected) != _bits(value))) for place, value in values.items()}
-        place = max(differ, key=lambda place: differ[place])
-        return Check("engine", name, output, place, differ[place], 0.0, differ[place] == 0, "elements with other bits")
+        counts = {label: float(np.sum(_bits(expected) != _bits(value))) for label, value in values.items()}
+        label = max(counts, key=lambda place: counts[place])
+        return Check("engine", name, output, label, counts[label], 0.0, counts[label] == 0, "elements with other bits")
     budget, limit = budgets.of(output, "golden", expected.size), None
-    drifts = {place: measure(expected, value) for place, value in values.items()}
+    drifts = {label: measure(expected, value) for label, value in values.items()}
     if is_exact(expected):
         metric, limit = "agreement", budget.agreement
-        figures = {place: drift.agreement for place, drift in drifts.items()}
+        scores = {label: drift.agreement for label, drift in drifts.items()}
     else:
         metric, limit = "sqnr_db", budget.sqnr_db
-        figures = {place: -np.inf if drift.nonfinite else drift.sqnr_db for place, drift in drifts.items()}
-    place = min(figures, key=lambda place: figures[place])
-    same = all(np.array_equal(_bits(expected), _bits(value)) for value in values.values())
-    note = f"{metric}; {'the same bits' if same else 'other bits'}"
-    is_within = limit is None or within(metric, figures[place], limit)
-    return Check("engine", name, output, place, float(figures[place]), limit, is_within, note)
+        scores = {label: -np.inf if drift.nonfinite else drift.sqnr_db for label, drift in drifts.items()}
+    label = min(scores, key=lambda place: scores[place])
+    is_bitwise = all(np.array_equal(_bits(expected), _bits(value)) for value in values.values())
+    note = f"{metric}; {'the same bits' if is_bitwise else 'other bits'}"
+    is_within = limit is None or within(metric, scores[label], limit)
+    return Check("engine", name, output, label, float(scores[label]), limit, is_within, note)
 
 
 def _bits(array: Array) -> Array:
@@ -357,15 +361,15 @@ class Reproducibility:
 def reproducibility(rebuilds: Sequence[EngineRebuild], budgets: Budgets) -> Reproducibility:
     """Compare the first build with the others, case by case."""
     engines = [rebuild.engine for rebuild in rebuilds]
-    distinct: dict[str, set[str]] = {}
+    distinct_digests: dict[str, set[str]] = {}
     for rebuild in rebuilds:
-        said: dict[str, list[str]] = {}
+        differences: dict[str, list[str]] = {}
         for case in rebuild.answers.cases:
             for output, array in case.expected.items():
-                said.setdefault(output, []).append(digest(array))
-        for output, digests in said.items():
-            distinct.setdefault(output, set()).add(" ".join(digests))
-    checks = [check for repeat in rebuilds[1:] for check in _against(rebuilds[0].answers, repeat.answers, budgets)]
+                differences.setdefault(output, []).append(digest(array))
+        for output, digests in differences.items():
+            distinct_digests.setdefault(output, set()).add(" ".join(digests))
+    checks = [check for other in rebuilds[1:] for check in _against(rebuilds[0].answers, other.answers, budgets)]
     failures = [check for check in checks if not check.passed]
     outputs = {
         output: OutputSpread(
@@ -374,7 +378,7 @@ def reproducibility(rebuilds: Sequence[EngineRebuild], budgets: Budgets) -> Repr
             sqnr_db=min(_finite(checks, output, "sqnr_db"), default=None),
             max_abs=max(_finite(checks, output, "max_abs"), default=None),
         )
-        for output, output_digests in distinct.items()
+        for output, output_digests in distinct_digests.items()
     }
     counts = {name: engines.count(name) for name in dict.fromkeys(engines)}
     return Reproducibility(len(rebuilds), len(set(engines)) == 1, counts, outputs, not failures, tuple(failures))
@@ -382,13 +386,13 @@ def reproducibility(rebuilds: Sequence[EngineRebuild], budgets: Budgets) -> Repr
 
 def _against(reference: GoldenSet, candidate: GoldenSet, budgets: Budgets) -> list[Check]:
     checks: list[Check] = []
-    for left, right in zip(reference.cases, candidate.cases, strict=True):
-        for output, expected in left.expected.items():
-            budget = budgets.of(output, left.kind, expected.size)
+    for case, other_case in zip(reference.cases, candidate.cases, strict=True):
+        for output, expected in case.expected.items():
+            budget = budgets.of(output, case.kind, expected.size)
             try:
-                checks += case_checks("engine", left.name, output, expected, right.expected[output], budget)
+                checks += case_checks("engine", case.name, output, expected, other_case.expected[output], budget)
             except (KeyError, ValueError) as error:
-                checks.append(Check("engine", "outputs", output, left.name, None, None, False, str(error)))
+                checks.append(Check("engine", "outputs", output, case.name, None, None, False, str(error)))
     return checks
 
 

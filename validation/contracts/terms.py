@@ -96,10 +96,10 @@ class Structure(Declared):
     boxes: Boxes | None = None
 
     def __post_init__(self) -> None:
-        if all(getattr(self, term.name) is None for term in fields(self)):
+        if all(getattr(self, term_field.name) is None for term_field in fields(self)):
             raise ValueError("asks for nothing; name a predicate, such as finite: true")
-        minimum, greatest = self.range or (None, None)
-        if minimum is not None and greatest is not None and minimum > greatest:
+        minimum, maximum = self.range or (None, None)
+        if minimum is not None and maximum is not None and minimum > maximum:
             raise ValueError("range: the least value comes first")
         if self.shape is not None and any(isinstance(size, int) and size < 0 for size in self.shape):
             raise ValueError("shape: sizes are 0 or more; name a dim where any size is right")
@@ -124,7 +124,7 @@ class Rows(Declared):
     brier: Annotated[float, Interval(ge=0, le=2)] | None = setting("difference of the Brier score", BRIER)
 
     def __post_init__(self) -> None:
-        if all(getattr(self, term.name) is None for term in fields(self)[1:]):
+        if all(getattr(self, term_field.name) is None for term_field in fields(self)[1:]):
             raise ValueError("asks for nothing; leave one limit that is not null")
 
 

@@ -58,14 +58,14 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
         return
     p_values: dict[str, float] = {}
     for output in seeds.outputs:
-        sides = [[outputs.get(output) for outputs in side] for side in (references, actual)]
-        reason = _unfit(*sides)
+        draw_pairs = [[outputs.get(output) for outputs in runs] for runs in (references, actual)]
+        reason = _unfit(*draw_pairs)
         if reason:
             yield Check("engine", "contract seeds", output, case.name, None, seeds.alpha, False, reason)
             continue
-        permutations = math.ceil(PER_STEP * len(seeds.outputs) / seeds.alpha)
-        rows, other_rows = (np.stack([np.asarray(array).reshape(-1) for array in side]) for side in sides)
-        p_values[output] = p_value(rows, other_rows, permutations)
+        permutation_count = math.ceil(PER_STEP * len(seeds.outputs) / seeds.alpha)
+        rows, other_rows = (np.stack([np.asarray(array).reshape(-1) for array in runs]) for runs in draw_pairs)
+        p_values[output] = p_value(rows, other_rows, permutation_count)
     note = f"p-value of {seeds.draws} draws of each side, over {len(seeds.outputs)} outputs"
     for output, p in holm(p_values, len(seeds.outputs)).items():
         yield Check("engine", "contract seeds", output, case.name, p, seeds.alpha, p >= seeds.alpha, note)
@@ -78,18 +78,18 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
     kernel = _kernel(pooled_rows, generator)
     kernel = kernel - kernel.mean(axis=0) - kernel.mean(axis=1, keepdims=True) + kernel.mean()
     kernel = kernel.astype(np.float32)  # centred, sums of it do not cancel, and the weights of the sides sum to 0
-    sides = np.concatenate([np.full(len(expected), 1 / len(expected)), np.full(len(actual), -1 / len(actual))])
-    sides = sides.astype(np.float32)
-    statistic = float(sides @ kernel @ sides)
-    larger, remaining_count = 0, permutations
+    side_weights = np.concatenate([np.full(len(expected), 1 / len(expected)), np.full(len(actual), -1 / len(actual))])
+    side_weights = side_weights.astype(np.float32)
+    statistic = float(side_weights @ kernel @ side_weights)
+    larger_count, remaining_count = 0, permutations
     while remaining_count:
         count = min(remaining_count, AT_ONCE)
-        signs = generator.permuted(np.broadcast_to(sides, (count, len(sides))), axis=1)
+        signs = generator.permuted(np.broadcast_to(side_weights, (count, len(side_weights))), axis=1)
         test_statistics = np.einsum("ij,ij->i", signs @ kernel, signs)
         # Equal arrangements are summed in another order.
-        larger += int((test_statistics >= statistic * (1 - 1e-5)).sum())
+        larger_count += int((test_statistics >= statistic * (1 - 1e-5)).sum())
         remaining_count -= count
-    return (1 + larger) / (1 + permutations)
+    return (1 + larger_count) / (1 + permutations)
 
 
 def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
@@ -124,13 +124,13 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
     if len({array.shape for array in arrays}) > 1:
         return "its shape is another one from draw to draw"
     if not all(np.isfinite(array).all() for array in arrays):
-        side = "the graph" if not all(np.isfinite(array).all() for array in arrays[: len(expected)]) else "the engine"
-        return f"{side} gave a number that is not finite"
-    sides = arrays[: len(expected)], arrays[len(expected) :]
-    still = [all(np.array_equal(array, side[0]) for array in side) for side in sides]
-    if still[0]:
+        role = "the graph" if not all(np.isfinite(array).all() for array in arrays[: len(expected)]) else "the engine"
+        return f"{role} gave a number that is not finite"
+    draw_pairs = arrays[: len(expected)], arrays[len(expected) :]
+    constant_flags = [all(np.array_equal(array, draws[0]) for array in draws) for draws in draw_pairs]
+    if constant_flags[0]:
         return "the graph gives the same in every draw; name the input that is the seed in seeds.vary"
-    return "the engine gives the same in every draw, and the graph does not" if still[1] else ""
+    return "the engine gives the same in every draw, and the graph does not" if constant_flags[1] else ""
 
 
 def _kernel(samples: Array, generator: np.random.Generator) -> Array:
@@ -142,11 +142,11 @@ def _kernel(samples: Array, generator: np.random.Generator) -> Array:
     else:
         rows = samples.astype(np.float64)
         rows -= rows.mean(axis=0)  # distances of large values would cancel
-        lengths = np.square(rows).sum(axis=1)
-        squares = np.maximum(lengths[:, None] + lengths - 2 * rows @ rows.T, 0)
+        square_norms = np.square(rows).sum(axis=1)
+        squares = np.maximum(square_norms[:, None] + square_norms - 2 * rows @ rows.T, 0)
     distances = squares[np.triu_indices(len(squares), 1)]
-    middle = float(np.median(distances)) or float(distances.max())
-    return np.asarray(np.exp(-squares / (2 * middle)))
+    median_distance = float(np.median(distances)) or float(distances.max())
+    return np.asarray(np.exp(-squares / (2 * median_distance)))
 
 
 def contract_checks(
@@ -213,10 +213,10 @@ class _Structured:
             self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, note)
             return
         sizes = sizes_of(case.inputs, self.inputs)
-        broken = find_broken(self.structure, graph[self.output], engine[self.output], sizes, (graph, engine))
-        for name, value, limit in broken:
-            before = self.worst.get(name)
-            if before is None or _badness(value) > _badness(before.value):
+        broken_terms = find_broken(self.structure, graph[self.output], engine[self.output], sizes, (graph, engine))
+        for name, value, limit in broken_terms:
+            worst_check = self.worst.get(name)
+            if worst_check is None or _badness(value) > _badness(worst_check.value):
                 check = Check("engine", f"contract {name}", self.output, case.name, value, limit, value <= limit)
                 self.worst[name] = check
 

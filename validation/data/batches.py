@@ -14,8 +14,8 @@ from enginesmith.core.types import Tensors, TensorSpec
 def leading_dim(specs: Sequence[TensorSpec]) -> str | None:
     """The named dim that all inputs have as their first axis, the batch; None without one."""
     leading_dims = {spec.shape[0] if spec.shape else None for spec in specs}
-    only = leading_dims.pop() if len(leading_dims) == 1 else None
-    return only if isinstance(only, str) else None
+    dim = leading_dims.pop() if len(leading_dims) == 1 else None
+    return dim if isinstance(dim, str) else None
 
 
 def enough_samples(
@@ -27,8 +27,8 @@ def enough_samples(
     lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. Where an
     input of group `start` is empty, as a state of a first step can be, that of the next group in which none is.
     """
-    turns = ((start + step) % len(groups) for step in range(len(groups)))
-    start = next((turn for turn in turns if all(array.size for array in groups[turn].values())), start)
+    order = ((start + step) % len(groups) for step in range(len(groups)))
+    start = next((index for index in order if all(array.size for array in groups[index].values())), start)
     first_group, batch = groups[start], leading_dim(specs)
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
         return first_group

@@ -36,17 +36,17 @@ class GeneratedSamples:
             if stop is not None and index >= stop:
                 return
             if index >= start:
-                place = f"{self.name}: sample {index}"
+                label = f"{self.name}: sample {index}"
                 for name in sample.keys() - {spec.name for spec in self.inputs}:
-                    raise DataError(f"{place} has an array {name!r} that no input is named")
-                batch = {spec.name: _to_batch(sample.get(spec.name), spec, place) for spec in self.inputs}
+                    raise DataError(f"{label} has an array {name!r} that no input is named")
+                batch = {spec.name: _to_batch(sample.get(spec.name), spec, label) for spec in self.inputs}
                 try:
                     sizes = sizes_of(batch, self.inputs)
                 except DataError as error:
-                    raise DataError(f"{place}: {error}") from error
+                    raise DataError(f"{label}: {error}") from error
                 for dim in self.dims:
                     if (size := sizes.get(dim.name, dim.min)) not in dim.sizes:
-                        raise DataError(f"{place}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
+                        raise DataError(f"{label}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
                 yield index + 1, batch
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")

@@ -65,8 +65,8 @@ class JoinedSteps(_Reading):
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
         """See `SampleSource`. Raises DataError as `single_samples` and `join`."""
         ends = np.append(self.steps.firsts, len(self.steps.begins))
-        last = len(ends) - 1 if stop is None else min(stop, len(ends) - 1)
-        runs, group, index = single_samples(self.samples, int(ends[start]), int(ends[last])), list[Tensors](), start
+        end_step = len(ends) - 1 if stop is None else min(stop, len(ends) - 1)
+        runs, group, index = single_samples(self.samples, int(ends[start]), int(ends[end_step])), list[Tensors](), start
         for end, inputs in runs:
             group.append(inputs)
             if end == ends[index + 1]:
@@ -77,14 +77,14 @@ class JoinedSteps(_Reading):
 
 def single_samples(source: SampleSource, start: int = 0, stop: int | None = None) -> Iterator[Run]:
     """The runs of a source. Raises DataError for one of several samples, as they are not one step."""
-    before = start
+    previous_end = start
     for end, inputs in source.runs(start, stop):
-        if end != before + 1:
+        if end != previous_end + 1:
             raise DataError(
-                f"{source.name}: a step has {end - before} samples, since the model takes no fewer at once; store "
-                "one complete input per entry of a new axis 0, in every array"
+                f"{source.name}: a step has {end - previous_end} samples, since the model takes no fewer at once; "
+                "store one complete input per entry of a new axis 0, in every array"
             )
-        before = end
+        previous_end = end
         yield end, inputs
 
 
@@ -94,10 +94,10 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
     first_sample, *other_samples = samples
     arrays = dict(first_sample)
     for spec in inputs if other_samples else ():
-        parts = [sample[spec.name] for sample in samples]
+        step_arrays = [sample[spec.name] for sample in samples]
         if dim in spec.shape:
-            arrays[spec.name] = np.concatenate(parts, spec.shape.index(dim))
-        elif not all(np.array_equal(part, parts[0]) for part in parts):
+            arrays[spec.name] = np.concatenate(step_arrays, spec.shape.index(dim))
+        elif not all(np.array_equal(step_array, step_arrays[0]) for step_array in step_arrays):
             raise DataError(
                 f"samples of one step differ in input {spec.name!r}, which has no dim {dim!r} to join them along; "
                 "give them the same, or number the steps apart"
@@ -116,8 +116,8 @@ class GrownInputs:
         """The whole inputs of the next step."""
         step_arrays = dict(step)
         for name, axis in self._axes:
-            before = [self._held[name]] if name in self._held else []
-            step_arrays[name] = self._held[name] = np.concatenate([*before, step[name]], axis)
+            history = [self._held[name]] if name in self._held else []
+            step_arrays[name] = self._held[name] = np.concatenate([*history, step[name]], axis)
         return step_arrays
 
 
@@ -132,13 +132,13 @@ def read_steps(
     """
     if steps is None:
         return None
-    name, numbers = steps[1], samples.column(steps[1])
-    if numbers.ndim != 1:
-        raise DataError(f"{samples.name}: array {name!r} has the shape {numbers.shape}; store one number a sample")
-    begins = np.append(True, numbers[1:] != numbers[:-1])
+    name, step_numbers = steps[1], samples.column(steps[1])
+    if step_numbers.ndim != 1:
+        raise DataError(f"{samples.name}: array {name!r} has the shape {step_numbers.shape}; store one number a sample")
+    begin_flags = np.append(True, step_numbers[1:] != step_numbers[:-1])
     if order is not None:
-        begins[1:] |= order[1:] != order[:-1]
-    sequence_steps = Steps(begins, steps[0], samples.inputs)
+        begin_flags[1:] |= order[1:] != order[:-1]
+    sequence_steps = Steps(begin_flags, steps[0], samples.inputs)
     dim = next(dim for dim in dims if dim.name == steps[0])
     spec = next(spec for spec in sequence_steps.inputs if dim.name in spec.shape)
     axis = spec.shape.index(dim.name)
@@ -211,11 +211,11 @@ def overlap_check(golden: bytes, calibration: bytes) -> Check:
     calibration_digests, samples = set(_split(calibration)), _split(golden)
     count = sum(sample in calibration_digests for sample in samples)
     share = count / max(len(samples), 1)
-    how_many = "all" if share == 1 else count or "none"
-    text = f"{how_many} of the {len(samples)} golden samples are calibration samples too"
-    why = ", and scales fit those best: the errors say little about other samples; give golden.data other ones"
+    count_text = "all" if share == 1 else count or "none"
+    text = f"{count_text} of the {len(samples)} golden samples are calibration samples too"
+    advice = ", and scales fit those best: the errors say little about other samples; give golden.data other ones"
     is_within = share <= LARGEST
-    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, is_within, text if is_within else text + why)
+    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, is_within, text if is_within else text + advice)
 
 
 def _split(digests: bytes) -> list[bytes]:
@@ -225,10 +225,10 @@ def _split(digests: bytes) -> list[bytes]:
 def _digests(groups: Iterable[Tensors], complete: bool) -> Iterator[bytes]:
     for inputs in groups:
         lengths = {array.shape[0] if array.ndim else 0 for array in inputs.values()}
-        rows = lengths.pop() if len(lengths) == 1 and not complete else 0
-        if rows == 0:
+        row_count = lengths.pop() if len(lengths) == 1 and not complete else 0
+        if row_count == 0:
             yield _digest(inputs)
-        for row in range(rows):
+        for row in range(row_count):
             yield _digest({name: array[row : row + 1] for name, array in inputs.items()})
 
 
@@ -284,14 +284,15 @@ def read_order(samples: Samples, name: str | None) -> Array | None:
     order = samples.column(name)
     if order.ndim != 1:
         raise DataError(f"{samples.name}: array {name!r} has the shape {order.shape}; store one number for each step")
-    begins = np.append(0, np.flatnonzero(order[1:] != order[:-1]) + 1)
-    sequence_numbers, counts = np.unique(order[begins], return_counts=True)
+    starts = np.append(0, np.flatnonzero(order[1:] != order[:-1]) + 1)
+    sequence_numbers, counts = np.unique(order[starts], return_counts=True)
     if (counts > 1).any():
-        again = sequence_numbers[counts > 1][0]
-        places = begins[order[begins] == again][:2]
+        sequence_number = sequence_numbers[counts > 1][0]
+        repeat_starts = starts[order[starts] == sequence_number][:2]
         raise DataError(
-            f"{samples.name}: {name!r} has {again} from step {places[0]} and again from step {places[1]}, behind other "
-            "sequences; store the steps of a sequence one behind the other, or number the sequences apart"
+            f"{samples.name}: {name!r} has {sequence_number} from step {repeat_starts[0]} and again from "
+            f"step {repeat_starts[1]}, behind other sequences; store the steps of a sequence one behind the "
+            "other, or number the sequences apart"
         )
     return order
 
@@ -302,29 +303,29 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
     order: as in `SequenceSamples`.  stop: the steps before it alone. Raises DataError for a run of several samples, as
     they are not one step.
     """
-    runs, ahead = single_samples(steps, 0, stop), list[Run]()
+    runs, pending_runs = single_samples(steps, 0, stop), list[Run]()
 
     def read(first_run: Run) -> Iterator[Run]:
         yield first_run
         for end, inputs in runs:
             if order is not None and order[end - 1] != order[end - 2]:
-                ahead.append((end, inputs))
+                pending_runs.append((end, inputs))
                 return
             yield end, inputs
 
-    ahead.extend([first_run] if (first_run := next(runs, None)) else [])
-    while ahead:
-        yield read(ahead.pop())
+    pending_runs.extend([first_run] if (first_run := next(runs, None)) else [])
+    while pending_runs:
+        yield read(pending_runs.pop())
 
 
 def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
     """The steps of one sequence, each with the states that those before it left. The last is not run."""
     streams.reset()
-    step_arrays, grown = dict[str, Array](), GrownInputs(streams.inputs)
+    step_arrays, grown_inputs = dict[str, Array](), GrownInputs(streams.inputs)
     for end, inputs in steps:
         if step_arrays:
             streams.run(step_arrays)
-        step_arrays = grown.take(inputs)
+        step_arrays = grown_inputs.take(inputs)
         yield end, streams.complete(step_arrays)
 
 
@@ -344,7 +345,7 @@ def stack(
     places_by_shape = dict[tuple[tuple[int, ...], ...], list[int]]()
     for index, step in enumerate(steps):
         places_by_shape.setdefault(tuple(step[spec.name].shape for spec in specs), []).append(index)
-    groups = [part for places in places_by_shape.values() for part in _parts(places, steps[places[0]], batch)]
+    groups = [chunk for indices in places_by_shape.values() for chunk in _parts(indices, steps[indices[0]], batch)]
     if len(places_by_shape) > 1:
         groups = [group for _, group in sorted(enumerate(groups), key=lambda numbered: f"{numbered[0]:032b}"[::-1])]
     batches = [_join([steps[index] for index in group], batch) for group in groups]
@@ -355,18 +356,20 @@ def number_steps(count: int, order: Array | None) -> Array:
     """The place [count] of each step in its sequence. order: as in `SequenceSamples`."""
     if order is None:
         return np.arange(count)
-    begins = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
-    return np.arange(count) - np.repeat(begins, np.diff(np.append(begins, count)))
+    starts = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
+    return np.arange(count) - np.repeat(starts, np.diff(np.append(starts, count)))
 
 
 def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:
     """(rows of a group, the batch's axis in each input), where every input has one and the least batch is 1."""
     names = {dim.name: dim for dim in dims if dim.min == 1}
-    leading = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
-    if leading is None or not all(spec.shape.count(leading) == 1 for spec in specs):
+    lead_dim = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
+    if lead_dim is None or not all(spec.shape.count(lead_dim) == 1 for spec in specs):
         return None
-    dim = names[str(leading)]
-    return dim.opt if dim.opt > 1 else min(dim.max, MOST_ROWS), {spec.name: spec.shape.index(leading) for spec in specs}
+    dim = names[str(lead_dim)]
+    return dim.opt if dim.opt > 1 else min(dim.max, MOST_ROWS), {
+        spec.name: spec.shape.index(lead_dim) for spec in specs
+    }
 
 
 def _parts(places: list[int], step: Tensors, batch: tuple[int, dict[str, int]] | None) -> Iterator[list[int]]:

@@ -80,8 +80,8 @@ class Samples:
         cls, path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], arrays: Mapping[str, Stored]
     ) -> "Samples":
         count = next((array.shape[0] for array in arrays.values() if array.shape), 0)
-        complete = len(arrays[inputs[0].name].shape) > len(inputs[0].shape)
-        return cls(path, tuple(inputs), tuple(dims), arrays, count, complete)
+        is_complete = len(arrays[inputs[0].name].shape) > len(inputs[0].shape)
+        return cls(path, tuple(inputs), tuple(dims), arrays, count, is_complete)
 
     @classmethod
     def find_mistakes(
@@ -112,22 +112,22 @@ class Samples:
         present_specs = [spec for spec in inputs if spec.name in arrays]
         if not present_specs:
             return
-        wrong = list(_wrong_layout([arrays[spec.name] for spec in present_specs], present_specs))
-        wrong += _wrong_counts(arrays)
-        wrong += [mistake for name in extra if name in arrays and (mistake := _wrong_labels(arrays[name]))]
+        mistakes = list(_wrong_layout([arrays[spec.name] for spec in present_specs], present_specs))
+        mistakes += _wrong_counts(arrays)
+        mistakes += [mistake for name in extra if name in arrays and (mistake := _wrong_labels(arrays[name]))]
         fitting_specs = [spec for spec in present_specs if len(arrays[spec.name].shape) - len(spec.shape) in (0, 1)]
         missing_axes = {len(arrays[spec.name].shape) - len(spec.shape) for spec in fitting_specs}
         if len(missing_axes) == 1:
             samples = cls._of(path, fitting_specs, dims, arrays)
-            wrong += samples._wrong_arrays()
-            if not wrong and not wrong_names:
+            mistakes += samples._wrong_arrays()
+            if not mistakes and not wrong_names:
                 try:
                     samples._check_rest(samples.count, *(1, 1, 1) if samples.complete else samples._group(None))
                 except DataError as error:
-                    wrong.append(str(error))
+                    mistakes.append(str(error))
         else:
-            wrong += [mistake for spec in present_specs if (mistake := _wrong_dtype(arrays[spec.name], spec))]
-        yield from wrong
+            mistakes += [mistake for spec in present_specs if (mistake := _wrong_dtype(arrays[spec.name], spec))]
+        yield from mistakes
 
     @cached_property
     def digest(self) -> str:
@@ -149,25 +149,25 @@ class Samples:
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
         """As `SampleSource.runs`. Raises DataError when the range does not divide into the model's groups."""
-        last = self.count if stop is None else min(stop, self.count)
-        return self._stream(self._sizes(1, last - start), start)
+        stop_index = self.count if stop is None else min(stop, self.count)
+        return self._stream(self._sizes(1, stop_index - start), start)
 
     def part(self, index: int, of: int) -> tuple[int, int]:
         """The samples [start, stop) of part `index` of `of` parts of about equal size, which end where runs end.
 
         With more parts than runs, some are empty.
         """
-        ends = [0, *itertools.accumulate(self._sizes(1))]
-        first, last = ((len(ends) - 1) * place // of for place in (index, index + 1))
-        return ends[first], ends[last]
+        run_ends = [0, *itertools.accumulate(self._sizes(1))]
+        start_run, end_run = ((len(run_ends) - 1) * number // of for number in (index, index + 1))
+        return run_ends[start_run], run_ends[end_run]
 
     def column(self, name: str) -> Array:
         """One whole array in memory, such as labels. Raises DataError without such an array of finite numbers."""
         if name not in self.arrays:
             raise DataError(f"{self.path} has no array {name!r}; {suggest(name, self.arrays)}")
         array = self.arrays[name]
-        if wrong := _wrong_labels(array):
-            raise DataError(wrong)
+        if mistake := _wrong_labels(array):
+            raise DataError(mistake)
         column = array.read()
         _check_finite(column, array, 0)
         return column
@@ -187,19 +187,19 @@ class Samples:
         dim_lengths: dict[str, int] = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
-            if wrong := _wrong_dtype(array, spec):
-                yield wrong
+            if mistake := _wrong_dtype(array, spec):
+                yield mistake
             for axis, length, size in self._axes(spec):
-                place = f"{array} has {size} = {length} on axis {axis}"
+                axis_text = f"{array} has {size} = {length} on axis {axis}"
                 if isinstance(size, int):
                     if length != size:
                         yield f"{array} has shape {array.shape}: axis {axis} must be {size}; reshape or crop it"
                     continue
                 dim = self._dim(size)
                 if length not in dim.sizes:
-                    yield f"{place}, outside {dim.words}; crop or pad it, or widen dims.{size}"
+                    yield f"{axis_text}, outside {dim.words}; crop or pad it, or widen dims.{size}"
                 if dim_lengths.setdefault(size, length) != length:
-                    yield f"{place} and {dim_lengths[size]} elsewhere; make equal"
+                    yield f"{axis_text} and {dim_lengths[size]} elsewhere; make equal"
         yield from self._wrong_sums(dim_lengths)
 
     def _wrong_sums(self, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -230,35 +230,35 @@ class Samples:
             return [1] * count
         low, size, multiple = self._group(group_size)
         self._check_rest(count, low, size, multiple)
-        full, remainder = divmod(count, size)
-        return [size] * full + ([remainder] if remainder else [])
+        full_count, remainder = divmod(count, size)
+        return [size] * full_count + ([remainder] if remainder else [])
 
     def _check_rest(self, count: int, low: int, size: int, multiple: int) -> None:
         """Raise DataError where so many samples in groups of `size` leave a group that is too small, or no multiple."""
         remainder = count % size
         if remainder and (remainder < low or remainder % multiple):
-            needs = f"{low} or more" + (f" in steps of {multiple}" if multiple > 1 else "")
-            more = low - remainder if remainder < low else -remainder % multiple
+            needs_text = f"{low} or more" + (f" in steps of {multiple}" if multiple > 1 else "")
+            missing_count = low - remainder if remainder < low else -remainder % multiple
             raise DataError(
-                f"{self.path}: {count} samples in groups of {size} leave {remainder}, but a group needs {needs}; "
-                f"drop {remainder % multiple if remainder > low else remainder} or add {more}"
+                f"{self.path}: {count} samples in groups of {size} leave {remainder}, but a group needs {needs_text}; "
+                f"drop {remainder % multiple if remainder > low else remainder} or add {missing_count}"
             )
 
     def _group(self, group_size: int | None) -> tuple[int, int, int]:
         """The least and the usual length of a group, and what every length is a multiple of."""
-        firsts = {spec.shape[0] for spec in self.inputs}
-        if len(firsts) > 1:
+        first_dims = {spec.shape[0] for spec in self.inputs}
+        if len(first_dims) > 1:
             raise DataError(
-                f"{self.path}: the inputs' leading sizes differ ({', '.join(sorted(map(str, firsts)))}), so samples "
-                "cannot be grouped; store one complete input per entry of a new axis 0, in every array"
+                f"{self.path}: the inputs' leading sizes differ ({', '.join(sorted(map(str, first_dims)))}), so "
+                "samples cannot be grouped; store one complete input per entry of a new axis 0, in every array"
             )
-        leading = firsts.pop()
-        if isinstance(leading, int):
-            return leading, leading, 1
+        leading_dim = first_dims.pop()
+        if isinstance(leading_dim, int):
+            return leading_dim, leading_dim, 1
         lengths = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
-        if leading in lengths:
-            return lengths[leading], lengths[leading], 1
-        dim = self._dim(leading)
+        if leading_dim in lengths:
+            return lengths[leading_dim], lengths[leading_dim], 1
+        dim = self._dim(leading_dim)
         size = max(dim.min, min(group_size or dim.opt, dim.max))
         return dim.min, size // dim.multiple * dim.multiple, dim.multiple
 
@@ -297,8 +297,8 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
         if len(shape) != len(spec.shape):
             raise DataError(f"tensor {spec.name!r} has shape {shape}; {spec.shape} has another rank")
         for length, dim in zip(shape, spec.shape, strict=True):
-            total = isinstance(dim, str) and PLUS in dim
-            wanted_length = length if total else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
+            is_sum = isinstance(dim, str) and PLUS in dim
+            wanted_length = length if is_sum else sizes.setdefault(dim, length) if isinstance(dim, str) else dim
             if length != wanted_length:
                 sizes_text = f"{dim} is {length} here and {wanted_length} elsewhere"
                 raise DataError(f"tensor {spec.name!r} has shape {shape}: {sizes_text}")
@@ -349,13 +349,13 @@ def _wrong_layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> Ite
     """Arrays of another rank than samples of their input have, and arrays that differ in how they hold samples."""
     layouts = set()
     for array, spec in zip(arrays, inputs, strict=True):
-        more = len(array.shape) - len(spec.shape)
-        if more not in (0, 1) or not array.shape:
+        rank_excess = len(array.shape) - len(spec.shape)
+        if rank_excess not in (0, 1) or not array.shape:
             yield (
                 f"{array} has shape {array.shape}; input {spec.name!r} has shape {spec.shape}: give the same rank "
                 "(samples along axis 0) or one rank more (one complete input per entry)"
             )
-        layouts.add(more == 1)
+        layouts.add(rank_excess == 1)
     if len(layouts) > 1:
         yield (
             f"{arrays[0].path}: some arrays hold one complete input per entry of axis 0, others samples along it; "

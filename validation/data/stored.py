@@ -79,8 +79,8 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
             names = [file.stem for file in sorted(path.glob("*.npy"))] + nested_names
             return {name: stored_arrays(path / f"{name}.npy")[""] for name in names}
         if all((path / name).is_dir() for name in inputs):
-            above = {name.split("/")[0] for name in nested_names} - set(inputs)
-            names = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
+            folders = {name.split("/")[0] for name in nested_names} - set(inputs)
+            names = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in folders]
             return {name: _series(path / name, most_files) for name in names + nested_names}
         if len(inputs) > 1 or not any(path.glob("*.npy")):
             raise DataError(_describe_missing(path, inputs))
@@ -98,9 +98,9 @@ def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
     remedy = f"{path} must hold {files_text}, or a folder of .npy files for each of "
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
     file_names = sorted(file.name for file in path.iterdir())
-    arrays = [name for name in file_names if name.endswith((".npz", ".safetensors"))]
-    if arrays:
-        return f"{remedy}; it holds {join_first(arrays)}: name that file, {path.name}/{arrays[0]}"
+    array_files = [name for name in file_names if name.endswith((".npz", ".safetensors"))]
+    if array_files:
+        return f"{remedy}; it holds {join_first(array_files)}: name that file, {path.name}/{array_files[0]}"
     if any(Path(name).suffix.lower() in REQUESTS for name in file_names):
         return f"{remedy}; it holds {join_first(file_names)}: {FROM_REQUESTS.format(path)}"
     return f"{remedy}; it holds {join_first(file_names) or 'nothing'}"
@@ -137,14 +137,16 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
             text = stream.read(size) if size <= LARGEST_HEADER else b""
         header = parsing.load_json(text)
         header.pop("__metadata__", None)
-        arrays = {name: _tensor(path, name, decode(info, _SafetensorsEntry), 8 + size) for name, info in header.items()}
+        arrays = {
+            name: _tensor(path, name, decode(entry, _SafetensorsEntry), 8 + size) for name, entry in header.items()
+        }
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a safetensors file") from None
     except (OSError, IntegrityError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as safetensors ({error!r}); write it again") from error
-    last = max((array.offset for array in arrays.values()), default=0)
+    max_offset = max((array.offset for array in arrays.values()), default=0)
     for array in arrays.values():
-        if array.offset == last:
+        if array.offset == max_offset:
             check_complete(array, path.stat().st_size)
     return arrays
 

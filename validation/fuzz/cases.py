@@ -53,8 +53,8 @@ class FuzzCase:
     draw: int = 0
 
     def __str__(self) -> str:
-        words = [*(f"{name}={size}" for name, size in self.sizes), f"values={self.values}"]
-        return " ".join([*words, f"draw={self.draw}"] if self.draw else words)
+        settings = [*(f"{name}={size}" for name, size in self.sizes), f"values={self.values}"]
+        return " ".join([*settings, f"draw={self.draw}"] if self.draw else settings)
 
 
 def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = VALUES) -> list[FuzzCase]:
@@ -78,40 +78,40 @@ def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = 
 def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
     """Corners of all dims; then each dim at its buckets' ends, beside them, and at opt, with the others at opt."""
     yield from islice(sizes_product(dims, {dim.name: sorted({dim.min, dim.max}) for dim in dims}), MOST_CORNERS)
-    middle = dict(_opt(dims))
+    opt_sizes = dict(_opt(dims))
     for dim in dims:
         near_sizes = {size + step for size in dim.test_sizes() for step in (-dim.multiple, 0, dim.multiple)}
         for size in sorted(near_sizes):
             if size in dim.sizes:
-                yield middle | {dim.name: size}
+                yield opt_sizes | {dim.name: size}
 
 
 def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
     """One step beyond each end of each dim, and one size between two multiples, the others at opt."""
-    middle = dict(_opt(dims))
+    opt_sizes = dict(_opt(dims))
     for dim in dims:
-        yield middle | {dim.name: dim.max + dim.multiple}
+        yield opt_sizes | {dim.name: dim.max + dim.multiple}
         if dim.min > dim.multiple:
-            yield middle | {dim.name: dim.min - dim.multiple}
+            yield opt_sizes | {dim.name: dim.min - dim.multiple}
         if dim.multiple > 1:
-            yield middle | {dim.name: dim.min + dim.multiple // 2}
+            yield opt_sizes | {dim.name: dim.min + dim.multiple // 2}
 
 
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     """The case that a report writes as 'batch=5 values=ones'. Raises InputError for text that is none of this model."""
     case_fields = dict(_ONLY.findall(text))
     remainder = _ONLY.sub("", text).replace(",", " ").strip()
-    values, nth = case_fields.pop("values", "realistic"), case_fields.pop("draw", "0")
+    values, draw_text = case_fields.pop("values", "realistic"), case_fields.pop("draw", "0")
     if remainder or values not in VALUES or set(case_fields) != {dim.name for dim in dims}:
         usage = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
         raise InputError(f"case {text!r} is not one of this model; write it as '{usage}'")
-    lows = {dim.name: min(dim.min, 1) for dim in dims}
-    fits = all(size.isdecimal() and int(size) >= lows[name] for name, size in case_fields.items())
-    if not (fits and nth.isdecimal()):
+    min_sizes = {dim.name: min(dim.min, 1) for dim in dims}
+    is_valid = all(size.isdecimal() and int(size) >= min_sizes[name] for name, size in case_fields.items())
+    if not (is_valid and draw_text.isdecimal()):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
     sizes = tuple((dim.name, int(case_fields[dim.name])) for dim in dims)
     is_outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
-    return FuzzCase(sizes, values, is_outside, int(nth))
+    return FuzzCase(sizes, values, is_outside, int(draw_text))
 
 
 def _opt(dims: Sequence[Dim]) -> tuple[tuple[str, int], ...]:
@@ -140,20 +140,22 @@ def make(
         order = generator.permutation(len(golden_samples[specs[0].name]))
         order = np.zeros_like(order) if case.values == "repeated" else order
         golden_samples = {spec.name: golden_samples[spec.name][order] for spec in specs}
-    real = resize(golden_samples, specs, sizes)
+    inputs = resize(golden_samples, specs, sizes)
     if case.values in REAL:
-        return real
+        return inputs
     if case.values in MOVED:
-        masks = () if case.values == "cleared" else list_masks(real)
-        return {name: array if name in masks else _move(generator, array, case.values) for name, array in real.items()}
+        masks = () if case.values == "cleared" else list_masks(inputs)
+        return {
+            name: array if name in masks else _move(generator, array, case.values) for name, array in inputs.items()
+        }
     if case.values == "nan":
         position = nan_at(case, specs, seed)
-        for name, array in real.items() if position is not None else ():
+        for name, array in inputs.items() if position is not None else ():
             if array.dtype.kind == "f":
-                real[name] = array.copy()
-                real[name][position] = np.nan
-        return real
-    return {spec.name: _fill(generator, real[spec.name], case, golden, spec.name, precision) for spec in specs}
+                inputs[name] = array.copy()
+                inputs[name][position] = np.nan
+        return inputs
+    return {spec.name: _fill(generator, inputs[spec.name], case, golden, spec.name, precision) for spec in specs}
 
 
 def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
@@ -163,8 +165,8 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
     if real.dtype.kind != "f" or real.ndim < 2:
         return real
     if values == "permuted":
-        flat = real.reshape(len(real), -1)
-        return np.ascontiguousarray(flat[:, generator.permutation(flat.shape[1])].reshape(real.shape))
+        flat_rows = real.reshape(len(real), -1)
+        return np.ascontiguousarray(flat_rows[:, generator.permutation(flat_rows.shape[1])].reshape(real.shape))
     with np.errstate(over="ignore"):
         moved_values = -np.abs(real) if values == "negative" else real * np.asarray(FACTORS[values], real.dtype)
     return np.asarray(moved_values, real.dtype)
@@ -183,9 +185,9 @@ def clear_half(real: Array) -> Array:
         return real
     if not real.flat[0] or (real != real.flat[0]).any():
         return real
-    half = real.copy()
-    half[..., real.shape[-1] // 2 :] = 0
-    return half
+    half_cleared = real.copy()
+    half_cleared[..., real.shape[-1] // 2 :] = 0
+    return half_cleared
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:
@@ -206,13 +208,13 @@ def _fill(
     if case.values in ("zeros", "ones"):
         return np.full_like(real, case.values == "ones")
     if real.dtype.kind == "f":
-        largest, tiny = reach(precision if real.dtype != np.float16 else "fp16")
+        max_value, min_value = reach(precision if real.dtype != np.float16 else "fp16")
         # The largest whose square is finite: one product is safe, a sum of squares is not.
-        size = np.sqrt(largest) if case.values == "extreme" else tiny / 8
+        size = np.sqrt(max_value) if case.values == "extreme" else min_value / 8
         return np.asarray(generator.choice([-1.0, 1.0], real.shape) * size, real.dtype)
     if case.values == "extreme" and real.dtype.kind in "iu":
-        ends = [min(tensors[name].min() for tensors in golden), max(tensors[name].max() for tensors in golden)]
-        return np.asarray(generator.choice(ends, real.shape), real.dtype)
+        bounds = [min(tensors[name].min() for tensors in golden), max(tensors[name].max() for tensors in golden)]
+        return np.asarray(generator.choice(bounds, real.shape), real.dtype)
     return real
 
 
@@ -226,9 +228,9 @@ class Groups(Sequence[Tensors]):
     """The inputs of the first golden cases of a golden set, read when they are asked for."""
 
     def __init__(self, golden: GoldenSet) -> None:
-        kinds = enumerate(case_kinds(golden))
+        numbered_kinds = enumerate(case_kinds(golden))
         self._cases = golden.cases
-        self._at = list(islice((index for index, kind in kinds if kind == "golden"), MOST_GROUPS))
+        self._at = list(islice((index for index, kind in numbered_kinds if kind == "golden"), MOST_GROUPS))
         self._kept: dict[int, Tensors] = {}
 
     def __len__(self) -> int:

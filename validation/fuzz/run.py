@@ -112,13 +112,13 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
             expected = run(sides.reference, inputs)
         except EnginesmithError as error:
             verdict: CaseVerdict = "refused" if case.outside else "not judged"
-            unfit = FuzzOutcome(case, verdict, f"the graph itself does not run: {error}")
+            unfit_outcome = FuzzOutcome(case, verdict, f"the graph itself does not run: {error}")
             try:
                 run(sides.candidate, inputs)
             except EnginesmithError:
-                return unfit
-            why = f"the engine answers where the graph it was built from does not run: {error}"
-            return FuzzOutcome(case, "failed", why) if case.outside else unfit
+                return unfit_outcome
+            reason = f"the engine answers where the graph it was built from does not run: {error}"
+            return FuzzOutcome(case, "failed", reason) if case.outside else unfit_outcome
         try:
             actual = run(sides.candidate, inputs)
         except DataError as error:
@@ -132,17 +132,17 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
         if case.values in MOVED:
             failures = [check for check in failures if not _is_ill_conditioned(check, inputs, expected, sides)]
             if not failures:
-                why = "the graph itself moves as far when its inputs do by one rounding"
-                return FuzzOutcome(case, "not judged", why, checks)
-        elif case.values not in (*REAL, "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
-            return FuzzOutcome(case, "not judged", why, checks)
+                reason = "the graph itself moves as far when its inputs do by one rounding"
+                return FuzzOutcome(case, "not judged", reason, checks)
+        elif case.values not in (*REAL, "nan") and (reason := _beyond_float32(case, inputs, expected, sides)):
+            return FuzzOutcome(case, "not judged", reason, checks)
         return FuzzOutcome(case, "failed", describe(failures[0]), checks)
 
 
 def _checks(
     case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: OutputLimits
 ) -> tuple[Check, ...]:
-    real = case.values in REAL
+    is_real = case.values in REAL
     checks: list[Check] = []
     for output, value in expected.items():
         if output not in actual:
@@ -150,9 +150,11 @@ def _checks(
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
             text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
-        elif real:
-            named, limit_pair = (str(case), inputs.values()), limits.at(output, "edge", value.size)
-            checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), limit_pair)
+        elif is_real:
+            case_inputs, limit_pair = (str(case), inputs.values()), limits.at(output, "edge", value.size)
+            checks += edge_checks(
+                "engine", case_inputs, output, (value, actual[output]), sides.usual.get(output), limit_pair
+            )
         elif case.values in MOVED:
             if not is_exact(value) and (budget := _loosen(limits, output, sides)):
                 judged_pair = _mask_unjudged(value, actual[output], sides)
@@ -189,8 +191,8 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
         if array.dtype.kind == "f" and name not in masks:
             moved_inputs[name] = np.asarray(array * (1 + unit * rng.choice([-1.0, 1.0], array.shape)), array.dtype)
     try:
-        again = run(sides.reference, moved_inputs)
-        judged_pair = _mask_unjudged(expected[check.output], again[check.output], sides)
+        moved_outputs = run(sides.reference, moved_inputs)
+        judged_pair = _mask_unjudged(expected[check.output], moved_outputs[check.output], sides)
         return measure(*judged_pair).sqnr_db - _moved_db(sides.precision) <= check.value
     except (EnginesmithError, ValueError):
         return True
@@ -198,9 +200,9 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
 
 def _mask_unjudged(expected: Array, actual: Array, sides: FuzzSides) -> tuple[Array, Array]:
     """Both sides with 0 where the reference is not finite, and where both are below the smallest normal number."""
-    tiny = reach(sides.precision)[1]
-    keep = np.isfinite(expected) & ~((np.abs(expected) < tiny) & (np.abs(actual) < tiny))
-    return np.where(keep, expected, 0), np.where(keep, actual, 0)
+    min_value = reach(sides.precision)[1]
+    is_judged = np.isfinite(expected) & ~((np.abs(expected) < min_value) & (np.abs(actual) < min_value))
+    return np.where(is_judged, expected, 0), np.where(is_judged, actual, 0)
 
 
 def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> str:
@@ -208,12 +210,14 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: F
     if sides.exact is None:
         return ""
     try:
-        exact: Mapping[str, Array] = sides.exact(inputs)
+        doubles: Mapping[str, Array] = sides.exact(inputs)
     except ValueError:
         return ""
-    single = {name: expected[name] for name in exact if name in expected}
-    broken = [check for check in _checks(case, inputs, exact, single, sides, sides.limits.current) if not check.passed]
-    return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""
+    singles = {name: expected[name] for name in doubles if name in expected}
+    failures = [
+        check for check in _checks(case, inputs, doubles, singles, sides, sides.limits.current) if not check.passed
+    ]
+    return f"float32 itself is not right here: {describe(failures[0])} against float64" if failures else ""
 
 
 @dataclass(frozen=True)
@@ -270,11 +274,11 @@ def fuzz(
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
 
     outcomes = tuple(attempt(case) for case in cases)
-    firsts: dict[tuple[Values, bool], FuzzOutcome] = {}
+    first_failures: dict[tuple[Values, bool], FuzzOutcome] = {}
     for outcome in outcomes:
         if outcome.verdict == "failed":
-            firsts.setdefault((outcome.case.values, outcome.case.outside), outcome)
-    failures = list(firsts.values())[:MOST_SHRUNK]
+            first_failures.setdefault((outcome.case.values, outcome.case.outside), outcome)
+    failures = list(first_failures.values())[:MOST_SHRUNK]
     return FuzzRun(seed, outcomes, tuple((outcome.case, shrink(outcome, specs, dims, attempt)) for outcome in failures))
 
 
@@ -288,16 +292,16 @@ def shrink(
     if failing.case.outside:
         return failing
     tries = iter(range(MOST_TRIES))
-    smallest, before = failing, None
-    while smallest is not before:
-        before = smallest
-        for case in _smaller(smallest.case, specs, dims):
+    smallest_outcome, previous = failing, None
+    while smallest_outcome is not previous:
+        previous = smallest_outcome
+        for case in _smaller(smallest_outcome.case, specs, dims):
             if next(tries, None) is None:
-                return smallest
+                return smallest_outcome
             if (outcome := attempt(case)).verdict == "failed":
-                smallest = outcome
+                smallest_outcome = outcome
                 break
-    return smallest
+    return smallest_outcome
 
 
 def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[FuzzCase]:

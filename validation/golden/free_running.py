@@ -51,9 +51,9 @@ class Roller:
         constant_inputs = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
         step_outputs: dict[str, list[Array]] = {}
-        steps, grown = list(self._steps(inputs)), GrownInputs(streams.inputs)
+        steps, grown_inputs = list(self._steps(inputs)), GrownInputs(streams.inputs)
         for step in steps:
-            answer = streams.run({**constant_inputs, **grown.take(step)})
+            answer = streams.run({**constant_inputs, **grown_inputs.take(step)})
             state_outputs = {state.output for state in self.states} if len(answer) > len(self.states) else set()
             for name, array in answer.items():
                 output_steps = step_outputs.setdefault(name, [])
@@ -69,9 +69,9 @@ class Roller:
         count = min((len(inputs[name]) for name in names), default=0)
         if not count:
             raise DataError("a sequence without steps; give at least one")
-        firsts = np.flatnonzero(inputs[BEGINS][:count]) if BEGINS in inputs else np.arange(count)
+        first_steps = np.flatnonzero(inputs[BEGINS][:count]) if BEGINS in inputs else np.arange(count)
         input_specs = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
-        for begin, end in pairwise([*firsts.tolist(), count]):
+        for begin, end in pairwise([*first_steps.tolist(), count]):
             yield join(
                 [{name: inputs[name][step, ...] for name in names} for step in range(begin, end)], self.dim, input_specs
             )
@@ -114,10 +114,12 @@ def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
     if len(arrays) != len(sizes) or len(set(sizes)) == 1:
         return arrays
     axes = range(min(array.ndim for array in arrays))
-    along = [axis for axis in axes if all(each.shape[axis] == size for each, size in zip(arrays, sizes, strict=True))]
-    if not along:
+    step_axes = [
+        axis for axis in axes if all(item.shape[axis] == size for item, size in zip(arrays, sizes, strict=True))
+    ]
+    if not step_axes:
         return arrays
-    return [np.take(array, [i], along[0]) for array, size in zip(arrays, sizes, strict=True) for i in range(size)]
+    return [np.take(array, [i], step_axes[0]) for array, size in zip(arrays, sizes, strict=True) for i in range(size)]
 
 
 def stack_steps(answers: Sequence[Array]) -> Array:
@@ -126,7 +128,7 @@ def stack_steps(answers: Sequence[Array]) -> Array:
     arrays = [np.asarray(answer) for answer in answers]
     max_shape = np.max([array.shape for array in arrays], axis=0).astype(int)
     widths = [[(0, max_size - size) for max_size, size in zip(max_shape, array.shape, strict=True)] for array in arrays]
-    if not any(more for width in widths for _, more in width):
+    if not any(growth for width in widths for _, growth in width):
         return np.stack(arrays)
     pairs = zip(arrays, widths, strict=True)
     return np.stack([np.pad(array, width, mode="edge" if array.size else "constant") for array, width in pairs])
@@ -159,8 +161,8 @@ class RecordedSession(Session):
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The recorded answer, or one of its own. Raises as the session does."""
         name = _digest_inputs(inputs)
-        place = self._places.pop(name, None)
-        stored_outputs = {} if place is None else dict(self._known.cases[place].expected)
+        case_index = self._places.pop(name, None)
+        stored_outputs = {} if case_index is None else dict(self._known.cases[case_index].expected)
         if stored_outputs and stored_outputs.keys() == {spec.name for spec in self.outputs}:
             return stored_outputs
         answer = self._session.run(inputs)

@@ -126,9 +126,9 @@ class GoldenSet:
 
     def save(self, path: Path) -> str:
         """Write a safetensors file, the same bytes for the same set, and return its digest."""
-        data = _encode(self)
-        path.write_bytes(data)
-        return digest_of_bytes(data)
+        file_bytes = _encode(self)
+        path.write_bytes(file_bytes)
+        return digest_of_bytes(file_bytes)
 
     @classmethod
     def load(cls, path: Path) -> "GoldenSet":
@@ -147,9 +147,11 @@ class GoldenSet:
             raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
         sequences = None
         if sequence_header := golden_header.sequences:
-            inner = GoldenSet(_StoredCases(path, sequence_header.cases, names, SEQUENCES), noise=sequence_header.noise)
+            rollout = GoldenSet(
+                _StoredCases(path, sequence_header.cases, names, SEQUENCES), noise=sequence_header.noise
+            )
             sequences = GoldenSequences(
-                sequence_header.states, sequence_header.ends, inner, sequence_header.places, sequence_header.dim
+                sequence_header.states, sequence_header.ends, rollout, sequence_header.places, sequence_header.dim
             )
         return cls(_StoredCases(path, golden_header.cases, names), labels, path, golden_header.noise, sequences)
 
@@ -177,8 +179,8 @@ class GoldenSequences:
 
 
 def _count_steps(inputs: Tensors) -> int:
-    begins = inputs.get(BEGINS)
-    return len(next(iter(inputs.values()))) if begins is None else int(begins.sum())
+    begin_flags = inputs.get(BEGINS)
+    return len(next(iter(inputs.values()))) if begin_flags is None else int(begin_flags.sum())
 
 
 def freeze(
@@ -223,9 +225,9 @@ def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[st
     used_dims = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]
     if not used_dims:
         return []
-    corners = sizes_product(used_dims, {dim.name: sorted({dim.min, dim.max}) for dim in used_dims})
+    corner_sizes = sizes_product(used_dims, {dim.name: sorted({dim.min, dim.max}) for dim in used_dims})
     distinct_sizes: dict[tuple[int, ...], dict[str, int]] = {}
-    for sizes in chain(corners, sizes_product(used_dims, {dim.name: dim.test_sizes() for dim in used_dims})):
+    for sizes in chain(corner_sizes, sizes_product(used_dims, {dim.name: dim.test_sizes() for dim in used_dims})):
         distinct_sizes.setdefault(tuple(sizes.values()), sizes)
         if len(distinct_sizes) == MAX_EDGE_CASES:
             break
@@ -236,9 +238,9 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
     try:
         outputs = {output: np.asarray(value) for output, value in run(inputs).items()}
     except ModelError as error:
-        ran = f"; it was run at {name}, which the spec's dims allow, on golden data cut or repeated to these sizes"
-        more = "" if kind == "golden" else f"{ran}: narrow the dims to sizes at which such values mean something"
-        raise ModelError(f"{error}{more}") from error
+        detail = f"; it was run at {name}, which the spec's dims allow, on golden data cut or repeated to these sizes"
+        hint = "" if kind == "golden" else f"{detail}: narrow the dims to sizes at which such values mean something"
+        raise ModelError(f"{error}{hint}") from error
     for output, value in {**inputs, **outputs}.items():
         if value.dtype.kind not in _KINDS:
             raise DataError(f"case {name!r}: tensor {output!r} is {value.dtype}; golden data holds numpy's own numbers")
@@ -263,9 +265,9 @@ class _StoredCases(Sequence[Case]):
     def __getitem__(self, index: slice) -> tuple[Case, ...]: ...
     def __getitem__(self, index: int | slice) -> Case | tuple[Case, ...]:
         if isinstance(index, slice):
-            return tuple(self[place] for place in range(*index.indices(len(self))))
-        place = range(len(self))[index]
-        return Case(self.named[place].name, self.named[place].kind, *self._tensors(place))
+            return tuple(self[position] for position in range(*index.indices(len(self))))
+        position = range(len(self))[index]
+        return Case(self.named[position].name, self.named[position].kind, *self._tensors(position))
 
     def _tensors(self, index: int) -> Iterator[dict[str, Array]]:
         """The inputs, then the expected outputs, of the case at an index."""
@@ -284,8 +286,8 @@ class _StoredCases(Sequence[Case]):
     def _by_prefix(self) -> dict[str, list[str]]:
         names_by_prefix: dict[str, list[str]] = {}
         for name in (name for name in self.names if name.startswith(self.root)):
-            index, _, tail = name.removeprefix(self.root).partition("/")
-            names_by_prefix.setdefault(f"{self.root}{index}/{tail.partition('/')[0]}/", []).append(name)
+            index, _, suffix = name.removeprefix(self.root).partition("/")
+            names_by_prefix.setdefault(f"{self.root}{index}/{suffix.partition('/')[0]}/", []).append(name)
         return names_by_prefix
 
 
@@ -295,9 +297,9 @@ def _encode(golden: GoldenSet) -> bytes:
     tensors: dict[str, Array] = {} if golden.labels is None else {"labels": np.asarray(golden.labels, order="C")}
     tensors |= name_tensors(golden)
     sequences = None
-    if inner := golden.sequences:
-        fields = name_cases(inner.golden), inner.golden.noise, inner.places, inner.dim
-        sequences = _SequencesHeader(inner.states, inner.ends, *fields)
+    if rollouts := golden.sequences:
+        fields = name_cases(rollouts.golden), rollouts.golden.noise, rollouts.places, rollouts.dim
+        sequences = _SequencesHeader(rollouts.states, rollouts.ends, *fields)
     header = encode(_GoldenHeader(_FORMAT, name_cases(golden), golden.noise, sequences))
     return save(tensors, {"golden": canonical_json(header).decode()})
 
@@ -311,8 +313,8 @@ def name_tensors(golden: GoldenSet) -> dict[str, Array]:
     """The tensors of all cases and sequences, in C order, by their names in a file."""
     tensors: dict[str, Array] = {}
     for index, case in enumerate(golden.cases):
-        for side, arrays in (("in", case.inputs), ("out", case.expected)):
-            prefix = golden_prefix(index, side)
+        for role, arrays in (("in", case.inputs), ("out", case.expected)):
+            prefix = golden_prefix(index, role)
             tensors |= {prefix + name: np.asarray(value, order="C") for name, value in arrays.items()}
     if golden.sequences:
         tensors |= {SEQUENCES + name: array for name, array in name_tensors(golden.sequences.golden).items()}
@@ -349,58 +351,58 @@ class GoldenChange:
     def __str__(self) -> str:
         if self.same:
             return "the same golden set"
-        of = f"of {self.cases} cases"
+        total_text = f"of {self.cases} cases"
         counts = [
             (self.added, "case added", "cases added"),
             (self.removed, "case removed", "cases removed"),
-            (self.inputs, f"{of} has other inputs", f"{of} have other inputs"),
-            (self.expected, f"{of} has other expected outputs", f"{of} have other expected outputs"),
+            (self.inputs, f"{total_text} has other inputs", f"{total_text} have other inputs"),
+            (self.expected, f"{total_text} has other expected outputs", f"{total_text} have other expected outputs"),
         ]
-        parts = [
+        clauses = [
             *[pluralize(len(names), singular, plural) for names, singular, plural in counts if names],
             *[_describe(name, value, case) for name, (value, case) in self.largest.items()],
             *(["other labels"] if self.labels else []),
             *(["another noise floor"] if self.noise else []),
             *(["other sequences, or other states handed on in them"] if self.sequences else []),
         ]
-        return "; ".join(parts) or "the same tensors, written by another version of the format"
+        return "; ".join(clauses) or "the same tensors, written by another version of the format"
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; an infinite difference is null."""
-        largest = {
+        largest_by_output = {
             name: {"difference": value if math.isfinite(value) else None, "case": case}
             for name, (value, case) in self.largest.items()
         }
         lists = {name: list(getattr(self, name)) for name in ("added", "removed", "inputs", "expected")}
-        ends = {"before": self.before, "after": self.after, "same": self.same, "cases": self.cases}
-        extras = {name: getattr(self, name) for name in ("labels", "noise", "sequences")}
-        return {**ends, **lists, "largest": largest, **extras, "summary": str(self)}
+        totals = {"before": self.before, "after": self.after, "same": self.same, "cases": self.cases}
+        extra_fields = {name: getattr(self, name) for name in ("labels", "noise", "sequences")}
+        return {**totals, **lists, "largest": largest_by_output, **extra_fields, "summary": str(self)}
 
 
 def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
     """The change from one golden set to another, compared case by case, by name."""
-    old = {case: index for index, case in enumerate(case_names(before))}
-    new = {case: index for index, case in enumerate(case_names(after))}
+    old_indices = {case: index for index, case in enumerate(case_names(before))}
+    new_indices = {case: index for index, case in enumerate(case_names(after))}
     inputs, changed_outputs = list[str](), list[str]()
     largest_differences: dict[str, tuple[float, str]] = {}
-    for name in new.keys() & old.keys() if before.digest != after.digest else ():
-        left, right = before.cases[old[name]], after.cases[new[name]]
-        if not _equal(left.inputs, right.inputs):
+    for name in new_indices.keys() & old_indices.keys() if before.digest != after.digest else ():
+        old_case, new_case = before.cases[old_indices[name]], after.cases[new_indices[name]]
+        if not _equal(old_case.inputs, new_case.inputs):
             inputs.append(name)
-        if not _equal(left.expected, right.expected):
+        if not _equal(old_case.expected, new_case.expected):
             changed_outputs.append(name)
-            for output in left.expected.keys() | right.expected.keys():
-                value = _difference(left.expected.get(output), right.expected.get(output))
+            for output in old_case.expected.keys() | new_case.expected.keys():
+                value = _difference(old_case.expected.get(output), new_case.expected.get(output))
                 if value > largest_differences.get(output, (0.0, ""))[0]:
                     largest_differences[output] = (value, name)
     return GoldenChange(
         before.digest,
         after.digest,
-        len(new),
-        tuple(name for name in new if name not in old),
-        tuple(name for name in old if name not in new),
-        tuple(name for name in new if name in inputs),
-        tuple(name for name in new if name in changed_outputs),
+        len(new_indices),
+        tuple(name for name in new_indices if name not in old_indices),
+        tuple(name for name in old_indices if name not in new_indices),
+        tuple(name for name in new_indices if name in inputs),
+        tuple(name for name in new_indices if name in changed_outputs),
         dict(sorted(largest_differences.items())),
         not _same(before.labels, after.labels),
         before.noise != after.noise,

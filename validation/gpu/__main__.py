@@ -38,15 +38,17 @@ def main(words: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     """A parser of the fields of `KitOptions`, and `out`."""
     parser = argparse.ArgumentParser("python -m validation.gpu", description=__doc__)
-    add, listed = parser.add_argument, ",".join
+    add, join_names = parser.add_argument, ",".join
     add("--device", choices=("cuda", "cpu"), default="cuda", help="the CPU is for trying the kit out")
     add("--out", type=Path, default=Path("gpu-results.json"), help="where the results go")
     add("--carry", type=Path, action="append", default=[], help="folder of published engines; repeat it")
     add("--model", dest="models", type=_names(MODELS), default=list(MODELS), help="mlp,conv,block; or none")
-    add("--precision", dest="precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help=listed(PRECISIONS))
-    all_backends = "names, separated by commas; default: all that are registered"
-    add("--backend", dest="backends", type=_words, default=[], help=all_backends)
-    add("--peer", dest="peers", type=_names(PEERS), default=list(PEERS), help=f"{listed(PEERS)}; or none")
+    add(
+        "--precision", dest="precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help=join_names(PRECISIONS)
+    )
+    help_text = "names, separated by commas; default: all that are registered"
+    add("--backend", dest="backends", type=_words, default=[], help=help_text)
+    add("--peer", dest="peers", type=_names(PEERS), default=list(PEERS), help=f"{join_names(PEERS)}; or none")
     add("--seconds", type=_seconds, default=2.0, help="for each latency")
     add("--size", choices=SIZES, default="real", help="of the kit's models")
     add("--timeout", dest="timeout_s", metavar="TIMEOUT", type=_seconds, default=1200.0, help="seconds for each try")
@@ -59,8 +61,8 @@ def _names(choices: Collection[str]) -> Callable[[str], list[str]]:
 
     def parse(text: str) -> list[str]:
         names = [] if text == "none" else _words(text)
-        if unknown := [name for name in names if name not in choices]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+        if unknown_names := [name for name in names if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{unknown_names[0]!r} is none of {', '.join(choices)}")
         return names
 
     return parse

@@ -83,8 +83,8 @@ class _Header:
 def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
     """Write both files into a folder. digest: of the golden set in the registry."""
     sequences = None
-    if inner := golden.sequences:
-        sequences = _SequencesDocument(inner.states, inner.ends, name_cases(inner.golden), inner.dim)
+    if rollouts := golden.sequences:
+        sequences = _SequencesDocument(rollouts.states, rollouts.ends, name_cases(rollouts.golden), rollouts.dim)
     path = folder / "cases.npz"
     with path.open("wb") as stream:
         np.savez(stream, **name_tensors(golden))  # type: ignore[arg-type]  # by numpy's types any keyword may be allow_pickle
@@ -117,7 +117,8 @@ def _cases(headings: Sequence[CaseName], arrays: Mapping[str, Array], root: str 
         return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
     return tuple(
-        Case(head.name, head.kind, side(index, "in"), side(index, "out")) for index, head in enumerate(headings)
+        Case(heading.name, heading.kind, side(index, "in"), side(index, "out"))
+        for index, heading in enumerate(headings)
     )
 
 
@@ -168,7 +169,7 @@ class TryEngine:
 
     def run(self, context: WorkerContext) -> TrialOutcome:
         """The outcome with its times."""
-        backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
+        backend, trial_outcome = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
         enter_phase("compiling")
         folder = context.workdir / "build"
         folder.mkdir()
@@ -176,11 +177,13 @@ class TryEngine:
         try:
             engine = _attempt("build failed", lambda: backend.build(self.request, self.model, folder))
             build_s = time.perf_counter() - started_s
-            trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
+            trial_outcome = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
             local_engine = replace(engine, request=replace(self.request, target=self.here))
-            return _measure(lambda: backend.open(local_engine), self.request, self.model, self.cases, self.terms, trial)
+            return _measure(
+                lambda: backend.open(local_engine), self.request, self.model, self.cases, self.terms, trial_outcome
+            )
         except _Failed as failed:
-            return replace(trial, outcome=failed.outcome, reason=str(failed))
+            return replace(trial_outcome, outcome=failed.outcome, reason=str(failed))
 
 
 @dataclass(frozen=True)
@@ -220,12 +223,12 @@ class ProveBundled:
         backend = discovery.configure(request.backend, dict(request.options))
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
-        trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
+        trial_outcome = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
         try:
-            trial = _record(opener, lambda session: record_answers(session, golden, answers), trial)
-            return _time(opener, golden, self.terms, trial)
+            trial_outcome = _record(opener, lambda session: record_answers(session, golden, answers), trial_outcome)
+            return _time(opener, golden, self.terms, trial_outcome)
         except _Failed as failed:
-            return replace(trial, outcome=failed.outcome, reason=str(failed))
+            return replace(trial_outcome, outcome=failed.outcome, reason=str(failed))
 
 
 @dataclass(frozen=True)
@@ -247,26 +250,26 @@ class ProveBundledEnsemble:
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         versions = {name: text for engine in self.engines.values() for name, text in engine.request.toolchain}
-        trial = TrialOutcome(versions=versions, answers=answers)
+        trial_outcome = TrialOutcome(versions=versions, answers=answers)
 
         def ask(session: Session) -> None:
             for case in golden.cases:
                 run(session, case.inputs)
 
         try:
-            trial = _record(partial(self._open, answers), ask, trial)
-            return _time(self._open, golden, self.terms, trial)
+            trial_outcome = _record(partial(self._open, answers), ask, trial_outcome)
+            return _time(self._open, golden, self.terms, trial_outcome)
         except _Failed as failed:
-            return replace(trial, outcome=failed.outcome, reason=str(failed))
+            return replace(trial_outcome, outcome=failed.outcome, reason=str(failed))
 
     @contextmanager
     def _open(self, answers: dict[str, dict[str, PackedArray]] | None = None) -> Iterator[Ensemble]:
         """The engines as one session. answers: is filled with those of each."""
         nodes: dict[str, EnsembleGraph] = {}
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             for node in self.ensemble.nodes:
                 engine = self.engines[node.name]
-                request, engine_run = engine.request, stack.enter_context(discovery.open_engine(_carried(engine)))
+                request, engine_run = engine.request, exit_stack.enter_context(discovery.open_engine(_carried(engine)))
                 session = engine_run if answers is None else RecordingSession(engine_run, answers, scope=node.name)
                 rows = call_rows(request.inputs, request.outputs, request.profiles)
                 nodes[node.name] = EnsembleGraph(session.run, session.inputs, node.sources, session.outputs, rows)
@@ -299,9 +302,9 @@ def _measure(
         load_s = time.perf_counter() - started_s
         checks = _attempt("run failed", lambda: expected_checks("engine", session, golden, limits))
     failures = [check for check in checks if not check.passed]
-    broke = [check for check in failures if check.name == "runs"]
-    outcome: Outcome = "run failed" if broke else "wrong" if failures else "passed"
-    reason = describe((broke or failures)[0]) if failures else f"{pluralize(len(checks), 'check')} passed"
+    run_failures = [check for check in failures if check.name == "runs"]
+    outcome: Outcome = "run failed" if run_failures else "wrong" if failures else "passed"
+    reason = describe((run_failures or failures)[0]) if failures else f"{pluralize(len(checks), 'check')} passed"
     trial = replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
     if trial.outcome != "passed":
         return trial
@@ -326,14 +329,14 @@ def _time(opener: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutco
     """Latency at each size of the cases, copies included, and the device's own time where the session gives it."""
     started_s = time.perf_counter()
     with _open(opener) as session:
-        again_s = time.perf_counter() - started_s
+        repeat_s = time.perf_counter() - started_s
         # Inputs of each distinct size of the cases, smallest first.
         sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
         for case in golden.cases:
             session_inputs = narrow(session, case.inputs)
             sizes.setdefault(tuple(array.shape for array in session_inputs.values()), session_inputs)
         rows = _attempt("run failed", lambda: tuple(_row(session, sizes[key], terms) for key in sorted(sizes)))
-    return replace(trial, load_again_s=again_s, latency=rows)
+    return replace(trial, load_again_s=repeat_s, latency=rows)
 
 
 def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
@@ -341,7 +344,7 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
     monitor = SystemLoadMonitor()
     series = latencies(lambda: session.run(inputs), terms.seconds)
     busy_shares = monitor.stop().busy
-    warm_count, steady = warm_up(series)
+    warm_count, is_steady = warm_up(series)
     steady_series, device = series[warm_count:], None
     if device_times := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
         low, median, high = (float(np.quantile(device_times, share)) for share in (0.1, 0.5, 0.9))
@@ -350,7 +353,7 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
         batch=_batch(inputs),
         shapes={name: array.shape for name, array in inputs.items()},
         runs=len(steady_series),
-        steady=steady,
+        steady=is_steady,
         median_s=float(np.median(steady_series)),
         quantiles=quantiles(steady_series),
         busy=tuple(busy_shares),
@@ -376,21 +379,21 @@ def _compare(
         # One session for all openings, so that it compiles once.
         openers = opener, lambda: nullcontext(session)
         pairs = run_interleaved(openers, inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS)
-        times = compare_times(pairs)
+        benchmark = compare_times(pairs)
     except Exception as error:
         return PeerComparison(peer, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return PeerComparison(peer, batch=_batch(inputs), **vars(times))
+    return PeerComparison(peer, batch=_batch(inputs), **vars(benchmark))
 
 
 @contextmanager
 def _open(opener: Opens) -> Iterator[Session]:
     """An opened session. Raises _Failed with 'load failed' for errors of opening alone."""
-    manager = _attempt("load failed", opener)
-    session = _attempt("load failed", manager.__enter__)
+    session_context = _attempt("load failed", opener)
+    session = _attempt("load failed", session_context.__enter__)
     try:
         yield session
     finally:
-        manager.__exit__(None, None, None)
+        session_context.__exit__(None, None, None)
 
 
 def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:

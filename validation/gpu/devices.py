@@ -215,11 +215,11 @@ class OfflineBundle:
             engines = tuple(_check_engine(entry, folder) for entry in document.engines)
             names = {node.name for ensemble in document.ensembles for node in ensemble.nodes}
             graphs = {name: cls.load(folder / "graphs" / name) for name in sorted(names)}
-            about = document.model, document.version, document.manifest, document.golden
-            return cls(*about, engines, folder, document.ensembles, graphs)
+            header_fields = document.model, document.version, document.manifest, document.golden
+            return cls(*header_fields, engines, folder, document.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
-            where = f"{folder} cannot be read as a folder of `enginesmith validate --carry`"
-            raise document_error(where, error, "carry it anew") from error
+            error_prefix = f"{folder} cannot be read as a folder of `enginesmith validate --carry`"
+            raise document_error(error_prefix, error, "carry it anew") from error
 
 
 def _check_engine(entry: _Entry, folder: Path) -> BundledEngine:
@@ -313,19 +313,19 @@ def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> 
 
 def question(inputs: Tensors, scope: str = "") -> str:
     """The digest of inputs, by which their answer is kept. scope: as in `RecordingSession`."""
-    digest = hashlib.sha256(f"{scope}\0".encode() if scope else b"")
+    hasher = hashlib.sha256(f"{scope}\0".encode() if scope else b"")
     for name in sorted(inputs):
         array = np.ascontiguousarray(inputs[name])
-        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+        hasher.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
 
 
 def pack(array: Array) -> PackedArray:
     """An array as text."""
     values = np.ascontiguousarray(array)
-    data = base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
-    return PackedArray(values.dtype.str, array.shape, data)
+    base64_text = base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
+    return PackedArray(values.dtype.str, array.shape, base64_text)
 
 
 def unpack(value: PackedArray) -> Array:
@@ -338,9 +338,9 @@ def unpack(value: PackedArray) -> Array:
         if array_bytes > MAX_BYTES:
             raise ValueError(f"an array of {array_bytes} bytes")
         packed_bytes = base64.b64decode(value.data, validate=True)
-        data = zlib.decompressobj().decompress(packed_bytes, array_bytes + 1)
-        if len(data) != array_bytes:
-            raise ValueError(f"{len(data)} bytes where {array_bytes} belong")
+        raw_bytes = zlib.decompressobj().decompress(packed_bytes, array_bytes + 1)
+        if len(raw_bytes) != array_bytes:
+            raise ValueError(f"{len(raw_bytes)} bytes where {array_bytes} belong")
     except (TypeError, ValueError, OverflowError, zlib.error) as error:
         raise IntegrityError(f"a recorded answer is damaged: {str(error)[:120]}") from error
-    return np.frombuffer(data, dtype).reshape(shape)
+    return np.frombuffer(raw_bytes, dtype).reshape(shape)

@@ -113,8 +113,8 @@ class _Bench:
             run_outcome: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
         except EnginesmithError as error:
             run_outcome = _describe_end(error)
-        ending = run_outcome if isinstance(run_outcome, TrialOutcome) else TrialOutcome(outcome="done")
-        self.say(f"{name}: {ending.outcome}" + (f", {ending.reason}" if ending.reason else ""))
+        final_outcome = run_outcome if isinstance(run_outcome, TrialOutcome) else TrialOutcome(outcome="done")
+        self.say(f"{name}: {final_outcome.outcome}" + (f", {final_outcome.reason}" if final_outcome.reason else ""))
         return run_outcome
 
     def try_(self, name: str, request: Request[TrialOutcome]) -> TrialOutcome:
@@ -182,17 +182,17 @@ def run_kit(terms: KitOptions, say: Callable[[str], None], keep: Callable[[Resul
 def _try_all(bench: _Bench, bundles: Sequence[OfflineBundle]) -> None:
     """Make all tries, the most important first."""
     for bundle in bundles:
-        for proven in _prove_folder(bench, bundle):
-            bench.add(bench.carried, proven)
+        for trial in _prove_folder(bench, bundle):
+            bench.add(bench.carried, trial)
     if bench.asked.peaks:
         peaks_outcome = bench.run("peaks", MeasurePeaks(bench.device.device))
         bench.peaks = peaks_outcome if isinstance(peaks_outcome, Peaks) else None
     models = list(_models(bench))
     bench.models.extend(_count_costs(model, bench.peaks) for model in models)
-    only, halves = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
-    tasks: list[tuple[str, BuildTask | Skipped]] = [("engine", task) for task in own_tasks(models, bench.device, only)]
-    if halves is not None:
-        tasks += [("other generation", task) for task in other_tasks(halves, bench.device, only)]
+    names, fp16_model = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
+    tasks: list[tuple[str, BuildTask | Skipped]] = [("engine", task) for task in own_tasks(models, bench.device, names)]
+    if fp16_model is not None:
+        tasks += [("other generation", task) for task in other_tasks(fp16_model, bench.device, names)]
     for kind, task in tasks:
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
@@ -211,8 +211,8 @@ def _models(bench: _Bench) -> Iterator[KitModel]:
         folder = bench.folder / f"cases-{name}"
         folder.mkdir()
         model = write(name, "fp32", bench.asked.size, folder)
-        exact = DoubleSession(model.path)
-        golden = freeze([model.sample(model.batch.opt)], model.inputs, [model.batch], exact.run)
+        session = DoubleSession(model.path)
+        golden = freeze([model.sample(model.batch.opt)], model.inputs, [model.batch], session.run)
         save_cases(golden, digest_of({"kit": digest_of_file(model.path)}), folder)
         for kit_model in kit_models:
             bench.cases[model_key(kit_model)] = folder
@@ -238,8 +238,8 @@ def _peers_for(bench: _Bench) -> list[Peer]:
 def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     target, key = bench.device.target, model_key(model)
     request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
-    trial = TryPeer(peer, request, model.path, bench.cases[key], bench.terms())
-    trial_outcome = bench.try_(f"{PEERS[peer]}, {key}", trial)
+    job = TryPeer(peer, request, model.path, bench.cases[key], bench.terms())
+    trial_outcome = bench.try_(f"{PEERS[peer]}, {key}", job)
     return KitTrial(
         **vars(trial_outcome),
         kind="peer",
@@ -254,9 +254,9 @@ def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     peers, request, key = _peers_for(bench), task.request, model_key(task.model)
     compared_peers: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
-    place = (task.model.path, bench.cases[key])
-    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared_peers))
-    trial_outcome = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
+    case_args = (task.model.path, bench.cases[key])
+    job = TryEngine(request, dict(task.options), bench.device.target, *case_args, bench.terms(compared_peers))
+    trial_outcome = replace(bench.try_(task.name, job), versions=dict(request.toolchain))
     return KitTrial(
         **vars(trial_outcome),
         kind=kind,
@@ -274,16 +274,18 @@ def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial
     for graph in bundle.graphs.values():
         yield from _prove_folder(bench, graph)
     _, golden = load_cases(bundle.folder)
-    cases, own_target = bundle.folder.resolve(), bench.device.target
+    root, own_target = bundle.folder.resolve(), bench.device.target
     for engine in bundle.engines:
-        proof = ProveBundled(_resolve(engine), cases, bench.terms())
+        proof = ProveBundled(_resolve(engine), root, bench.terms())
         key, unit = engine.request.key, engine.request.unit
         yield _prove_one(bench, bundle, golden, (engine.digest, key, unit), _cannot(engine, own_target), proof)
     for ensemble in bundle.ensembles:
         engines = {node.name: _resolve(bundle.engine(node)) for node in ensemble.nodes}
-        reasons = [f"graph {name!r}: {why}" for name, engine in engines.items() if (why := _cannot(engine, own_target))]
-        trial = ProveBundledEnsemble(ensemble, engines, cases, bench.terms())
-        yield _prove_one(bench, bundle, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), trial)
+        reasons = [
+            f"graph {name!r}: {reason}" for name, engine in engines.items() if (reason := _cannot(engine, own_target))
+        ]
+        job = ProveBundledEnsemble(ensemble, engines, root, bench.terms())
+        yield _prove_one(bench, bundle, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), job)
 
 
 def _resolve(engine: BundledEngine) -> BundledEngine:

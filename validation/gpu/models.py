@@ -54,8 +54,8 @@ class KitModel:
     @property
     def profile(self) -> ShapeProfile:
         """The shapes of all batches, tuned for `batch.opt`."""
-        low, middle, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
-        return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(middle), spec.at(high)) for spec in self.inputs))
+        low, opt_sizes, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
+        return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(opt_sizes), spec.at(high)) for spec in self.inputs))
 
     def sample(self, batch: int) -> dict[str, Array]:
         """Inputs of so many samples, float32 for every precision, with values that fp16 holds."""
@@ -72,14 +72,16 @@ def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel
     shape, batch = MODELS[name](network, size)
     spec = TensorSpec("x", network.dtype, ("batch", *shape))
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(network.dtype))
-    out = TensorSpec("y", network.dtype, ("batch", *network.out))
-    input_info, gives = (helper.make_tensor_value_info(tensor.name, kind, list(tensor.shape)) for tensor in (spec, out))
-    graph = helper.make_graph(network.nodes, name, [input_info], [gives], network.weights)
+    output_spec = TensorSpec("y", network.dtype, ("batch", *network.out))
+    input_info, output_info = (
+        helper.make_tensor_value_info(tensor.name, kind, list(tensor.shape)) for tensor in (spec, output_spec)
+    )
+    graph = helper.make_graph(network.nodes, name, [input_info], [output_info], network.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
     onnx.checker.check_model(model, full_check=True)
     path = folder / f"{name}.{precision}.onnx"
     path.write_bytes(model.SerializeToString(deterministic=True))
-    return KitModel(name, path, precision, (spec,), (out,), batch)
+    return KitModel(name, path, precision, (spec,), (output_spec,), batch)
 
 
 def _round_weights(values: Array) -> Array:
@@ -135,33 +137,39 @@ class _Drawn:
 
 def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     """Three layers, as in a ranking model: bound by memory at batch 1, by the matrix units at the greatest batch."""
-    width, hidden = (1024, 4096) if size == "real" else (32, 64)
-    h = net.op("Relu", net.dense("x", width, hidden))
-    h = net.op("Relu", net.dense(h, hidden, hidden))
-    net.dense(h, hidden, width, last=True)
+    width, hidden_width = (1024, 4096) if size == "real" else (32, 64)
+    h = net.op("Relu", net.dense("x", width, hidden_width))
+    h = net.op("Relu", net.dense(h, hidden_width, hidden_width))
+    net.dense(h, hidden_width, width, last=True)
     net.out = (width,)
     return (width,), Dim("batch", 1, 16, 64) if size == "real" else Dim("batch", 1, 2, 4)
 
 
 def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     """A residual net of 3x3 convolutions: ResNet-18 without batch normalization (He et al., CVPR 2016)."""
-    side, widths, blocks = (224, (64, 128, 256, 512), 2) if size == "real" else (16, (8, 16), 1)
+    pixels, widths, depth = (224, (64, 128, 256, 512), 2) if size == "real" else (16, (8, 16), 1)
     h = _convolve(net, "x", 3, widths[0], 7, 2)
     h = net.op("MaxPool", h, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    ins = widths[0]
-    for stage, outs in enumerate(widths):
-        for block in range(blocks):
+    last_width = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(depth):
             stride = 2 if stage and not block else 1
-            branch = _convolve(net, _convolve(net, h, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
-            shortcut = h if (ins, stride) == (outs, 1) else _convolve(net, h, ins, outs, 1, stride, rectified=False)
+            branch = _convolve(
+                net, _convolve(net, h, last_width, width, 3, stride), width, width, 3, 1, rectified=False
+            )
+            shortcut = (
+                h
+                if (last_width, stride) == (width, 1)
+                else _convolve(net, h, last_width, width, 1, stride, rectified=False)
+            )
             # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
-            h, ins = net.op("Relu", net.op("Mul", net.op("Add", branch, shortcut), net.constant(0.5))), outs
+            h, last_width = net.op("Relu", net.op("Mul", net.op("Add", branch, shortcut), net.constant(0.5))), width
     pools = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
-    classes = 1000 if size == "real" else 10
-    weight = net.weight(widths[-1], classes, fan_in=widths[-1])
-    net.op("Gemm", pools, weight, net.bias(classes), last=True)
-    net.out = (classes,)
-    return (3, side, side), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
+    class_count = 1000 if size == "real" else 10
+    weight = net.weight(widths[-1], class_count, fan_in=widths[-1])
+    net.op("Gemm", pools, weight, net.bias(class_count), last=True)
+    net.out = (class_count,)
+    return (3, pixels, pixels), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
 
 
 def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:
@@ -173,8 +181,8 @@ def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int
 
 def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     """A transformer's encoder block, normalized first (Xiong et al., ICML 2020), of BERT-base's sizes."""
-    length, width, heads = (128, 768, 12) if size == "real" else (8, 32, 4)
-    h = _attention(net, _normalize(net, "x", width), length, width, heads)
+    length, width, head_count = (128, 768, 12) if size == "real" else (8, 32, 4)
+    h = _attention(net, _normalize(net, "x", width), length, width, head_count)
     x = net.op("Add", "x", h)
     h = net.dense(_normalize(net, x, width), width, 4 * width)
     # GELU as PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2.
@@ -187,9 +195,9 @@ def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
 
 def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
     head_width = width // heads
-    split = net.sizes(0, length, heads, head_width)
-    query, key, value = (net.op("Reshape", net.dense(x, width, width), split) for _ in range(3))
-    query, value = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
+    split_shape = net.sizes(0, length, heads, head_width)
+    query, key, value = (net.op("Reshape", net.dense(x, width, width), split_shape) for _ in range(3))
+    query, value = (net.op("Transpose", tensor, perm=[0, 2, 1, 3]) for tensor in (query, value))
     scores = net.op("MatMul", query, net.op("Transpose", key, perm=[0, 2, 3, 1]))
     weights = net.op("Softmax", net.op("Mul", scores, net.constant(1.0 / np.sqrt(head_width))), axis=-1)
     context = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
@@ -293,8 +301,8 @@ def model_key(model: KitModel) -> str:
 
 def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[str, Scalar]) -> BuildTask | Skipped:
     request = request_for(backend, model, target)
-    words = " ".join(f"{name}={value}" for name, value in options.items())
-    name = " ".join(filter(None, (backend.name, model_key(model), target.name, words)))
+    options_text = " ".join(f"{name}={value}" for name, value in options.items())
+    name = " ".join(filter(None, (backend.name, model_key(model), target.name, options_text)))
     if reason := backend.refuses(request):
         return Skipped(name, model_key(model), backend.name, model.precision, target.name, reason, refused=True)
     return BuildTask(name, model, request, options)

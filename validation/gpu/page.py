@@ -30,21 +30,21 @@ def page(all_results: Sequence[Results]) -> str:
 def _section(results: Results) -> Iterator[str]:
     device, software = results.device, results.software
     yield f"\n## {device.name}, {results.created_at[:10]}\n"
-    facts = [
+    descriptions = [
         f"driver {device.driver} (CUDA {device.cuda})" if device.driver else "no GPU: the CPU as the kit's device",
         format_bytes(device.memory_bytes),
         *(f"{name} {software[name]}" for name in ("torch", "python", "enginesmith") if name in software),
         f"models at their {results.size} size",
     ]
-    yield ", ".join(facts) + ".\n"
+    yield ", ".join(descriptions) + ".\n"
     if peaks := results.peaks:
-        rates = ", ".join(f"{kind} {format_plain(rate / 1e12)}" for kind, rate in peaks.operations_per_s.items())
+        rates_text = ", ".join(f"{kind} {format_plain(rate / 1e12)}" for kind, rate in peaks.operations_per_s.items())
         yield (
             f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
-            f"a second: {rates}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
+            f"a second: {rates_text}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
         )
         if peaks.missing:
-            yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
+            yield "Not measured: " + "; ".join(f"{kind} ({absence})" for kind, absence in peaks.missing.items()) + ".\n"
     yield from _table("Engines and PyTorch at the `opt` batch", _SPEED, list(_speeds(results)))
     other_trials = [trial for trial in results.tries if trial.kind not in ("engine", "peer")]
     rows = [(trial.backend, trial.built_for, trial.outcome, trial.reason or "") for trial in other_trials]
@@ -67,15 +67,15 @@ def _speeds(results: Results) -> Iterator[tuple[str, ...]]:
         batch = tuned_batches.get(trial.model, 0)
         row = next((row for row in trial.latency or () if row.batch == batch), None)
         name = " ".join([trial.backend, *(f"{option}={value}" for option, value in trial.options.items())])
-        head = (trial.model, PEERS.get(trial.backend, name), trial.outcome, _s(trial.build_s), _s(trial.load_s))
+        lead_cells = (trial.model, PEERS.get(trial.backend, name), trial.outcome, _s(trial.build_s), _s(trial.load_s))
         if row is None:
-            yield (*head, "", "", "", "", trial.reason or "")
+            yield (*lead_cells, "", "", "", "", trial.reason or "")
         else:
-            tail = next((quantile.value for quantile in row.quantiles if quantile.p == 0.99), None)
+            p99_s = next((quantile.value for quantile in row.quantiles if quantile.p == 0.99), None)
             device, least_s = row.device.median_s if row.device else None, least_times.get((trial.model, batch))
-            share = f"{least_s / device:.0%}" if least_s and device else ""
-            times = (_ms(row.median_s), _ms(tail), _ms(device), share)
-            yield (*head, *times, "; ".join(map(_compare, trial.races or ())))
+            share_text = f"{least_s / device:.0%}" if least_s and device else ""
+            cells = (_ms(row.median_s), _ms(p99_s), _ms(device), share_text)
+            yield (*lead_cells, *cells, "; ".join(map(_compare, trial.races or ())))
 
 
 def _s(seconds: float | None) -> str:
@@ -90,10 +90,10 @@ def _compare(comparison: PeerComparison) -> str:
     name = PEERS.get(comparison.peer, comparison.peer)
     if not comparison.ratios:
         return f"{name}: not run, {comparison.reason}"
-    median = comparison.ratios[0]
-    if median.ratio is None or median.low is None or comparison.verdict == "no difference shown":
+    median_ratio = comparison.ratios[0]
+    if median_ratio.ratio is None or median_ratio.low is None or comparison.verdict == "no difference shown":
         return f"{name}: no difference shown"
-    return f"{name}: {median.ratio:.2f} times its latency [{median.low:.2f}, {median.high:.2f}]"
+    return f"{name}: {median_ratio.ratio:.2f} times its latency [{median_ratio.low:.2f}, {median_ratio.high:.2f}]"
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -99,23 +99,23 @@ class _Replayed:
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
         if key not in self._recorded:
             self._recorded[key] = self._record(inputs)
-        graph, places, results = self._recorded[key]
-        for place, tensor in zip(places, inputs, strict=True):
-            place.copy_(tensor)
+        graph, recorded_inputs, results = self._recorded[key]
+        for recorded_input, tensor in zip(recorded_inputs, inputs, strict=True):
+            recorded_input.copy_(tensor)
         graph.replay()
         return results
 
     def _record(self, inputs: "tuple[torch.Tensor, ...]") -> "Recorded":
         import torch
 
-        places = [tensor.clone() for tensor in inputs]
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries allocate and tune on their first calls, which a graph may not hold
+        copies = [tensor.clone() for tensor in inputs]
+        queue = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        queue.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(queue):  # libraries allocate and tune on their first calls, which a graph may not hold
             for _ in range(3):
-                self._module(*places)
-        torch.cuda.current_stream().wait_stream(aside)
+                self._module(*copies)
+        torch.cuda.current_stream().wait_stream(queue)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = tuple(self._module(*places))
-        return graph, places, results
+            results = tuple(self._module(*copies))
+        return graph, copies, results

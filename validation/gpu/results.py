@@ -74,14 +74,14 @@ def measure_peaks(device: str) -> Peaks:
 
     bandwidth = _bandwidth(device)
     unit = torch.ones(1, device=device)
-    launch = _best(lambda: unit.add_(1.0), device)
+    launch_s = _best(lambda: unit.add_(1.0), device)
     rates, failures = {}, {}
     for kind, call in _products(device).items():
         try:
             rates[kind] = 2.0 * _SIDE[device] ** 3 / _with_tf32(kind == "tf32", lambda call=call: _best(call(), device))  # type: ignore[misc]  # bound at once
         except (RuntimeError, AttributeError, TypeError, ValueError) as error:
             failures[kind] = " ".join(str(error).split())[:160]
-    return Peaks(bandwidth, rates, launch, failures)
+    return Peaks(bandwidth, rates, launch_s, failures)
 
 
 def _bandwidth(device: str) -> float:
@@ -96,18 +96,18 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
     """By type: a function that makes two matrices and returns a function that multiplies them."""
     import torch
 
-    side = _SIDE[device]
+    size = _SIDE[device]
 
     def plain(dtype: "torch.dtype") -> Callable[[], object]:
-        left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         return lambda: torch.mm(left, right)
 
     def whole() -> Callable[[], object]:
-        left, right = (torch.randint(-127, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))
+        left, right = (torch.randint(-127, 128, (size, size), dtype=torch.int8, device=device) for _ in range(2))
         return lambda: torch._int_mm(left, right.t())
 
     def eighth() -> Callable[[], object]:
-        left, right = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        left, right = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
         scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
 
@@ -124,12 +124,12 @@ def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:
     import torch
 
     settings = torch.backends.cuda.matmul
-    before = settings.fp32_precision
+    precision = settings.fp32_precision
     settings.fp32_precision = "tf32" if is_allowed else "ieee"
     try:
         return measure()
     finally:
-        settings.fp32_precision = before
+        settings.fp32_precision = precision
 
 
 def _best(run: Callable[[], object], device: str) -> float:

@@ -81,34 +81,34 @@ def find_changes(values: Sequence[float]) -> list[LevelChange]:
     noise = noise_of(logs)
     signal = clip(logs, noise) / noise
     detector = KernelCPD(kernel="linear", min_size=LEAST_LEVEL)
-    ends = detector.fit(signal.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
-    edges = [0, *ends]
-    return [_change(logs, noise, *places) for places in zip(edges, edges[1:], edges[2:], strict=False)]
+    points = detector.fit(signal.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
+    edges = [0, *points]
+    return [_change(logs, noise, *bounds) for bounds in zip(edges, edges[1:], edges[2:], strict=False)]
 
 
 def noise_of(logs: Array) -> float:
     """The standard deviation of a point ([n], logarithms), from differences of neighbours, which a change of level
     touches once; those beyond _FAR times their usual size count as that."""
     steps = np.abs(np.diff(logs))
-    usual = max(float(np.median(steps)) * _MAD, _LEAST_NOISE)
-    return max(float(np.sqrt(np.mean(np.minimum(steps, _FAR * usual) ** 2) / 2)), usual)
+    typical_step = max(float(np.median(steps)) * _MAD, _LEAST_NOISE)
+    return max(float(np.sqrt(np.mean(np.minimum(steps, _FAR * typical_step) ** 2) / 2)), typical_step)
 
 
 def clip(logs: Array, noise: float) -> Array:
     """The series with each point at most _CLIP times the noise from the median of the _NEIGHBOURS points around it; at
     both ends from that of the last so many, so that a slow last day is not its own neighbour."""
     half = _NEIGHBOURS // 2
-    middles = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
-    middles = np.concatenate([middles[:1].repeat(half), middles, middles[-1:].repeat(half)])
-    clipped_logs: Array = np.clip(logs, middles - _CLIP * noise, middles + _CLIP * noise)
+    medians = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
+    medians = np.concatenate([medians[:1].repeat(half), medians, medians[-1:].repeat(half)])
+    clipped_logs: Array = np.clip(logs, medians - _CLIP * noise, medians + _CLIP * noise)
     return clipped_logs
 
 
 def _change(logs: Array, noise: float, start: int, index: int, end: int) -> LevelChange:
-    before, after = float(np.median(logs[start:index])), float(np.median(logs[index:end]))
+    old_level, new_level = float(np.median(logs[start:index])), float(np.median(logs[index:end]))
     error = noise * math.sqrt(1 / (index - start) + 1 / (end - index))
-    growth = after - before
-    return LevelChange(int(index), math.exp(growth), growth / error, math.exp(before), math.exp(after))
+    log_growth = new_level - old_level
+    return LevelChange(int(index), math.exp(log_growth), log_growth / error, math.exp(old_level), math.exp(new_level))
 
 
 # A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis.
@@ -154,16 +154,23 @@ def name_quantile(p: float) -> str:
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
     """A row of COLUMNS; remarks on a value stand behind it in brackets."""
     quantiles = {name_quantile(quantile.p): format_quantile(quantile) for quantile in bucket.quantiles}
-    rate = format_count(bucket.items_per_s)
+    rate_text = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
-        rate += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
+        rate_text += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
     steady_runs = bucket.runs - bucket.discarded
-    runs = f"{steady_runs} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
-    memory = format_count(bucket.memory_bytes, "B")
+    runs_text = f"{steady_runs} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
+    memory_text = format_count(bucket.memory_bytes, "B")
     if bucket.device_bytes is not None:
-        memory += f" (device {format_count(bucket.device_bytes, 'B')})"
-    runtime = format_quantile(bucket.runtime) if bucket.runtime else ""
-    return {"bucket": bucket.name, "runtime": runtime, **quantiles, "items/s": rate, "memory": memory, "runs": runs}
+        memory_text += f" (device {format_count(bucket.device_bytes, 'B')})"
+    runtime_text = format_quantile(bucket.runtime) if bucket.runtime else ""
+    return {
+        "bucket": bucket.name,
+        "runtime": runtime_text,
+        **quantiles,
+        "items/s": rate_text,
+        "memory": memory_text,
+        "runs": runs_text,
+    }
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
@@ -182,8 +189,8 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
     delayed_buckets = [bucket for bucket in report.buckets if bucket.mean_s >= HELD_UP * bucket.median_s]
     if delayed_buckets:
         growths = {bucket.name: bucket.mean_s / bucket.median_s for bucket in delayed_buckets}
-        means = (f"{format_plain(growth)} times the median at {name}" for name, growth in growths.items())
-        yield f"some runs were delayed: the mean is {', '.join(means)}"
+        mean_texts = (f"{format_plain(growth)} times the median at {name}" for name, growth in growths.items())
+        yield f"some runs were delayed: the mean is {', '.join(mean_texts)}"
     if report.busy:
         yield f"the machine was busy: {join_reasons(report.busy)}; the times describe a busy machine"
 
@@ -192,17 +199,21 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     """The lines of a report besides its tables; the first names the machine."""
     yield f"on {report.machine}, {report.created_at}"
     import_note = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
-    first_runs = ", ".join(f"{seconds_text(bucket.first_s)} at {bucket.name}" for bucket in report.buckets)
+    first_runs_text = ", ".join(f"{seconds_text(bucket.first_s)} at {bucket.name}" for bucket in report.buckets)
     has_runtime = any(row.runtime for row in report.buckets)
     runtime_note = "runtime: the runtime's own call, its median; p50 and on: " if has_runtime else ""
-    several = f"predict one more process; measured over {report.processes} processes"
-    intervals = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
-    yield f"{runtime_note}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
-    yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{import_note}; first run {first_runs}"
-    times = [(bucket.device_s, bucket) for bucket in report.buckets if bucket.device_s is not None]
-    if times:
-        parts = (f"{seconds_text(part)} of {seconds_text(bucket.median_s)} at {bucket.name}" for part, bucket in times)
-        yield f"the device itself is busy, without copies: {', '.join(parts)}"
+    spread_text = f"predict one more process; measured over {report.processes} processes"
+    intervals_text = spread_text if report.processes >= LEAST_PROCESSES else "hold within this process alone"
+    yield f"{runtime_note}Session.run, with its checks of the inputs; the 95 % intervals {intervals_text}"
+    load_text = f"cold load {seconds_text(report.load_s)} from a file in the page cache"
+    yield f"{load_text}{import_note}; first run {first_runs_text}"
+    device_times = [(bucket.device_s, bucket) for bucket in report.buckets if bucket.device_s is not None]
+    if device_times:
+        busy_texts = (
+            f"{seconds_text(busy_s)} of {seconds_text(bucket.median_s)} at {bucket.name}"
+            for busy_s, bucket in device_times
+        )
+        yield f"the device itself is busy, without copies: {', '.join(busy_texts)}"
     yield from list_remarks(report)
     if not report.busy:
         yield "the machine was quiet"
@@ -214,12 +225,12 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
         f"({format_count(graph.operations)} operations, {format_plain(graph.intensity)} for each byte), "
         f"working set {format_count(graph.working_bytes, 'B')}"
     )
-    moves = breakdown.traffic
-    whose = "the runtime's" if moves.source == "runtime" else "a greedy model's"
-    end = "saved" if moves.saved >= 0 else "more, for conversions that the runtime added"
+    savings = breakdown.traffic
+    owner = "the runtime's" if savings.source == "runtime" else "a greedy model's"
+    end_text = "saved" if savings.saved >= 0 else "more, for conversions that the runtime added"
     yield (
-        f"unfused it would move {format_count(moves.unfused_bytes, 'B')}; in {whose} {moves.groups} groups "
-        f"it moves {format_count(moves.fused_bytes, 'B')} ({format_share(abs(moves.saved))} {end})"
+        f"unfused it would move {format_count(savings.unfused_bytes, 'B')}; in {owner} {savings.groups} groups "
+        f"it moves {format_count(savings.fused_bytes, 'B')} ({format_share(abs(savings.saved))} {end_text})"
     )
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
@@ -228,8 +239,8 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
 
 def join_reasons(reasons: Sequence[str]) -> str:
     """Reasons in one text; of those that differ by their numbers alone, the last one."""
-    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
-    return "; ".join(kinds.values())
+    distinct_reasons = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
+    return "; ".join(distinct_reasons.values())
 
 
 def name_bound(breakdown: TimeBreakdown) -> str:
@@ -252,19 +263,21 @@ def list_evidence(breakdown: TimeBreakdown) -> str:
     shares = [share for share in (diagnosis.compute, diagnosis.bandwidth, diagnosis.overhead) if share is not None]
     if len(shares) < 3:
         return "the machine's limits were measured slower than the run itself; time it again while the machine is quiet"
-    parts = (
+    clauses = (
         f"arithmetic at this machine's rate would take {format_share(shares[0])}",
         f"moving its bytes {format_share(shares[1])}",
         f"starting the run and its nodes {format_share(shares[2])}",
     )
-    outside = "" if diagnosis.outside is None else f"; {format_share(diagnosis.outside)} of it is outside of any kernel"
-    weak = "" if diagnosis.clear else "; the rest is kernels far from what the machine can do, or a busy machine"
-    return f"of {seconds_text(diagnosis.seconds)} a run, {', '.join(parts)}{outside}{weak}"
+    outside_text = (
+        "" if diagnosis.outside is None else f"; {format_share(diagnosis.outside)} of it is outside of any kernel"
+    )
+    weak_text = "" if diagnosis.clear else "; the rest is kernels far from what the machine can do, or a busy machine"
+    return f"of {seconds_text(diagnosis.seconds)} a run, {', '.join(clauses)}{outside_text}{weak_text}"
 
 
 def describe_diagnosis(breakdown: TimeBreakdown) -> str:
     """The bound with its evidence."""
-    return ": ".join(part for part in (name_bound(breakdown), list_evidence(breakdown)) if part)
+    return ": ".join(text for text in (name_bound(breakdown), list_evidence(breakdown)) if text)
 
 
 def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
@@ -275,21 +288,21 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     for node in profile.nodes[:SHOWN_NODES]:
         cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
         counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
-        rates = [format_plain(count / seconds / 1e9) for count in counts] or ["", ""]
-        bound = ""
+        rate_texts = [format_plain(count / seconds / 1e9) for count in counts] or ["", ""]
+        bound_text = ""
         if diagnosis and diagnosis.bound:
             bound_share = diagnosis.share(diagnosis.bound)
-            bound = diagnosis.bound if bound_share is None else f"{diagnosis.bound} {format_share(bound_share)}"
-        share = format_share(seconds / profile.kernels_s) if profile.kernels_s else ""
-        values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
+            bound_text = diagnosis.bound if bound_share is None else f"{diagnosis.bound} {format_share(bound_share)}"
+        share_text = format_share(seconds / profile.kernels_s) if profile.kernels_s else ""
+        values = (node.name, node.op_type, seconds_text(seconds), share_text, *rate_texts, bound_text)
         rows.append(dict(zip(NODE_COLUMNS, values, strict=True)))
     return rows
 
 
 def describe_pair(benchmark: PairedBenchmark) -> Iterator[str]:
     """Lines on a paired benchmark, the verdict first."""
-    first, second = map(seconds_text, benchmark.medians_s)
-    yield f"{benchmark.verdict}: {first} against {second} at {benchmark.bucket}"
+    first_text, second_text = map(seconds_text, benchmark.medians_s)
+    yield f"{benchmark.verdict}: {first_text} against {second_text} at {benchmark.bucket}"
     for quantile in benchmark.ratios:
         name = name_quantile(quantile.p)
         if quantile.ratio is None or quantile.low is None or quantile.high is None or quantile.detectable is None:
@@ -315,7 +328,7 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     """SVG of the distribution of latency at each bucket, on a logarithmic axis."""
     first_buckets = buckets[:MOST_CURVES]
     curves = [bucket.curve for bucket in first_buckets]
-    ends = [end for curve in curves for end in (curve[0], curve[round(_SEEN * (len(curve) - 1))])]
+    times_s = [end for curve in curves for end in (curve[0], curve[round(_SEEN * (len(curve) - 1))])]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -324,13 +337,13 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
             label, gid = shorten(bucket.name), tag("curve", bucket.name)
             axes.step(bucket.curve, shares, where="post", label=label, gid=gid, **series(index))
         label = "latency of a run, logarithmic"
-        set_axis(axes, "x", span(ends, log=True, least=0.2), label, log=True, text=seconds_text)
+        set_axis(axes, "x", span(times_s, log=True, least=0.2), label, log=True, text=seconds_text)
         set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
-    words = "; ".join(
+    alt_text = "; ".join(
         f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in first_buckets
     )
-    return draw_svg("ecdf", f"Share of runs answered within a time. {words}", draw)
+    return draw_svg("ecdf", f"Share of runs answered within a time. {alt_text}", draw)
 
 
 def roofline_svg(breakdown: TimeBreakdown) -> str:
@@ -392,12 +405,12 @@ def _draw_roofs(axes: "Axes", roofs: Roofs, x: tuple[float, float]) -> None:
         (roofs.memory_bytes_per_s, "ink", "-", "memory"),
         (roofs.cache_bytes_per_s, "muted", "--", "cache"),
     ):
-        ends, gid = [x[0], min(peak / bandwidth, x[1])], tag("roof", f"{kind}: {format_count(bandwidth, 'B/s')}")
-        rates = [end * bandwidth for end in ends]
-        axes.plot(ends, rates, dash, color=COLOURS[colour], linewidth=1.5, label=kind, gid=gid)
+        xs, gid = [x[0], min(peak / bandwidth, x[1])], tag("roof", f"{kind}: {format_count(bandwidth, 'B/s')}")
+        rates = [end * bandwidth for end in xs]
+        axes.plot(xs, rates, dash, color=COLOURS[colour], linewidth=1.5, label=kind, gid=gid)
     for dtype, rate in roofs.operations_per_s.items():
-        ends, gid = [max(rate / roofs.cache_bytes_per_s, x[0]), x[1]], tag("roof", f"{dtype}: {format_count(rate)}/s")
-        axes.plot(ends, [rate, rate], color=COLOURS["ink"], linewidth=1.5, gid=gid)
+        xs, gid = [max(rate / roofs.cache_bytes_per_s, x[0]), x[1]], tag("roof", f"{dtype}: {format_count(rate)}/s")
+        axes.plot(xs, [rate, rate], color=COLOURS["ink"], linewidth=1.5, gid=gid)
 
 
 @dataclass(frozen=True)

@@ -31,22 +31,22 @@ class SystemLoadMonitor:
 
     def stop(self) -> SystemLoad:
         """The load since the creation."""
-        start, ticks, own_cpu_s, switches, throttle_start = self._begun
+        start, ticks_start, own_cpu_s, switches, throttle_start = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
         seconds, cores = max(end - start, 1e-9), os.cpu_count() or 1
-        other_share = steal = None
-        spent = {name: ticks_end[name] - ticks[name] for name in ticks_end if name in ticks}
-        if spent and (total := sum(spent.values())) > 0:
-            stolen = spent.get("steal", 0.0)
-            busy_ticks = total - spent.get("idle", 0.0) - spent.get("iowait", 0.0) - stolen
+        other_share = steal_share = None
+        kind_seconds = {name: ticks_end[name] - ticks_start[name] for name in ticks_end if name in ticks_start}
+        if kind_seconds and (total := sum(kind_seconds.values())) > 0:
+            stolen_s = kind_seconds.get("steal", 0.0)
+            busy_ticks = total - kind_seconds.get("idle", 0.0) - kind_seconds.get("iowait", 0.0) - stolen_s
             other_share = min(max(busy_ticks - (own_end - own_cpu_s), 0.0) / total, 1.0)
-            steal = stolen / total
+            steal_share = stolen_s / total
         periods = None if throttle_start is None or throttled_end is None else throttled_end - throttle_start
         rate = (switches_end - switches) / seconds
         load: float | None = None
         with suppress(OSError):
             load = os.getloadavg()[0]
-        return SystemLoad(seconds, load, other_share, steal, rate, periods, cores)
+        return SystemLoad(seconds, load, other_share, steal_share, rate, periods, cores)
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:

@@ -119,18 +119,18 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
     default = default_budget(stage, precision)
     if stage == "task":
         return Budgets(default)
-    rounding: Precision = "fp32" if stage == "export" else precision
+    noise_precision: Precision = "fp32" if stage == "export" else precision
     output_budgets: dict[tuple[str, str], Budget] = {}
     notes: dict[tuple[str, str], str] = {}
-    for output, kinds in (noise.floors if noise and rounding in ROUNDING_DB else {}).items():
-        for kind, floor in kinds.items():
-            output_budgets[output, kind], notes[output, kind] = _above_floor(default, rounding, floor)
+    for output, kind_floors in (noise.floors if noise and noise_precision in ROUNDING_DB else {}).items():
+        for kind, floor in kind_floors.items():
+            output_budgets[output, kind], notes[output, kind] = _above_floor(default, noise_precision, floor)
     for key, drift in (honest.drifts if honest else {}).items():
-        if rounding == "fp32":
+        if noise_precision == "fp32":
             output_budgets[key] = _with_slices(output_budgets.get(key, default), drift)
         else:
-            output_budgets[key], notes[key] = _above_honest(stage, default, rounding, drift)
-    if rounding == "fp32" or honest is None:
+            output_budgets[key], notes[key] = _above_honest(stage, default, noise_precision, drift)
+    if noise_precision == "fp32" or honest is None:
         return Budgets(default, output_budgets, notes)
     if stage == "engine":
         for output, sqnr_db in honest.most_samples.items():
@@ -150,21 +150,21 @@ def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mappi
     tie_budgets, notes = dict(budgets.measured), dict(budgets.notes)
     for (output, kind), drift in drifts.items():
         if output in scales and drift.expected_sq:
-            before, step = tie_budgets.get((output, kind), budgets.default), scales[output]
+            budget, step = tie_budgets.get((output, kind), budgets.default), scales[output]
             bound = 10 * math.log10(NEAR_TIES * drift.expected_sq / (drift.count * step**2))
-            sqnr_db = round(max(min(bound, before.sqnr_db or bound), LEAST_DB), 1)
-            max_rel = max(before.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
-            free = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
-            tie_budgets[output, kind] = replace(before, sqnr_db=sqnr_db, max_rel=max_rel, **free)
+            sqnr_db = round(max(min(bound, budget.sqnr_db or bound), LEAST_DB), 1)
+            max_rel = max(budget.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
+            unlimited = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
+            tie_budgets[output, kind] = replace(budget, sqnr_db=sqnr_db, max_rel=max_rel, **unlimited)
             notes[output, kind] = f"int8: one element in {NEAR_TIES} may be a step of {step:.3g} off"
     return replace(budgets, measured=tie_budgets, notes=notes)
 
 
 def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
     """The limits where honest rounding adds nothing; `budgets` never gives stricter ones."""
-    base_budgets, rounding = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
-    if rounding != "fp32":
-        honest_budget = _above_honest(stage, base_budgets.default, rounding, EXACT)[0]
+    base_budgets, noise_precision = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
+    if noise_precision != "fp32":
+        honest_budget = _above_honest(stage, base_budgets.default, noise_precision, EXACT)[0]
         return Budgets(_with_quartile(honest_budget, math.inf) if stage == "engine" else honest_budget)
     slice_budgets = {key: _with_slices(budget, EXACT) for key, budget in base_budgets.measured.items()}
     return Budgets(_with_slices(base_budgets.default, EXACT), slice_budgets, base_budgets.notes)
@@ -186,14 +186,14 @@ def _above_honest(stage: Stage, default: Budget, rounding: str, drift: Drift) ->
     """The budget that the drift of honest rounding gives, and a note that says so."""
     margin = HONEST_DB if stage == "engine" else CAST_DB
     sqnr_db = _limit_from_honest(drift.sqnr_db, margin)
-    greatest = max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20))
+    greatest_rel = max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20))
     if stage == "quantization":
         # A classifier's honest run has a few dozen elements, of which most are saturated: their greatest error says
         # little. One element may be wrong by as many times what the SQNR allows the whole.
-        greatest = max(greatest, 10 ** (-sqnr_db / 20))
-    max_rel = min(greatest * EXTREME, 1.0)
-    times = "twice" if margin == HONEST_DB else "four times"
-    note = f"honest {rounding} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
+        greatest_rel = max(greatest_rel, 10 ** (-sqnr_db / 20))
+    max_rel = min(greatest_rel * EXTREME, 1.0)
+    times_text = "twice" if margin == HONEST_DB else "four times"
+    note = f"honest {rounding} rounding is {drift.sqnr_db:.0f} dB below this output; {times_text} that"
     if drift.sqnr_db < LEAST_DB:
         note = f"honest {rounding} rounding drowns this output"
     budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
@@ -274,6 +274,6 @@ class StagedLimits:
         return self.current
 
     def _loosen(self) -> bool:
-        before = self.current
-        self.current = next(self.looser, before)
-        return self.current is not before
+        previous = self.current
+        self.current = next(self.looser, previous)
+        return self.current is not previous

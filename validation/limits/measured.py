@@ -89,10 +89,10 @@ class MeasuredDrift:
 
         Such an edge is a few golden samples. An engine's edges keep the limit, because they run other kernels.
         """
-        errors = self.usual.samples if self.usual and not self.rounded else None
-        if limit is None or errors is None or not energy:
+        sample_errors = self.usual.samples if self.usual and not self.rounded else None
+        if limit is None or sample_errors is None or not energy:
             return limit
-        worst_log = errors.log2_at(errors.samples) - 2 * self.drift.exponent
+        worst_log = sample_errors.log2_at(sample_errors.samples) - 2 * self.drift.exponent
         if not math.isfinite(worst_log):
             return limit
         sqnr_db = 10 * math.log10(energy / self.drift.count) - 10 * math.log10(2) * worst_log
@@ -101,27 +101,27 @@ class MeasuredDrift:
     def values(self) -> Iterator[Value]:
         """The value of every metric, in the budget's order. The limit of `nonfinite` is always 0."""
         drift, budget = self.drift, self.budget
-        left_out = f"{drift.infinite} equal infinities are left out" if drift.infinite else ""
-        yield Value("nonfinite", 0.0, float(drift.nonfinite), _where(drift) if drift.nonfinite else left_out)
+        infinite_text = f"{drift.infinite} equal infinities are left out" if drift.infinite else ""
+        yield Value("nonfinite", 0.0, float(drift.nonfinite), _where(drift) if drift.nonfinite else infinite_text)
         if drift.mismatches is not None:
             yield Value("agreement", budget.agreement, drift.agreement)
             return
-        for name, floor in budget.items():
+        for name, limit in budget.items():
             if name == "centered_sqnr_db":
-                yield from self._measure_centered(floor)
+                yield from self._measure_centered(limit)
             elif name == "slice_sqnr_db":
-                if (worst_part := self._worst_slice(floor)) is not None:
-                    yield Value(name, worst_part.limit_db, worst_part.sqnr_db, str(worst_part))
+                if (weakest_slice := self._worst_slice(limit)) is not None:
+                    yield Value(name, weakest_slice.limit_db, weakest_slice.sqnr_db, str(weakest_slice))
             elif name == "quartile_sqnr_db":
                 if drift.samples is not None and drift.count and self.varies:  # never at an edge: few samples, tiled
-                    yield Value(name, None if self._few else floor, drift.quartile_sqnr_db, _FEW if self._few else "")
+                    yield Value(name, None if self._few else limit, drift.quartile_sqnr_db, _FEW if self._few else "")
             elif name == "sqnr_db":
-                worst_limit = self._of_worst(floor, self._sized.expected_sq)
-                yield Value(name, worst_limit, self._sized.sqnr_db, "" if worst_limit == floor else _WORST)
+                worst_limit = self._of_worst(limit, self._sized.expected_sq)
+                yield Value(name, worst_limit, self._sized.sqnr_db, "" if worst_limit == limit else _WORST)
             elif name == "max_rel":
-                yield Value(name, floor, self._sized.max_rel)
+                yield Value(name, limit, self._sized.max_rel)
             else:
-                yield Value(name, floor, getattr(drift, name), _where(drift) if name == "max_abs" else "")
+                yield Value(name, limit, getattr(drift, name), _where(drift) if name == "max_abs" else "")
 
     def _measure_centered(self, limit: float | None) -> Iterator[Value]:
         drift = self.drift
@@ -131,9 +131,9 @@ class MeasuredDrift:
             yield Value("centered_sqnr_db", None, None, "the expected output does not vary over the samples")
             return
         value = math.inf if not drift.error_sq else 10 * math.log10(self._variation / drift.error_sq)
-        limit, before = self._of_worst(limit, self._variation), limit
+        limit, base_limit = self._of_worst(limit, self._variation), limit
         note = "of one sample: within the output" if drift.slices.samples == 1 and self.usual is None else ""
-        note = note if limit == before else _WORST
+        note = note if limit == base_limit else _WORST
         yield Value("centered_sqnr_db", None if self._few else limit, value, _FEW if self._few else note)
 
     @property
@@ -144,9 +144,11 @@ class MeasuredDrift:
     def _worst_slice(self, limit: float | None) -> WorstSlice | None:
         if self.drift.slices is None:
             return None
-        usual, honest = (part.slices if part else None for part in (self.usual, self.honest))
+        usual_slices, honest_slices = (
+            noise_drift.slices if noise_drift else None for noise_drift in (self.usual, self.honest)
+        )
         peak = math.ldexp(self._sized.peak, -self.drift.exponent)
-        return worst_slice(self.drift.slices, limit, usual, honest, self.still, self.rounded, peak)
+        return worst_slice(self.drift.slices, limit, usual_slices, honest_slices, self.still, self.rounded, peak)
 
 
 def still_share(expected: np.dtype) -> float:

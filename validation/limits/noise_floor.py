@@ -122,12 +122,12 @@ def _operators() -> "list[type[OpRun]]":
     class MaxPool(AnyMaxPool):
         def _run(self, x: Array, **attrs: object) -> tuple[Array, ...]:  # type: ignore[override]
             if len(self.onnx_node.output) > 1 or attrs.get("ceil_mode"):
-                slow: tuple[Array, ...] = super()._run(x, **attrs)  # type: ignore[no-untyped-call] # and rare
-                return slow
+                outputs: tuple[Array, ...] = super()._run(x, **attrs)  # type: ignore[no-untyped-call] # and rare
+                return outputs
             kernel = _ints(attrs.get("kernel_shape"))
             strides, dilations, pads = _window(attrs, x.shape[2:], kernel)
-            parts = windows(x, kernel, strides, dilations, pads, -np.inf)
-            return (parts.max(axis=tuple(range(-len(kernel), 0))),)
+            patches = windows(x, kernel, strides, dilations, pads, -np.inf)
+            return (patches.max(axis=tuple(range(-len(kernel), 0))),)
 
     class Erf(OpRun):
         def _run(self, x: Array) -> tuple[Array]:
@@ -154,12 +154,12 @@ def convolve(
     matrices = w.reshape(group, w.shape[0] // group, -1)
     results = []
     for sample in x:
-        parts = windows(sample[None], kernel, strides, dilations, pads, 0.0)[0]
-        places = parts.shape[1 : 1 + len(kernel)]
-        # (c, places..., kernel...) -> (group, c / group * kernel, places)
-        order = (0, *range(1 + len(kernel), parts.ndim), *range(1, 1 + len(kernel)))
-        columns = parts.transpose(order).reshape(group, matrices.shape[2], -1)
-        results.append((matrices @ columns).reshape(w.shape[0], *places))
+        patches = windows(sample[None], kernel, strides, dilations, pads, 0.0)[0]
+        output_sizes = patches.shape[1 : 1 + len(kernel)]
+        # (c, sizes..., kernel...) -> (group, c / group * kernel, sizes)
+        order = (0, *range(1 + len(kernel), patches.ndim), *range(1, 1 + len(kernel)))
+        columns = patches.transpose(order).reshape(group, matrices.shape[2], -1)
+        results.append((matrices @ columns).reshape(w.shape[0], *output_sizes))
     convolution = np.stack(results) if results else np.zeros((0, w.shape[0], *([0] * len(kernel))))
     return convolution if b is None else convolution + b.reshape(1, -1, *([1] * len(kernel)))
 
@@ -178,8 +178,8 @@ def windows(
     """
     padded_array = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
     spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
-    view = sliding_window_view(padded_array, spans, tuple(range(2, x.ndim)))
-    return np.asarray(view[:, :, *(slice(None, None, step) for step in (*strides, *dilations))])
+    window_view = sliding_window_view(padded_array, spans, tuple(range(2, x.ndim)))
+    return np.asarray(window_view[:, :, *(slice(None, None, step) for step in (*strides, *dilations))])
 
 
 def _window(
@@ -188,16 +188,16 @@ def _window(
     """Strides, dilations and padding of each spatial axis, from a node's attributes (ONNX operators, Conv)."""
     rank = len(kernel)
     strides, dilations = (_ints(attrs.get(name) or [1] * rank) for name in ("strides", "dilations"))
-    auto = attrs.get("auto_pad") or "NOTSET"
-    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
-    if not auto.startswith("SAME"):
-        pads = _ints((attrs.get("pads") if auto == "NOTSET" else None) or [0] * 2 * rank)
+    auto_pad = attrs.get("auto_pad") or "NOTSET"
+    auto_pad = auto_pad.decode() if isinstance(auto_pad, bytes) else str(auto_pad)
+    if not auto_pad.startswith("SAME"):
+        pads = _ints((attrs.get("pads") if auto_pad == "NOTSET" else None) or [0] * 2 * rank)
         return strides, dilations, [(pads[axis], pads[axis + rank]) for axis in range(rank)]
     pad_pairs = []
     for size, length, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         total = max(0, (-(-size // stride) - 1) * stride + (length - 1) * dilation + 1 - size)
-        smaller, larger = total // 2, total - total // 2
-        pad_pairs.append((smaller, larger) if auto == "SAME_UPPER" else (larger, smaller))
+        small_pad, large_pad = total // 2, total - total // 2
+        pad_pairs.append((small_pad, large_pad) if auto_pad == "SAME_UPPER" else (large_pad, small_pad))
     return strides, dilations, pad_pairs
 
 

@@ -77,11 +77,11 @@ class Decisions:
         if kind == "golden":
             allowance = self.share
         elif elements and (self.changed or self.unmeasured):
-            distinct = min(elements, self.case or self.elements)
-            ties = math.ceil(distinct / self.together)
-            seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-            moved = self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties)
-            allowance = min(distinct, moved) / distinct
+            case_size = min(elements, self.case or self.elements)
+            tie_count = math.ceil(case_size / self.together)
+            flags = (beta_cdf(self.share, count + 1.0, float(tie_count - count)) <= LEVEL for count in range(tie_count))
+            bound = self.together * next((count for count, is_rare in enumerate(flags) if is_rare), tie_count)
+            allowance = min(case_size, bound) / case_size
         return math.floor(1e4 * (MOST - allowance)) / 1e4
 
     @property
@@ -173,13 +173,13 @@ def with_chance(drift: Drift, filled: int, magnitudes: Mapping[int, Array] | Non
     for axis, sums in drift.slices.axes.items() if drift.slices else ():
         count = sums.count
         if magnitudes is not None:
-            spread = np.square(np.ldexp(fit_length(magnitudes[axis], len(count), 0.0), -drift.exponent))
-            ratio = np.divide(spread, sums.error_sq, out=count.copy(), where=sums.error_sq > 0)
+            magnitude_sq = np.square(np.ldexp(fit_length(magnitudes[axis], len(count), 0.0), -drift.exponent))
+            ratio = np.divide(magnitude_sq, sums.error_sq, out=count.copy(), where=sums.error_sq > 0)
             count = np.minimum(count, ratio)
         axes[axis] = replace(sums, error_sq=sums.error_sq * _chance(count))
     slices = drift.slices and replace(drift.slices, axes=axes)
-    elements = float(min(filled, drift.count))
-    return replace(drift, error_sq=drift.error_sq * float(_chance(np.array(elements))), slices=slices)
+    element_count = float(min(filled, drift.count))
+    return replace(drift, error_sq=drift.error_sq * float(_chance(np.array(element_count))), slices=slices)
 
 
 def _chance(count: Array) -> Array:
@@ -189,8 +189,8 @@ def _chance(count: Array) -> Array:
     The mean of squared normal errors is chi-squared over its degrees of freedom; its quantile is that of Wilson and
     Hilferty, "The Distribution of Chi-Square", 1931. _OTHER: what the other sample, of some fifty elements, adds.
     """
-    spread = 2 / (9 * np.maximum(count, 1.0))
-    low = np.maximum(1 - spread - _THOUSANDTH * np.sqrt(spread), 0.05) ** 3
+    variance = 2 / (9 * np.maximum(count, 1.0))
+    low = np.maximum(1 - variance - _THOUSANDTH * np.sqrt(variance), 0.05) ** 3
     return np.asarray(np.maximum(1.0, _OTHER / (HONEST_MARGIN * low)))
 
 

@@ -41,8 +41,8 @@ class Budget:
         for name, value in limits.items():
             if name not in metric_names:
                 raise InputError(f"limit {name!r} is not a metric; {suggest(name, metric_names)}")
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and not math.isnan(float(str(value)))):
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and not math.isnan(float(str(value)))):
                 raise InputError(f"limit {name}: {value!r} is not a number; give one, or null to lift the limit")
         return replace(self, **{name: None if value is None else float(value) for name, value in limits.items()})
 
@@ -50,9 +50,9 @@ class Budget:
         """The budget with another SQNR; its limits on slices and variation stay as far below it, or get lower."""
         limits = {"sqnr_db": sqnr_db}
         for name in ("centered_sqnr_db", "slice_sqnr_db"):
-            before = getattr(self, name)
-            has_margin = sqnr_db is not None and before is not None and self.sqnr_db is not None
-            limits[name] = min(before, before + sqnr_db - self.sqnr_db) if has_margin else None
+            limit = getattr(self, name)
+            has_margin = sqnr_db is not None and limit is not None and self.sqnr_db is not None
+            limits[name] = min(limit, limit + sqnr_db - self.sqnr_db) if has_margin else None
         return self.override(limits)
 
     def items(self) -> list[tuple[str, float | None]]:

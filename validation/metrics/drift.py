@@ -158,7 +158,7 @@ def measure_rows(
             total = total.merge(_measure(e, a, start, shape, total.k))
         else:
             if counted is not None:
-                e, a = (part[counted[block].reshape(-1)] for part in (e, a))
+                e, a = (flat[counted[block].reshape(-1)] for flat in (e, a))
             max_rows = max(0, MOST_LOOKED_AT - sum(total.looked_at.values()))
             total = total.merge(_measure_decisions(e, a, total.k, max_rows))
         start += len(e)
@@ -167,33 +167,36 @@ def measure_rows(
 
 def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int) -> RowSums:
     e, a = expected.astype(np.float64), actual.astype(np.float64)
-    finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
-    kl, js = _divergences(e[finite], a[finite])
+    finite_mask = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
+    kl, js = _divergences(e[finite_mask], a[finite_mask])
     worst_index = None
     if len(js):
-        row = start + int(np.flatnonzero(finite)[np.argmax(js)])
+        row = start + int(np.flatnonzero(finite_mask)[np.argmax(js)])
         worst_index = tuple(int(index) for index in np.unravel_index(row, shape)) if shape else ()
     return RowSums(
-        len(e), int(_agree(e, a).sum()), _sum_top_k_share(e, a, k), int(finite.sum()), float(kl.sum()), float(js.sum()),
-        float(kl.max(initial=0)), float(js.max(initial=0)), worst_index, k,
+        len(e), int(_agree(e, a).sum()), _sum_top_k_share(e, a, k), int(finite_mask.sum()), float(kl.sum()),
+        float(js.sum()), float(kl.max(initial=0)), float(js.max(initial=0)), worst_index, k,
     )  # fmt: skip
 
 
 def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
     """max_rows: rows whose clearness is measured."""
-    agreeing, classes, middle = _agree(e, a), e.shape[1], 0.0
-    if classes == 1:
-        middle = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
-        decisions, agreement = (e[:, 0] > middle).astype(int), agreeing & ((e > middle) == (a > middle))[:, 0]
+    agree_mask, class_count, threshold = _agree(e, a), e.shape[1], 0.0
+    if class_count == 1:
+        threshold = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
+        decisions, agreement = (
+            (e[:, 0] > threshold).astype(int),
+            agree_mask & ((e > threshold) == (a > threshold))[:, 0],
+        )
     else:
-        decisions, agreement = np.argmax(e, axis=1), agreeing
+        decisions, agreement = np.argmax(e, axis=1), agree_mask
     with np.errstate(invalid="ignore", over="ignore"):
-        lead, ahead = _lead(e[:max_rows], middle), np.sort(_lead(e[~agreement], middle))[::-1][:MOST_AHEAD]
-        lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
+        lead, lost_leads = _lead(e[:max_rows], threshold), np.sort(_lead(e[~agreement], threshold))[::-1][:MOST_AHEAD]
+        lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if class_count > 2 else lead
     labels = decisions[:max_rows]
     return RowSums(
-        len(e), int(agreeing.sum()), math.nan, k=k, named=count_by_class(decisions),
-        changed=count_by_class(decisions[~agreement]), ahead=tuple(ahead.tolist()), classes=classes,
+        len(e), int(agree_mask.sum()), math.nan, k=k, named=count_by_class(decisions),
+        changed=count_by_class(decisions[~agreement]), ahead=tuple(lost_leads.tolist()), classes=class_count,
         leads={name: tuple(lead[labels == name].tolist()) for name in np.unique(labels).tolist()},
     )  # fmt: skip
 
@@ -203,8 +206,8 @@ def _lead(rows: Array, middle: float) -> Array:
     of 2, as their error is that of one and not of two."""
     if rows.shape[1] == 1:
         return np.asarray(math.sqrt(2) * np.abs(rows[:, 0].astype(np.float64) - middle))
-    greatest = np.partition(rows, -2, axis=1)[:, -2:].astype(np.float64)
-    return np.asarray(greatest[:, 1] - greatest[:, 0])
+    top_two = np.partition(rows, -2, axis=1)[:, -2:].astype(np.float64)
+    return np.asarray(top_two[:, 1] - top_two[:, 0])
 
 
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
@@ -218,8 +221,8 @@ def measure_ids(expected: Array, actual: Array) -> RowSums | None:
 
 def count_by_class(classes: Array) -> dict[int, int]:
     """How often each class comes."""
-    distinct, counts = np.unique(classes, return_counts=True)
-    return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
+    class_ids, counts = np.unique(classes, return_counts=True)
+    return dict(zip(class_ids.tolist(), counts.tolist(), strict=True))
 
 
 def _agree(e: Array, a: Array) -> Array:
@@ -234,9 +237,9 @@ def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
     if k == e.shape[1]:
         return float((~np.isnan(a).any(axis=1)).sum())
     least_values = np.partition(e, -k, axis=1)[:, -k]
-    top = np.argpartition(a, -k, axis=1)[:, -k:]
-    members = np.take_along_axis(e, top, axis=1) >= least_values[:, None]
-    return float((members & ~np.isnan(np.take_along_axis(a, top, axis=1))).sum() / k)
+    top_indices = np.argpartition(a, -k, axis=1)[:, -k:]
+    member_mask = np.take_along_axis(e, top_indices, axis=1) >= least_values[:, None]
+    return float((member_mask & ~np.isnan(np.take_along_axis(a, top_indices, axis=1))).sum() / k)
 
 
 def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
@@ -306,8 +309,8 @@ class SampleErrors:
         least_key = int(keys.min(initial=0))
         counts = np.bincount(keys - least_key)
         bin_indices = np.flatnonzero(counts)
-        exact = len(energies) - int(np.count_nonzero(energies))
-        return cls(dict(zip((bin_indices + least_key).tolist(), counts[bin_indices].tolist(), strict=True)), exact)
+        zeros = len(energies) - int(np.count_nonzero(energies))
+        return cls(dict(zip((bin_indices + least_key).tolist(), counts[bin_indices].tolist(), strict=True)), zeros)
 
     @property
     def samples(self) -> int:
@@ -381,8 +384,8 @@ class Drift:
     @property
     def slice_sqnr_db(self) -> float:
         """SQNR of the worst slice, as `worst_slice` judges it without a limit; +inf without any."""
-        worst_part = worst_slice(self.slices, None) if self.slices else None
-        return math.inf if worst_part is None else worst_part.sqnr_db
+        weakest_slice = worst_slice(self.slices, None) if self.slices else None
+        return math.inf if weakest_slice is None else weakest_slice.sqnr_db
 
     @property
     def quartile_sqnr_db(self) -> float:
@@ -430,8 +433,8 @@ class Drift:
     def merge(self, other: "Drift") -> "Drift":
         """The drift of both parts together."""
         if self.exponent != other.exponent:
-            common = max((part.exponent for part in (self, other) if part.peak or part.max_abs), default=0)
-            return self.scale_to(common).merge(other.scale_to(common))
+            common_exponent = max((drift.exponent for drift in (self, other) if drift.peak or drift.max_abs), default=0)
+            return self.scale_to(common_exponent).merge(other.scale_to(common_exponent))
         slices = _merge(self.slices, other.slices)
         worst_side = max(self, other, key=lambda part: (part.nonfinite > 0, part.max_abs, part.worst_index is not None))
         mismatches = (self.mismatches or 0) + (other.mismatches or 0)
@@ -477,28 +480,28 @@ def measure(
         )
     if is_exact(expected) != is_exact(actual) or "c" in expected.dtype.kind + actual.dtype.kind:
         raise ValueError(f"expected {expected.dtype}, got {actual.dtype}")
-    exact = is_exact(expected)
+    is_integer = is_exact(expected)
     exponent = exponent_of(expected, actual)
-    total = Drift(mismatches=0 if exact else None, exponent=exponent)
+    total = Drift(mismatches=0 if is_integer else None, exponent=exponent)
     if samples is None:
-        for part in flat_parts(expected, actual, exponent, threads):
-            total = total.merge(Drift(**part))
+        for fields in flat_parts(expected, actual, exponent, threads):
+            total = total.merge(Drift(**fields))
     else:
         sums = SliceSums(expected.shape, samples)
         energies = np.zeros(sums.samples)
-        for part in sampled_parts(expected, actual, exponent, threads, sums, energies):
-            total = total.merge(Drift(**part))
+        for fields in sampled_parts(expected, actual, exponent, threads, sums, energies):
+            total = total.merge(Drift(**fields))
         slices = sums.slices()
         errors = SampleErrors.of(energies * (sums.samples / max(expected.size, 1)), exponent)
         total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
     if not decisions:
         return total
-    if exact:
+    if is_integer:
         return replace(total, rows=measure_ids(expected, actual))
-    single = (expected[..., None], actual[..., None])
-    pair = single if expected.ndim == 1 and samples == len(expected) else (expected, actual)
+    column_pair = (expected[..., None], actual[..., None])
+    pair = column_pair if expected.ndim == 1 and samples == len(expected) else (expected, actual)
     rows = measure_rows(*pair, TOP_K, False, None if elements else counted)
-    return replace(total, rows=rows, elements=measure_rows(*single, TOP_K, False, counted) if elements else None)
+    return replace(total, rows=rows, elements=measure_rows(*column_pair, TOP_K, False, counted) if elements else None)
 
 
 def is_exact(array: Array) -> bool:

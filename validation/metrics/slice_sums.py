@@ -26,8 +26,8 @@ class FeatureSums:
 
     def __init__(self, shift: Array, rows: int) -> None:
         self._width, self._rows = shift.size, rows
-        fold = max(1, min(FOLD // max(shift.size, 1), rows))
-        self._shift = np.tile(shift, fold) if fold > 1 else shift
+        fold_rows = max(1, min(FOLD // max(shift.size, 1), rows))
+        self._shift = np.tile(shift, fold_rows) if fold_rows > 1 else shift
         self._sums = np.zeros((4, len(self._shift)))
         self._reach = np.stack([-self._shift, self._shift])
 
@@ -37,24 +37,24 @@ class FeatureSums:
         values: those of `values_64`, flat, of any type.
         """
         row_end = len(values_64) // len(self._shift) * len(self._shift)
-        parts = [slice(0, row_end), slice(row_end, len(values_64))]
-        ends = [self._add(values_64[part], error[part], values[part]) for part in parts if part.start < part.stop]
-        return min(low for low, _ in ends), max(high for _, high in ends)
+        spans = [slice(0, row_end), slice(row_end, len(values_64))]
+        bounds = [self._add(values_64[span], error[span], values[span]) for span in spans if span.start < span.stop]
+        return min(low for low, _ in bounds), max(high for _, high in bounds)
 
     def _add(self, values_64: Array, error: Array, values: Array) -> tuple[float, float]:
         length = min(len(values_64), len(self._shift))
-        d, off, rows = (flat.reshape(-1, length) for flat in (values_64, error, values))
-        total, (lowest, greatest) = self._sums[:, :length], self._reach[:, :length]
-        total[2] += np.einsum("ij,ij->j", off, off)
-        np.absolute(d, out=off)
-        total[3] += np.add.reduce(off, axis=0)
+        value_rows, error_rows, rows = (array.reshape(-1, length) for array in (values_64, error, values))
+        total, (minima, maxima) = self._sums[:, :length], self._reach[:, :length]
+        total[2] += np.einsum("ij,ij->j", error_rows, error_rows)
+        np.absolute(value_rows, out=error_rows)
+        total[3] += np.add.reduce(error_rows, axis=0)
         low, high = np.minimum.reduce(rows, axis=0), np.maximum.reduce(rows, axis=0)
         if self._rows > 1:
-            np.maximum(lowest, -low, out=lowest)
-            np.maximum(greatest, high, out=greatest)
-            np.subtract(d, self._shift[:length], out=d)
-            total[0] += np.add.reduce(d, axis=0)
-            total[1] += np.einsum("ij,ij->j", d, d)
+            np.maximum(minima, -low, out=minima)
+            np.maximum(maxima, high, out=maxima)
+            np.subtract(value_rows, self._shift[:length], out=value_rows)
+            total[0] += np.add.reduce(value_rows, axis=0)
+            total[1] += np.einsum("ij,ij->j", value_rows, value_rows)
         return float(low.min()), float(high.max())
 
     def merge(self, other: "FeatureSums") -> None:
@@ -79,16 +79,16 @@ class FeatureSums:
         if self._rows == 1:
             np.square(shift, out=sums[0])
             return shift, sums
-        total, square = sums[:2]
+        total, square_sums = sums[:2]
         mean = total / self._rows
-        centered_sq = square - total * mean
+        centered_sq = square_sums - total * mean
         np.maximum(centered_sq, 0.0, out=centered_sq)
         mean += shift
         # sum e^2 = sum (e - m)^2 + n m^2
         np.multiply(mean, mean, out=total)
         total *= self._rows
         total += centered_sq
-        square[...] = centered_sq
+        square_sums[...] = centered_sq
         return mean, sums
 
 
@@ -156,8 +156,8 @@ class ChunkSums:
     def take_span(self, e: Array, a: Array, chunk: int) -> None:
         """Add two flat, contiguous arrays: what `take` adds of each `chunk` elements, in a quarter less time."""
         chunk_end = len(e) // chunk * chunk
-        parts = list(zip(e[:chunk_end].reshape(-1, chunk), a[:chunk_end].reshape(-1, chunk), strict=True))
-        if not parts or e.dtype.kind in "biu" or self._exponent or not self._add_chunks(parts, chunk):
+        chunk_pairs = list(zip(e[:chunk_end].reshape(-1, chunk), a[:chunk_end].reshape(-1, chunk), strict=True))
+        if not chunk_pairs or e.dtype.kind in "biu" or self._exponent or not self._add_chunks(chunk_pairs, chunk):
             chunk_end = 0
         for start in range(chunk_end, len(e), chunk):
             self.take(e[start : start + chunk], a[start : start + chunk])
@@ -174,23 +174,25 @@ class ChunkSums:
         pair = self._buffer(chunk)
         (expected_64, error), pieces = pair, pair.reshape(2, -1, piece)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            for at, (reference, candidate) in enumerate(parts):
+            for index, (reference, candidate) in enumerate(parts):
                 expected_64[...], error[...] = reference, candidate
                 np.subtract(error, expected_64, out=error)
-                np.vecdot(pieces, pieces, out=squares[at])
-                np.vecdot(pieces[0], pieces[1], out=products[at])
-                np.minimum.reduce(pair, axis=1, out=low[at])
-                np.maximum.reduce(pair, axis=1, out=high[at])
+                np.vecdot(pieces, pieces, out=squares[index])
+                np.vecdot(pieces[0], pieces[1], out=products[index])
+                np.minimum.reduce(pair, axis=1, out=low[index])
+                np.maximum.reduce(pair, axis=1, out=high[index])
             (expected_sq, error_sq), cross = squares.sum(axis=-1).T, products.sum(axis=-1)
             actual_sq = expected_sq + 2 * cross + error_sq
             if not (np.isfinite(actual_sq + error_sq) & (actual_sq > CANCELLED * expected_sq)).all():
                 return False
         sums = (error_sq, expected_sq, actual_sq, expected_sq + cross)
         self._add_sums(chunk * len(parts), *(float(reference.sum()) for reference in sums))
-        peaks, greatest = np.maximum(high, -low).T
+        peaks, errors = np.maximum(high, -low).T
         self.peak = max(self.peak, float(peaks.max()))
-        at = int(np.argmax(greatest))
-        self._note_greatest(float(greatest[at]), at * chunk, lambda: np.subtract(*parts[at][::-1], dtype=np.float64))
+        index = int(np.argmax(errors))
+        self._note_greatest(
+            float(errors[index]), index * chunk, lambda: np.subtract(*parts[index][::-1], dtype=np.float64)
+        )
         self.taken += chunk * len(parts)
         return True
 
@@ -220,8 +222,8 @@ class ChunkSums:
         if not math.isfinite(error_sq + expected_sq + actual_sq):
             return False
         self._add_sums(e.size, error_sq, expected_sq, actual_sq, dot)
-        greatest = max(float(np.maximum.reduce(error)), -float(np.minimum.reduce(error)))
-        self._note_greatest(greatest, 0, lambda: error)
+        max_error = max(float(np.maximum.reduce(error)), -float(np.minimum.reduce(error)))
+        self._note_greatest(max_error, 0, lambda: error)
         values = e.reshape(-1) if e.dtype == np.float32 else rows  # half the bytes to read again
         if self._features is None:
             low, high = np.minimum.reduce(values), np.maximum.reduce(values)
@@ -259,17 +261,17 @@ class ChunkSums:
 
     def _add_masked(self, e: Array, a: Array) -> None:
         """Add any chunk: NaN and infinities are left out of the sums, and counted where they differ."""
-        finite = np.isfinite(e) & np.isfinite(a)
-        wrong = np.flatnonzero(~finite & (e != a))
-        if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
+        finite_mask = np.isfinite(e) & np.isfinite(a)
+        bad_indices = np.flatnonzero(~finite_mask & (e != a))
+        if not self._add(np.where(finite_mask, e, 0), np.where(finite_mask, a, 0)):
             self.sums = [math.inf] * 4  # finite, but their squares are not
             self.energies.append(np.full(len(e) // self._width, math.inf))
-        masked_count = len(e) - int(finite.sum())
+        masked_count = len(e) - int(finite_mask.sum())
         self.count -= masked_count
-        if len(wrong) and not self.nonfinite:
-            self.worst = self.taken + int(wrong[0])
-        self.nonfinite += len(wrong)
-        self.infinite += masked_count - len(wrong)
+        if len(bad_indices) and not self.nonfinite:
+            self.worst = self.taken + int(bad_indices[0])
+        self.nonfinite += len(bad_indices)
+        self.infinite += masked_count - len(bad_indices)
 
     def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
         """The sums. place: gives the index in the output of the element that was taken after so many others."""
@@ -352,9 +354,9 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     e, a = expected.reshape(-1), actual.reshape(-1)
 
     def measure(start: int) -> Part:
-        tally = ChunkSums(exponent)
-        tally.take_span(e[start : start + SPAN], a[start : start + SPAN], CHUNK)
-        return tally.part(lambda place: _unravel(start + place, shape))
+        chunk_sums = ChunkSums(exponent)
+        chunk_sums.take_span(e[start : start + SPAN], a[start : start + SPAN], CHUNK)
+        return chunk_sums.part(lambda place: _unravel(start + place, shape))
 
     yield from _in_threads(measure, range(0, len(e), SPAN), threads, len(e))
 
@@ -368,10 +370,10 @@ def sampled_parts(
     expected, actual, exponent, threads: as of `flat_parts`, with samples along axis 0.
     """
     e, a = (expected, actual) if into.batched else (expected[None], actual[None])
-    whole_rows = math.prod(into.shape) <= CHUNK
-    blocks = blocks_of(into.shape, CHUNK if whole_rows else BLOCK) if e.size else []
-    rows = len(e) if len(blocks) > 1 else max(1, SPAN // max(math.prod(into.shape), 1))
-    tasks = [(block, start) for block in blocks for start in range(0, len(e), rows)]
+    is_whole = math.prod(into.shape) <= CHUNK
+    blocks = blocks_of(into.shape, CHUNK if is_whole else BLOCK) if e.size else []
+    row_count = len(e) if len(blocks) > 1 else max(1, SPAN // max(math.prod(into.shape), 1))
+    tasks = [(block, start) for block in blocks for start in range(0, len(e), row_count)]
 
     def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums, Array]:
         block, start = task
@@ -380,26 +382,26 @@ def sampled_parts(
             sample_64 = np.where(np.isfinite(sample_64), sample_64, 0.0)
         shift = np.ldexp(sample_64, -exponent) if exponent else sample_64
         features = FeatureSums(shift.reshape(-1), len(e))
-        tally = ChunkSums(exponent, features, shift.size)
+        chunk_sums = ChunkSums(exponent, features, shift.size)
         step = max(1, 2 * CHUNK // max(shift.size, 1))  # more calls a chunk than without features; larger ones pay
-        for first in range(start, min(start + rows, len(e)), step):
-            index = (slice(first, min(first + step, start + rows)), *block)
-            tally.take(e[index], a[index])
-        part = tally.part(lambda place: _place(place, start, block, shift.shape, into.batched))
-        return block, part, features, np.concatenate(tally.energies)
+        for start_row in range(start, min(start + row_count, len(e)), step):
+            index = (slice(start_row, min(start_row + step, start + row_count)), *block)
+            chunk_sums.take(e[index], a[index])
+        block_fields = chunk_sums.part(lambda place: _place(place, start, block, shift.shape, into.batched))
+        return block, block_fields, features, np.concatenate(chunk_sums.energies)
 
     feature_sums: FeatureSums | None = None
     results = _in_threads(measure, tasks, threads, e.size)
-    for (_, start), (block, part, features, errors) in zip(tasks, results, strict=True):
-        energies[start : start + rows] += errors
+    for (_, start), (block, part_fields, features, errors) in zip(tasks, results, strict=True):
+        energies[start : start + row_count] += errors
         if feature_sums is None:
             feature_sums = features
         else:
             feature_sums.merge(features)
-        if start + rows >= len(e):
+        if start + row_count >= len(e):
             into.add(block, feature_sums)
             feature_sums = None
-        yield part
+        yield part_fields
 
 
 def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batched: bool) -> tuple[int, ...]:
@@ -407,19 +409,19 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batche
     row, offset = divmod(place, math.prod(shape))
     index = list(_unravel(offset, tuple(shape)))
     if block:
-        *lead_axes, last = block
-        index[0] += last.start if isinstance(last, slice) else 0
+        *lead_axes, flat_index = block
+        index[0] += flat_index.start if isinstance(flat_index, slice) else 0
         index = [*(int(position) for position in lead_axes if isinstance(position, int)), *index]
     return (start + row, *index) if is_batched else tuple(index)
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
     """The results of all tasks in order. threads: 0 for as many as reduce the cost with so many elements in all."""
-    workers = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
-    if workers <= 1:
+    worker_count = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
+    if worker_count <= 1:
         yield from map(work, tasks)
         return
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(worker_count) as pool:
         yield from pool.map(work, tasks)
 
 

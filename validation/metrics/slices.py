@@ -104,14 +104,14 @@ class Slices:
             return Slices(dict(sorted(sums.items())), total, self.samples + other.samples, None, 0.0)
         if self.mean.ndim != other.mean.ndim:
             return None
-        left, right = self._pool_differing(other)
-        return left._join(right)
+        own_slices, other_slices = self._pool_differing(other)
+        return own_slices._join(other_slices)
 
     def _pool_differing(self, other: "Slices") -> tuple["Slices", "Slices"]:
         """Both sides, with means taken over the axes whose sizes differ."""
-        shapes = zip(np.asarray(self.mean).shape, np.asarray(other.mean).shape, strict=True)
-        differing = [axis for axis, (size, other_size) in enumerate(shapes) if size != other_size]
-        return self.pool(differing), other.pool(differing)
+        size_pairs = zip(np.asarray(self.mean).shape, np.asarray(other.mean).shape, strict=True)
+        differing_axes = [axis for axis, (size, other_size) in enumerate(size_pairs) if size != other_size]
+        return self.pool(differing_axes), other.pool(differing_axes)
 
     def _join(self, other: "Slices") -> "Slices":
         """The slices of both sides together; their means have one shape."""
@@ -119,9 +119,9 @@ class Slices:
         weight = self.weight + other.weight
         mean, marginals = np.empty(own_mean.shape), Marginals(own_mean.shape, 1)
         for block in blocks_of(own_mean.shape, CHUNK):
-            shift = other_mean[block] - own_mean[block]
-            mean[block] = own_mean[block] + shift * (other.weight / weight if weight else 0.0)
-            marginals.add(block, np.square(shift)[None] * (self.weight * other.weight / weight if weight else 0.0))
+            mean_gap = other_mean[block] - own_mean[block]
+            mean[block] = own_mean[block] + mean_gap * (other.weight / weight if weight else 0.0)
+            marginals.add(block, np.square(mean_gap)[None] * (self.weight * other.weight / weight if weight else 0.0))
         axes = {}
         for axis in self.axes.keys() & other.axes.keys():
             sums = self.axes[axis].merge(other.axes[axis])
@@ -137,8 +137,8 @@ class Slices:
         means = np.asarray(self.mean)
         mean = means.mean(axis=tuple(over), keepdims=True)
         weight = self.weight * math.prod(means.shape[axis] for axis in over)
-        after = tuple(axis + 1 for axis in over)
-        reach = None if self.reach is None else self.reach.max(axis=after, keepdims=True, initial=-np.inf)
+        reduced_axes = tuple(axis + 1 for axis in over)
+        reach = None if self.reach is None else self.reach.max(axis=reduced_axes, keepdims=True, initial=-np.inf)
         varied_slices = self._add_variation(np.square(means - mean) * self.weight)
         return replace(varied_slices, mean=mean, weight=weight, reach=reach)
 
@@ -164,8 +164,8 @@ class Slices:
         """The slices of a case of few samples, with the variation about the means of `usual`, the golden set's."""
         if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
             return self.within()
-        ours, theirs = self._pool_differing(usual)
-        return ours._add_variation(np.square(np.asarray(ours.mean) - np.asarray(theirs.mean)) * ours.weight)
+        slices, usual_slices = self._pool_differing(usual)
+        return slices._add_variation(np.square(np.asarray(slices.mean) - np.asarray(usual_slices.mean)) * slices.weight)
 
     def without_means(self) -> "Slices":
         """The slices without their means: a few numbers for each index, however many features there are."""
@@ -179,11 +179,11 @@ class Slices:
         """
         if self.mean is None or self.reach is None:
             return {}
-        away = np.square(np.maximum(np.maximum(self.reach[0] + self.mean, self.reach[1] - self.mean), 0.0))
+        deviation_sq = np.square(np.maximum(np.maximum(self.reach[0] + self.mean, self.reach[1] - self.mean), 0.0))
         peaks = {}
         for axis, sums in self.axes.items():
-            other_axes = tuple(index for index in range(away.ndim) if index != axis)
-            peaks[axis] = np.broadcast_to(away.max(axis=other_axes, initial=0.0), len(sums.count))
+            other_axes = tuple(index for index in range(deviation_sq.ndim) if index != axis)
+            peaks[axis] = np.broadcast_to(deviation_sq.max(axis=other_axes, initial=0.0), len(sums.count))
         return peaks
 
     def scale(self, factor: float) -> "Slices":
@@ -206,15 +206,15 @@ class Marginals:
         """Add the arrays' values in a block: (arrays, ...), as indexing with the block gives them."""
         if not values.size:
             return
-        arrays, lead_axes = len(self.total), len(block) - 1
-        for axis in range(len(self._shape) - 1, max(lead_axes, 0), -1):
-            self._sums[axis] += values.reshape(arrays, -1, self._shape[axis]).sum(axis=1)
+        array_count, lead_count = len(self.total), len(block) - 1
+        for axis in range(len(self._shape) - 1, max(lead_count, 0), -1):
+            self._sums[axis] += values.reshape(array_count, -1, self._shape[axis]).sum(axis=1)
             values = values.sum(axis=-1)
-        total = values.reshape(arrays, -1).sum(axis=1)
+        total = values.reshape(array_count, -1).sum(axis=1)
         self.total += total
         if block:
-            self._sums[lead_axes][:, block[lead_axes]] += values
-        for axis in range(lead_axes):
+            self._sums[lead_count][:, block[lead_count]] += values
+        for axis in range(lead_count):
             self._sums[axis][:, block[axis]] += total
 
     def over(self, axis: int, size: int) -> Array:
@@ -304,8 +304,8 @@ class WorstSlice:
         return math.inf if self.sqnr_db == math.inf else self.sqnr_db - (self.limit_db or 0.0)
 
     def __str__(self) -> str:
-        more = ", less than half of its variation is explained" if self.of_variation else ""
-        return f"axis {self.axis}, index {self.index}{more}"
+        suffix = ", less than half of its variation is explained" if self.of_variation else ""
+        return f"axis {self.axis}, index {self.index}{suffix}"
 
 
 def worst_slice(
@@ -330,16 +330,18 @@ def worst_slice(
         indices = np.flatnonzero(sums.count >= FEWEST)
         if not len(indices):
             continue
-        spread = _is_spread(slices if usual is None else usual, axis, len(sums.count))
-        usual_sums, honest_sums = (part.axes.get(axis) if part else None for part in (usual, honest))
-        sqnr_db, limits, losses = _values(
-            sums, limit, usual_sums, honest_sums, (still, still * peak * peak), rounded, spread
+        masks = _is_spread(slices if usual is None else usual, axis, len(sums.count))
+        usual_sums, honest_sums = (
+            noise_slices.axes.get(axis) if noise_slices else None for noise_slices in (usual, honest)
+        )
+        sqnr_db, limits, loss_mask = _values(
+            sums, limit, usual_sums, honest_sums, (still, still * peak * peak), rounded, masks
         )
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
         index = int(indices[np.argmin(margins[indices])])
         slice_limit = None if limit is None else float(limits[index])
-        worst_slices.append(WorstSlice(axis, index, float(sqnr_db[index]), slice_limit, bool(losses[index])))
+        worst_slices.append(WorstSlice(axis, index, float(sqnr_db[index]), slice_limit, bool(loss_mask[index])))
     return min(worst_slices, key=lambda candidate: candidate.margin_db, default=None)
 
 
@@ -359,29 +361,31 @@ def _values(
     """
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
-    dead = energy <= DEAD * mean * sums.count
-    signal = np.where(dead | ~spread[0], np.maximum(energy, mean * sums.count), energy)
+    dead_mask = energy <= DEAD * mean * sums.count
+    signal = np.where(dead_mask | ~spread[0], np.maximum(energy, mean * sums.count), energy)
     sqnr_db = _decibels(signal, sums.error_sq)
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
     error_energies = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
     honest_errors = fit_length(error_energies, len(signal), float(error_energies.max(initial=0.0))) * sums.count
-    rounding = honest_errors * (HONEST_MARGIN if is_rounded else CAST_MARGIN)
-    allowance = np.maximum(signal * 10 ** (-limit / 10), rounding)
+    rounding_errors = honest_errors * (HONEST_MARGIN if is_rounded else CAST_MARGIN)
+    allowance = np.maximum(signal * 10 ** (-limit / 10), rounding_errors)
     if len(allowance) >= MANY:
-        chance = np.argsort(sums.error_sq / np.maximum(allowance, np.finfo(float).tiny))[-(len(allowance) // ONE_OF) :]
-        allowance[chance] = np.maximum(allowance, CHANCE_MARGIN * honest_errors)[chance]
+        indices = np.argsort(sums.error_sq / np.maximum(allowance, np.finfo(float).tiny))[-(len(allowance) // ONE_OF) :]
+        allowance[indices] = np.maximum(allowance, CHANCE_MARGIN * honest_errors)[indices]
     allowance *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
-    rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
+    rounding_mask = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
     usual_variation = float(variation.sum() / sums.count.sum()) * sums.count
     visible_mask = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
-    varies = ~dead & spread[1] & ~rounds & visible_mask
-    faint = variation <= FAINT * usual_variation
-    lossy = is_rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
-    half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
-    losses = (half < allowance) & (half < sums.error_sq)
-    return sqnr_db, _decibels(signal, np.minimum(allowance, half)), losses
+    varied_mask = ~dead_mask & spread[1] & ~rounding_mask & visible_mask
+    faint_mask = variation <= FAINT * usual_variation
+    lossy_mask = is_rounded | (faint_mask & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
+    loss_limit = np.where(
+        varied_mask, np.maximum(VARIATION * variation, np.where(lossy_mask, rounding_errors, 0.0)), math.inf
+    )
+    loss_mask = (loss_limit < allowance) & (loss_limit < sums.error_sq)
+    return sqnr_db, _decibels(signal, np.minimum(allowance, loss_limit)), loss_mask
 
 
 def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
@@ -389,9 +393,9 @@ def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
     sums, peak = slices.axes.get(axis), slices.centered_peaks.get(axis)
     if sums is None:
         return np.ones(size, bool), np.ones(size, bool)
-    energy = np.square(sums.magnitude) >= SEVERAL * sums.expected_sq
-    variation = energy if peak is None else energy & (VARIATION * sums.centered_sq >= peak)
-    return fit_length(energy, size, True), fit_length(variation, size, True)
+    energy_mask = np.square(sums.magnitude) >= SEVERAL * sums.expected_sq
+    variation_mask = energy_mask if peak is None else energy_mask & (VARIATION * sums.centered_sq >= peak)
+    return fit_length(energy_mask, size, True), fit_length(variation_mask, size, True)
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:

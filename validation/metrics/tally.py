@@ -63,12 +63,12 @@ class OutputTally:
         whether its errors count in the distribution."""
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
-        rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
-        expected_rows, actual_rows = expected.reshape(rows, -1), actual.reshape(rows, -1)
-        parts = _parts(*expected_rows.shape)
-        quality = np.concatenate([self._take(expected_rows[part], actual_rows[part], golden) for part in parts])
+        row_count = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
+        expected_rows, actual_rows = expected.reshape(row_count, -1), actual.reshape(row_count, -1)
+        spans = _parts(*expected_rows.shape)
+        quality = np.concatenate([self._take(expected_rows[span], actual_rows[span], golden) for span in spans])
         if golden:
-            self.samples += rows
+            self.samples += row_count
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
         worst_rows = [
@@ -89,11 +89,11 @@ class OutputTally:
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
         """Count rows; returns the SQNR of each in decibels (rows,), or minus its unequal elements for integers."""
         if self.exact:
-            unequal = np.count_nonzero(e != a, axis=1)
+            unequal_counts = np.count_nonzero(e != a, axis=1)
             if golden:
                 self.elements += e.size
-                self.equal += e.size - int(unequal.sum())
-            return np.asarray(-unequal, np.float64)
+                self.equal += e.size - int(unequal_counts.sum())
+            return np.asarray(-unequal_counts, np.float64)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = e.astype(np.float64)
             error = np.abs(np.subtract(a, values, dtype=np.float64))
@@ -109,15 +109,15 @@ class OutputTally:
 
     def _count(self, error: Array) -> None:
         self.elements += error.size
-        greatest = float(error.max(initial=0.0))
-        if not math.isfinite(greatest):
-            finite = np.isfinite(error)
-            self.nonfinite += error.size - int(finite.sum())
-            error = error[finite]
-            greatest = float(error.max(initial=0.0))
+        max_error = float(error.max(initial=0.0))
+        if not math.isfinite(max_error):
+            finite_mask = np.isfinite(error)
+            self.nonfinite += error.size - int(finite_mask.sum())
+            error = error[finite_mask]
+            max_error = float(error.max(initial=0.0))
         self.equal += error.size - int(np.count_nonzero(error))
-        self.greatest = max(self.greatest, greatest)
-        errors = np.minimum(error, np.finfo(np.float32).max) if greatest > np.finfo(np.float32).max else error
+        self.greatest = max(self.greatest, max_error)
+        errors = np.minimum(error, np.finfo(np.float32).max) if max_error > np.finfo(np.float32).max else error
         bits = errors.astype(np.float32).reshape(-1).view(np.uint32) >> _SHIFT
         self.buckets += np.bincount(bits, minlength=_BUCKETS)
 
@@ -126,10 +126,12 @@ class OutputTally:
         if not total:
             return ()
         ranks = np.ceil(np.linspace(0, 1, QUANTILES) * total).clip(1)
-        bucket = np.searchsorted(np.cumsum(self.buckets), ranks)
-        lower = (bucket.astype(np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
-        middle = ((bucket.astype(np.uint32) << _SHIFT) | (1 << (_SHIFT - 1))).view(np.float32).astype(np.float64)
-        quantiles = np.minimum(np.where(bucket == 0, 0.0 * lower, middle), self.greatest)
+        bucket_indices = np.searchsorted(np.cumsum(self.buckets), ranks)
+        lower_edges = (bucket_indices.astype(np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
+        centres = (
+            ((bucket_indices.astype(np.uint32) << _SHIFT) | (1 << (_SHIFT - 1))).view(np.float32).astype(np.float64)
+        )
+        quantiles = np.minimum(np.where(bucket_indices == 0, 0.0 * lower_edges, centres), self.greatest)
         quantiles[-1] = self.greatest
         return tuple(quantiles.tolist())
 
@@ -151,15 +153,19 @@ def _most(rows: Sequence[Worst]) -> list[Worst]:
 
 def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...]) -> Worst:
     """The sample e, a in row `row` of an output of `shape`, with the element that is off most."""
-    exact = e.dtype.kind in "biu"
+    is_integer = e.dtype.kind in "biu"
     with np.errstate(invalid="ignore", over="ignore"):
-        error = (e != a) * 1.0 if exact else np.abs(a.astype(np.float64) - e.astype(np.float64))
+        error = (e != a) * 1.0 if is_integer else np.abs(a.astype(np.float64) - e.astype(np.float64))
         error = np.where(e == a, 0.0, np.where(np.isnan(error), np.inf, error))
-    place = int(np.argmax(error)) if error.size else 0
-    index = tuple(int(part) for part in np.unravel_index(row * len(e) + place, shape)) if error.size and shape else ()
-    values = (float(e[place]), float(a[place])) if error.size else (0.0, 0.0)
-    of = {"unequal": int(-quality)} if exact else {"sqnr_db": quality}
-    return Worst(case, row, index, *values, **of)
+    flat_index = int(np.argmax(error)) if error.size else 0
+    index = (
+        tuple(int(coordinate) for coordinate in np.unravel_index(row * len(e) + flat_index, shape))
+        if error.size and shape
+        else ()
+    )
+    values = (float(e[flat_index]), float(a[flat_index])) if error.size else (0.0, 0.0)
+    quality_field = {"unequal": int(-quality)} if is_integer else {"sqnr_db": quality}
+    return Worst(case, row, index, *values, **quality_field)
 
 
 # Measures drift along sequences: of whole ones that each side runs with its own states, and of single steps.
@@ -179,29 +185,29 @@ class _Energies:
     def add(self, steps: Array, expected: Array, actual: Array) -> None:
         """Add rows [n, ...] of steps [n]."""
         e = expected.reshape(len(steps), -1).astype(np.float64)
-        off = actual.reshape(len(steps), -1).astype(np.float64) - e
-        more = int(steps.max(initial=-1)) + 1 - len(self.signal)
-        if more > 0:
+        residual = actual.reshape(len(steps), -1).astype(np.float64) - e
+        missing_count = int(steps.max(initial=-1)) + 1 - len(self.signal)
+        if missing_count > 0:
             self.signal, self.error, self.rows = (
-                np.pad(sums, (0, more)) for sums in (self.signal, self.error, self.rows)
+                np.pad(sums, (0, missing_count)) for sums in (self.signal, self.error, self.rows)
             )
         np.add.at(self.rows, steps, 1)
         np.add.at(self.signal, steps, (e * e).sum(1))
-        np.add.at(self.error, steps, (off * off).sum(1))
+        np.add.at(self.error, steps, (residual * residual).sum(1))
 
     def levels(self, width: int, count: int) -> tuple[float, ...]:
         """The SQNR in dB of each of `count` parts of `width` steps; NaN of those without any."""
-        parts = [slice(index * width, (index + 1) * width) for index in range(count)]
+        spans = [slice(index * width, (index + 1) * width) for index in range(count)]
         return tuple(
-            _level(self.signal[part], self.error[part]) if self.rows[part].any() else math.nan for part in parts
+            _level(self.signal[span], self.error[span]) if self.rows[span].any() else math.nan for span in spans
         )
 
 
 def _level(signal: Array, error: Array) -> float:
-    signal_sum, off = float(signal.sum()), float(error.sum())
-    if math.isnan(off):
+    signal_sum, error_sum = float(signal.sum()), float(error.sum())
+    if math.isnan(error_sum):
         return math.nan
-    return math.inf if off == 0 else 10 * math.log10(signal_sum / off) if signal_sum > 0 else -math.inf
+    return math.inf if error_sum == 0 else 10 * math.log10(signal_sum / error_sum) if signal_sum > 0 else -math.inf
 
 
 @dataclass
@@ -263,20 +269,20 @@ class StepSpreads(Spreads):
 
 
 def _summarize(stage: str, name: str, sums: _Output) -> FreeRunning:
-    longest = max(sequence.steps for sequence in sums.sequences)
-    width = -(-longest // PARTS)
-    count = -(-longest // width)
-    free, single = (
+    max_steps = max(sequence.steps for sequence in sums.sequences)
+    width = -(-max_steps // PARTS)
+    count = -(-max_steps // width)
+    free_levels, single_levels = (
         tuple(float(f"{level:.4g}") for level in energies.levels(width, count)) for energies in (sums.free, sums.single)
     )
-    starts = tuple(range(0, longest, width))
-    return FreeRunning(stage, name, sums.decides, tuple(sums.sequences), starts, free, single)
+    starts = tuple(range(0, max_steps, width))
+    return FreeRunning(stage, name, sums.decides, tuple(sums.sequences), starts, free_levels, single_levels)
 
 
 def _first_other(expected: Array, actual: Array, decides: bool) -> int | None:
     """The first step with another decision."""
     if not decides:
         return None
-    sides = (expected, actual) if is_exact(expected) else (expected.argmax(-1), actual.argmax(-1))
-    differs = (sides[0] != sides[1]).reshape(len(expected), -1).any(1)
-    return int(differs.argmax()) if differs.any() else None
+    label_pair = (expected, actual) if is_exact(expected) else (expected.argmax(-1), actual.argmax(-1))
+    differ_mask = (label_pair[0] != label_pair[1]).reshape(len(expected), -1).any(1)
+    return int(differ_mask.argmax()) if differ_mask.any() else None

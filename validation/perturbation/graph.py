@@ -66,16 +66,16 @@ def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
     """
     from onnx import ModelProto, helper, shape_inference
 
-    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    light.graph.CopyFrom(model.graph)
-    del light.graph.initializer[:]
+    light_model = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    light_model.graph.CopyFrom(model.graph)
+    del light_model.graph.initializer[:]
     for weight in model.graph.initializer:
         if math.prod(weight.dims) <= _SMALL:
-            light.graph.initializer.append(weight)
+            light_model.graph.initializer.append(weight)
         else:
-            light.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
+            light_model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
     try:
-        typed_model = shape_inference.infer_shapes(light)
+        typed_model = shape_inference.infer_shapes(light_model)
     except shape_inference.InferenceError as error:
         raise ValueError(f"its types cannot be inferred: {str(error).splitlines()[0]}") from error
     types: dict[str, int] = {}
@@ -235,20 +235,20 @@ class _Rounding(Nodes):
 
     def steps(self, node: "NodeProto") -> bool:
         """Whether a node makes steps of floats: it rounds or compares them, or casts them to integers."""
-        to = self._types.get(node.output[0], _FLOAT) if node.op_type == "Cast" else _FLOAT
-        of_floats = bool(node.input) and self._types.get(node.input[0]) == _FLOAT
-        return of_floats and (node.op_type in STEPS or to not in (_FLOAT, *_HALVES.values(), 11))
+        target_type = self._types.get(node.output[0], _FLOAT) if node.op_type == "Cast" else _FLOAT
+        takes_floats = bool(node.input) and self._types.get(node.input[0]) == _FLOAT
+        return takes_floats and (node.op_type in STEPS or target_type not in (_FLOAT, *_HALVES.values(), 11))
 
     def rewrite(self, graph: "GraphProto") -> None:
         """Add the roundings to a graph in place. Raises ValueError as `with_rounding` does."""
-        makers = {name: node for node in graph.node for name in node.output}
+        producers = {name: node for node in graph.node for name in node.output}
         with self.collect(graph):
             for graph_input in graph.input if self._half else ():
                 is_computed = graph_input.name != FLIPS and self.constant(graph_input.name) is None
                 if is_computed and graph_input.type.tensor_type.elem_type == _FLOAT:
                     self._inputs[graph_input.name] = self._narrow(self._clip(graph_input.name, _GREATEST[self._half]))
             for node in graph.node:
-                self._take(node, makers)
+                self._take(node, producers)
 
     def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         if node.op_type in RANDOM:
@@ -265,10 +265,10 @@ class _Rounding(Nodes):
             self.add("Where", SKIP, narrow_cast.input[0], rounded_name)
             self.rename(name)
         elif node.op_type == _QUANTIZE[1]:
-            output, scale, zero = node.output
+            output, scale, zero_name = node.output
             node.output[0] = f"{output}/unmoved"
             self.append(node)
-            self.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
+            self.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero_name)
             self.rename(output)
         else:
             self._read(node, makers)
@@ -284,11 +284,11 @@ class _Rounding(Nodes):
             node.input[0] = self._move(node.input[0], self._step(node))
         if node.op_type in ("Conv", "Gemm") and len(node.input) > 2:
             self._bias(node, 2, node, makers)
-        for place, operand in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
+        for bias_index, operand in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
             product = makers.get(node.input[operand])
             # Kernels compute the two as one Gemm.
             if product is not None and product.op_type == "MatMul" and self._ranks.get(node.input[operand]) == 2:
-                self._bias(node, place, product, makers)
+                self._bias(node, bias_index, product, makers)
         if self._activation_blocks and node.op_type in ("Gemm", "MatMul"):
             self._blocks(node, makers)
         if self._half and node.op_type not in (*COPIES, *SIZES):
@@ -298,16 +298,18 @@ class _Rounding(Nodes):
 
     def _perturb_rounding(self, node: "NodeProto", index: int) -> None:
         name = node.output[index]
-        node.output[index] = exact = f"{name}/unrounded"
+        node.output[index] = unrounded_name = f"{name}/unrounded"
         units = 1 if node.op_type in CORRECT else self.units
-        size = self._clip(exact, _LARGE)
+        size = self._clip(unrounded_name, _LARGE)
         if node.op_type in OF_ONE:
             size = self.add("Max", self.add("Abs", size), self.number(OF_ONE[node.op_type] / units))
         if self.counts and node.op_type in SUMS:
             sixteenths = self.add("Mul", size, self.number(16.0))
             fraction = self.add("Sub", sixteenths, self.add("Round", sixteenths))
             size = self.add("Mul", size, self.add("Abs", self.add("Sign", fraction)))
-        sum_name = self.add("Add", exact, self.add("Mul", size, self._draw(exact, name, units * UNIT)))
+        sum_name = self.add(
+            "Add", unrounded_name, self.add("Mul", size, self._draw(unrounded_name, name, units * UNIT))
+        )
         if self._half:
             self._narrow(sum_name)
         self.rename(name)
@@ -369,10 +371,10 @@ class _Rounding(Nodes):
         if maker is None or maker.op_type != "DequantizeLinear" or self._types.get(maker.input[0]) not in _INT4:
             return
         size = next(attr.i for attr in maker.attribute if attr.name == "block_size")
-        parts = self.add("Reshape", node.input[0], self.number([-1, size]))
-        greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
-        step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
-        rounded_name = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
+        blocks = self.add("Reshape", node.input[0], self.number([-1, size]))
+        block_max = self.add("ReduceMax", self.add("Abs", blocks), self.number([1]))
+        step = self.add("Max", self.add("Mul", block_max, self.number(1 / 127)), self.number(2.0**-126))
+        rounded_name = self.add("Mul", self.add("Round", self.add("Div", blocks, step)), step)
         node.input[0] = self.add("Reshape", rounded_name, self.add("Shape", node.input[0]))
 
 
@@ -422,9 +424,9 @@ def perturb_chain(
     """A chain of such graphs as one. opener: the chain with these sessions in the place of graphs, by name."""
     controls = dict[str, Array]()
     with opener({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
-        halves = any(graph.halves for graph in graphs.values())
-        grids = any(graph.grids for graph in graphs.values())
-        yield Perturbed(_Controls(chain, controls), halves, grids)
+        has_halves = any(graph.halves for graph in graphs.values())
+        has_grids = any(graph.grids for graph in graphs.values())
+        yield Perturbed(_Controls(chain, controls), has_halves, has_grids)
 
 
 class _Controlled(Session):

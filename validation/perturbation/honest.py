@@ -83,12 +83,12 @@ class _Sums:
         self.drift = self.drift.merge(measure(expected, actual, samples=samples))
         self.filled += int(np.count_nonzero(np.logical_or(expected, actual)))
         if self.drift.slices and not is_exact(expected):
-            off = np.abs(np.nan_to_num(actual.astype(np.float64) - expected, posinf=0.0, neginf=0.0))
+            errors = np.abs(np.nan_to_num(actual.astype(np.float64) - expected, posinf=0.0, neginf=0.0))
             for axis in self.drift.slices.axes:
-                axis_magnitudes = off.sum(axis=tuple(index for index in range(off.ndim) if index != axis))
-                before = self.magnitudes.get(axis, axis_magnitudes[:0])
-                size = max(len(axis_magnitudes), len(before))
-                self.magnitudes[axis] = fit_length(before, size, 0.0) + fit_length(axis_magnitudes, size, 0.0)
+                axis_magnitudes = errors.sum(axis=tuple(index for index in range(errors.ndim) if index != axis))
+                stored_sums = self.magnitudes.get(axis, axis_magnitudes[:0])
+                size = max(len(axis_magnitudes), len(stored_sums))
+                self.magnitudes[axis] = fit_length(stored_sums, size, 0.0) + fit_length(axis_magnitudes, size, 0.0)
         if is_exact(expected):
             moved_counts = np.count_nonzero((expected != actual).reshape(samples, -1), axis=1)
             self.together = max(self.together, int(moved_counts.max(initial=0)))
@@ -125,28 +125,28 @@ def measure_rounding(
     It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or
     run so, the last result has what is known and says why it is no more.
     """
-    known_so_far, bounds = Honest(), _Bounds.of(graphs)
+    partial_result, bounds = Honest(), _Bounds.of(graphs)
     is_small = sum(map(graph_bytes, graphs)) < SMALL_BYTES
     try:
         with perturbed as perturbed_graph:
             groups = _groups(golden, is_small, reference, SAMPLES, whole)
             ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
             way_slices = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
-            passes = [[group_ways[part] for group_ways in ways] for part in way_slices]
-            for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
-                yield known_so_far
-            few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
-            if thorough and few and (perturbed_graph.halves or perturbed_graph.grids):
+            passes = [[group_ways[way_slice] for group_ways in ways] for way_slice in way_slices]
+            for partial_result in _measure(groups, passes, reference, perturbed_graph.session, bounds):
+                yield partial_result
+            is_sampled = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
+            if thorough and is_sampled and (perturbed_graph.halves or perturbed_graph.grids):
                 groups = _groups(golden, is_small, reference, THOROUGH_SAMPLES, whole)
                 ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
                 ways = [[way for way in group_ways if not way.draw] for group_ways in ways]
                 draws = range(THOROUGH_DRAWS)
                 passes = [[[replace(way, draw=draw) for way in group_ways] for group_ways in ways] for draw in draws]
-                for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
-                    yield known_so_far
+                for partial_result in _measure(groups, passes, reference, perturbed_graph.session, bounds):
+                    yield partial_result
     except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
         lines = str(error).splitlines()
-        yield replace(known_so_far, reason=(lines[0] if lines else type(error).__name__)[:200])
+        yield replace(partial_result, reason=(lines[0] if lines else type(error).__name__)[:200])
 
 
 def _measure(
@@ -160,8 +160,8 @@ def _measure(
     group_sums: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
     for pass_ways in passes:
         if any(pass_ways):
-            for group, ways, runs in zip(groups, pass_ways, group_sums, strict=True):
-                runs.update(_run(group, reference, rounding, ways, bounds))
+            for group, ways, run_sums in zip(groups, pass_ways, group_sums, strict=True):
+                run_sums.update(_run(group, reference, rounding, ways, bounds))
             yield _collect_honest(groups, group_sums)
 
 
@@ -193,8 +193,8 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     # The size of the data that is not measured over that of the data that is.
     ratios = (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden")
     unmeasured_ratio = next(ratios, 0.0)
-    for group, runs in zip(groups, group_runs, strict=True):
-        for (output, way), sums in runs.items():
+    for group, run_sums in zip(groups, group_runs, strict=True):
+        for (output, way), sums in run_sums.items():
             if group.kind == "golden":
                 golden.setdefault(output, {})[way] = sums
             if sums.drift.mismatches is None:
@@ -203,20 +203,20 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
                 drift_lists.setdefault((output, group.kind), []).append(drift)
     drifts: dict[tuple[str, str], Drift] = {}
     for (output, kind), known_drifts in drift_lists.items():
-        of_golden_cases = drift_lists.get((output, "golden"), known_drifts)
+        golden_case_drifts = drift_lists.get((output, "golden"), known_drifts)
         # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases.
-        all_drifts = known_drifts if kind == "golden" else [*known_drifts, *of_golden_cases]
-        drifts[output, kind] = greatest(all_drifts, of_golden_cases[0])
-    floats = {output: runs for output, runs in golden.items() if (output, "golden") in drift_lists}
+        all_drifts = known_drifts if kind == "golden" else [*known_drifts, *golden_case_drifts]
+        drifts[output, kind] = greatest(all_drifts, golden_case_drifts[0])
+    floats = {output: run_sums for output, run_sums in golden.items() if (output, "golden") in drift_lists}
     decisions = {}
-    for output, by_way in golden.items():
+    for output, way_sums in golden.items():
         if output not in floats:  # integers, by the way to round that changes most of them
-            natural_sums = [sums for way, sums in by_way.items() if way.natural]
+            natural_sums = [sums for way, sums in way_sums.items() if way.natural]
             sums = max(natural_sums, key=lambda sums: sums.drift.mismatches or 0)
             unmeasured_count = round(unmeasured_ratio * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
             decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured_count, sums.case)
-    return Honest(drifts, {output: _most_samples(runs) for output, runs in floats.items()}, decisions)
+    return Honest(drifts, {output: _most_samples(run_sums) for output, run_sums in floats.items()}, decisions)
 
 
 def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
@@ -233,14 +233,14 @@ def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
     In a small model FEW flips are more than an honest kernel has, so it is also run without flips. A large one has
     more elements than that near a tie; there MANY flips are drawn twice, because few samples show their effect.
     """
-    few = FEW / group.parts
+    least_count = FEW / group.parts
     skips = (False, True) if halves else (False,)
     for skip in skips:
-        yield _Way(skip, few, natural=not (grids and group.small))
+        yield _Way(skip, least_count, natural=not (grids and group.small))
     if not grids:
         return
     for draw in range(2 if group.kind == "golden" and not group.small else 1):
-        yield _Way(halves, MANY, few / MANY, natural=False, draw=draw)
+        yield _Way(halves, MANY, least_count / MANY, natural=False, draw=draw)
     if group.kind == "golden" and group.small:
         yield from (_Way(skip, 0.0) for skip in skips)
 
@@ -259,8 +259,8 @@ def _run(
             actual = run(rounding, {**case.inputs, **controls})
             for name, array in outputs.items():
                 if array.size and array.shape == actual[name].shape:
-                    samples = samples_of(case.inputs.values(), array)
-                    way_sums.setdefault((name, way), _Sums()).add(array, actual[name], samples)
+                    sample_count = samples_of(case.inputs.values(), array)
+                    way_sums.setdefault((name, way), _Sums()).add(array, actual[name], sample_count)
     return {key: sums for key, sums in way_sums.items() if sums.drift.count}
 
 
@@ -275,21 +275,21 @@ def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int,
     cases = whole_cases if is_small or uncut else [_first_samples(case, reference) for case in whole_cases]
     if not (is_small or uncut):
         counts = itertools.accumulate(_count_samples(case) for case in cases)
-        enough = next((index for index, count in enumerate(counts, 1) if count >= samples), len(cases))
-        whole_cases, cases = whole_cases[:enough], cases[:enough]
+        case_count = next((index for index, count in enumerate(counts, 1) if count >= samples), len(cases))
+        whole_cases, cases = whole_cases[:case_count], cases[:case_count]
     max_size = max(map(_size, cases), default=0)
     order = sorted(sizes, key=lambda index: sizes[index])
-    within = [index for index in order if sizes[index] <= max_size]
-    edges = [*order[: MOST_EDGES - 1], *order[-1:]] if is_small else [*order[:1], *within[-1:]]
-    parts = kinds.count("golden") * sum(map(_size, whole_cases)) / max(sum(map(_size, cases)), 1)
-    single = [_Group("edge", [golden.cases[index]], 1, is_small) for index in dict.fromkeys(edges)]
-    return [_Group("golden", cases, parts, is_small), *single] if cases else single
+    small_indices = [index for index in order if sizes[index] <= max_size]
+    edge_indices = [*order[: MOST_EDGES - 1], *order[-1:]] if is_small else [*order[:1], *small_indices[-1:]]
+    part_count = kinds.count("golden") * sum(map(_size, whole_cases)) / max(sum(map(_size, cases)), 1)
+    edge_groups = [_Group("edge", [golden.cases[index]], 1, is_small) for index in dict.fromkeys(edge_indices)]
+    return [_Group("golden", cases, part_count, is_small), *edge_groups] if cases else edge_groups
 
 
 def _first_samples(case: Case, reference: Session) -> Case:
     """A case with its first samples, where the first axis of all inputs is one dynamic dim; else the case."""
-    leading = {spec.shape[0] if spec.shape else None for spec in reference.inputs}
-    if len(leading) == 1 and all(isinstance(dim, str) for dim in leading):
+    leading_dims = {spec.shape[0] if spec.shape else None for spec in reference.inputs}
+    if len(leading_dims) == 1 and all(isinstance(dim, str) for dim in leading_dims):
         return replace(case, inputs={name: array[:MOST_SAMPLES] for name, array in case.inputs.items()})
     return case
 

@@ -68,8 +68,8 @@ class EngineRow:
         """How many checks failed, else how many passed: '1 of 40 failed', '39 passed, 1 not measured', 'none'."""
         if not self.checks or self.failed_checks:
             return f"{self.failed_checks} of {len(self.checks)} failed" if self.checks else "none"
-        unknown = len(find_unmeasured(self.checks))
-        return f"{len(self.checks) - unknown} passed" + (f", {unknown} {UNMEASURED}" if unknown else "")
+        count = len(find_unmeasured(self.checks))
+        return f"{len(self.checks) - count} passed" + (f", {count} {UNMEASURED}" if count else "")
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     for row in engines:
         matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
     counts: dict[str, int] = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
-    blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
-    reports, original = version.reports, version.sources.get("onnx")
+    blind_count = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
+    reports, digest = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
-    quantized = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
-    plain_precisions = [entry.precision for entry in quantized if original and entry.graph == original]
+    entries = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
+    plain_precisions = [entry.precision for entry in entries if digest and entry.graph == digest]
     return VersionPage(
         manifest=version,
         reference=version.reference,
@@ -167,8 +167,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         groups=tuple(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
         counts=counts,
         symbols=_SYMBOLS,
-        blind=blind,
-        verdict=_headline(counts, blind),
+        blind=blind_count,
+        verdict=_headline(counts, blind_count),
         precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
         matrix=matrix,
         tasks=list(_tasks(version, engines)),
@@ -190,27 +190,29 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
 
 
 def _headline(counts: Mapping[str, int], blind: int) -> Headline:
-    proven, unproven, failures = (counts[status] for status in ("proven", "unproven", "failed"))
-    usable = pluralize(proven + counts[ON_RANDOM] + unproven, "engine")
-    if failures:
+    proven_count, unproven_count, failure_count = (counts[status] for status in ("proven", "unproven", "failed"))
+    engines_text = pluralize(proven_count + counts[ON_RANDOM] + unproven_count, "engine")
+    if failure_count:
         usable_text = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
-        return Headline("failed", f"{pluralize(failures, 'engine')} failed; {usable_text or 'there is none to pull'}")
-    if unproven:
-        said = [f"{blind} not measured in full"] if blind else []
-        if unproven > blind:
-            said.append(f"{unproven - blind} not yet run on their hardware")
-        return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
+        return Headline(
+            "failed", f"{pluralize(failure_count, 'engine')} failed; {usable_text or 'there is none to pull'}"
+        )
+    if unproven_count:
+        clauses = [f"{blind} not measured in full"] if blind else []
+        if unproven_count > blind:
+            clauses.append(f"{unproven_count - blind} not yet run on their hardware")
+        return Headline("unproven", f"{proven_count} of {engines_text} proven, {', '.join(clauses)}")
     if counts[ON_RANDOM]:
-        return Headline(ON_RANDOM, f"{proven} of {usable} proven, {counts[ON_RANDOM]} on random inputs")
-    if proven:
-        return Headline("proven", f"{'All ' if proven > 1 else ''}{usable} proven")
+        return Headline(ON_RANDOM, f"{proven_count} of {engines_text} proven, {counts[ON_RANDOM]} on random inputs")
+    if proven_count:
+        return Headline("proven", f"{'All ' if proven_count > 1 else ''}{engines_text} proven")
     return Headline("failed", "There is no engine to pull")
 
 
 def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
     limited_checks = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
-    failures, ran = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
-    return EngineRow(index, entry, checks, failures, min(limited_checks, key=headroom_db, default=None), ran)
+    failure_count, has_run = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
+    return EngineRow(index, entry, checks, failure_count, min(limited_checks, key=headroom_db, default=None), has_run)
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
@@ -218,12 +220,12 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
     for row in engines:
         entry = row.entry
         if entry.status == "failed" and entry.digest:
-            run = f"enginesmith validate {reference} --target {entry.target}"
+            validate_command = f"enginesmith validate {reference} --target {entry.target}"
             command = f"enginesmith debug attribute {reference} --target {entry.target} --precision {entry.precision}"
-            yield entry.unit, f"{run}\n{command}"
+            yield entry.unit, f"{validate_command}\n{command}"
         elif entry.status == "failed" and row.failed_checks:
-            words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
-            yield entry.unit, f"enginesmith build SPEC.yaml {words}"
+            option_text = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
+            yield entry.unit, f"enginesmith build SPEC.yaml {option_text}"
 
 
 def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
@@ -238,9 +240,9 @@ def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
 def _reasons(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """By each reason, in order, the precisions or units that have it. pairs: of both."""
     reasons: dict[str, dict[str, None]] = {}
-    for reason, whose in pairs:
-        reasons.setdefault(reason, {})[whose] = None
-    return {reason: list(whose) for reason, whose in reasons.items()}
+    for reason, subject in pairs:
+        reasons.setdefault(reason, {})[subject] = None
+    return {reason: list(subjects) for reason, subjects in reasons.items()}
 
 
 def _has_room(check: Check) -> bool:
@@ -272,11 +274,11 @@ def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[T
     """A section for each task metric, in the order in which graphs and engines name them."""
     graphs = [(name, "graph", value) for name, value in version.metrics.items()]
     checks = {row.entry.unit: name_task_checks(row.checks) for row in engines}
-    ran = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
+    rows = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
     checks_by_title = {title: check for title_checks in checks.values() for title, check in title_checks.items()}
     for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *checks_by_title]):
         points = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
-        engine = [(name, kind, title_checks[title].value) for name, kind, title_checks in ran if title in title_checks]
+        engine = [(name, kind, title_checks[title].value) for name, kind, title_checks in rows if title in title_checks]
         points += [(name, kind, value) for name, kind, value in engine if value is not None]
         if points:
             check = checks_by_title.get(title)

@@ -37,35 +37,35 @@ def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
     (low, high), counts = histogram.span, histogram.counts
     (start, end), (least_value, greatest_value) = tensor.range, tensor.seen or histogram.span
     width = (high - low) / len(counts) or 1.0
-    words = (
+    alt_text = (
         f"Histogram of {tensor.name}: values from {number_text(least_value)} to "
         f"{number_text(greatest_value)}; the format holds {number_text(start)} to {number_text(end)}; "
         f"{share_text(tensor.clipped or 0.0)} are clipped."
     )
     edges = [low + index * width for index in range(len(counts) + 1)]
-    inside_flags = [start <= (left + right) / 2 <= end for left, right in pairwise(edges)]
+    inside_flags = [start <= (edge_low + edge_high) / 2 <= end for edge_low, edge_high in pairwise(edges)]
     heights = [math.log1p(count) / math.log1p(max([*counts, 1.0])) for count in counts]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for within, colour, kind in ((True, "accent", "in"), (False, "failed-fill", "out")):
-            histogram = [height if each is within else 0.0 for height, each in zip(heights, inside_flags, strict=True)]
+        for inside, colour, kind in ((True, "accent", "in"), (False, "failed-fill", "out")):
+            histogram = [height if flag is inside else 0.0 for height, flag in zip(heights, inside_flags, strict=True)]
             axes.stairs(histogram, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
         set_axis(axes, "x", (edges[0], edges[-1]))
         set_axis(axes, "y", (0.0, 1.14), ticks=())
         # A line with its value at each end of the format's range, as far as the axis has it.
-        ends = (edges[0], edges[-1])
-        wide, ink = ends[1] - ends[0], COLOURS["ink"]
+        bounds = (edges[0], edges[-1])
+        width, ink = bounds[1] - bounds[0], COLOURS["ink"]
         for value in dict.fromkeys((start, end)):
-            place = min(max(value, ends[0]), ends[1])
-            axes.plot([place] * 2, [0.0, 1.04], "--", color=ink, linewidth=1.25, clip_on=False, gid=tag("range"))
-            if value == start and start != end and (end - start) / wide < 0.2:  # no room for two labels
+            point = min(max(value, bounds[0]), bounds[1])
+            axes.plot([point] * 2, [0.0, 1.04], "--", color=ink, linewidth=1.25, clip_on=False, gid=tag("range"))
+            if value == start and start != end and (end - start) / width < 0.2:  # no room for two labels
                 continue
-            part = (place - ends[0]) / wide
-            side = "left" if part < 0.2 else "right" if part > 0.8 else "center"
-            axes.text(place, 1.08, number_text(value), ha=side, color=ink, gid=tag("halo"))
+            fraction = (point - bounds[0]) / width
+            alignment = "left" if fraction < 0.2 else "right" if fraction > 0.8 else "center"
+            axes.text(point, 1.08, number_text(value), ha=alignment, color=ink, gid=tag("halo"))
 
-    return draw_svg("histogram", words, draw, (340, 150))
+    return draw_svg("histogram", alt_text, draw, (340, 150))
 
 
 def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
@@ -76,33 +76,33 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
     """
     choice, floor_db = search.chosen, search.floor_db
     predictions = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
-    runs = [(point, point.sqnr_db) for point in (*search.frontier, choice) if point.sqnr_db is not None]
-    plot_values = [max(value, LEAST_DB) for _, value in (*predictions, *runs)]
-    ends = [*plot_values, *([floor_db] if floor_db is not None else [])] or [0.0]
-    accent, least_db = COLOURS["accent"], 10 * (min(ends) // 10)
+    points = [(point, point.sqnr_db) for point in (*search.frontier, choice) if point.sqnr_db is not None]
+    plot_values = [max(value, LEAST_DB) for _, value in (*predictions, *points)]
+    bounds = [*plot_values, *([floor_db] if floor_db is not None else [])] or [0.0]
+    accent, least_db = COLOURS["accent"], 10 * (min(bounds) // 10)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         shares = [share for share, _ in predictions]
-        levels = [max(value, least_db) for _, value in predictions]
-        axes.plot(shares, levels, color=accent, linewidth=1.5, alpha=0.55, label="predicted", gid=tag("predicted"))
+        levels_db = [max(value, least_db) for _, value in predictions]
+        axes.plot(shares, levels_db, color=accent, linewidth=1.5, alpha=0.55, label="predicted", gid=tag("predicted"))
         if floor_db is not None:
             axes.axhline(floor_db, color=COLOURS["failed"], linewidth=1.5, linestyle="--", gid=tag("floor"))
             annotate(axes, f"floor {db(floor_db)}", (0.0, floor_db), (8, 6), color=COLOURS["ink"], gid=tag("halo"))
-        for index, (run, value) in enumerate(runs):
+        for index, (run, value) in enumerate(points):
             label = None if index else "run"
-            place = max(value, least_db)
+            clipped_db = max(value, least_db)
             gid = tag("run", _describe(run))
-            axes.plot(run.share, place, "o", color=accent, markersize=8, clip_on=False, label=label, gid=gid)
+            axes.plot(run.share, clipped_db, "o", color=accent, markersize=8, clip_on=False, label=label, gid=gid)
         if choice.sqnr_db is not None:
-            ring: Any = {"markersize": 16, "markerfacecolor": "none", "markeredgewidth": 2, "clip_on": False}
-            place, gid = max(choice.sqnr_db, least_db), tag("chosen", _describe(choice))
-            axes.plot(choice.share, place, "o", color=COLOURS["ink"], gid=gid, **ring)
+            ring_style: Any = {"markersize": 16, "markerfacecolor": "none", "markeredgewidth": 2, "clip_on": False}
+            clipped_db, gid = max(choice.sqnr_db, least_db), tag("chosen", _describe(choice))
+            axes.plot(choice.share, clipped_db, "o", color=COLOURS["ink"], gid=gid, **ring_style)
         set_axis(axes, "x", (0.0, 1.0), "share of the multiplications in int8", ticks=QUARTERS)
-        set_axis(axes, "y", (least_db, 10 * (max(ends) // 10 + 1)), text=db)
+        set_axis(axes, "y", (least_db, 10 * (max(bounds) // 10 + 1)), text=db)
 
-    words = "Quality against the share of the multiplications with weights in int8"
-    return draw_svg("frontier", words, draw, standalone=standalone)
+    alt_text = "Quality against the share of the multiplications with weights in int8"
+    return draw_svg("frontier", alt_text, draw, standalone=standalone)
 
 
 def _describe(point: SearchPoint) -> str:
@@ -170,8 +170,8 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         floor_note = ""
         if choice.floor_db is not None:
             floor_note = f", where at least {number_text(choice.floor_db)} dB were asked for"
-        quality = decibels_text(choice.chosen.sqnr_db)
-        choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{floor_note}."
+        quality_text = decibels_text(choice.chosen.sqnr_db)
+        choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality_text}{floor_note}."
     float_nodes: dict[str, list[str]] = {}
     for float_node in record.left:
         float_nodes.setdefault(float_node.reason, []).append(f"{float_node.node} ({float_node.op_type})")

@@ -164,8 +164,8 @@ def format_bound(check: Check) -> str:
     It follows from value and verdict; where value and limit are equal, from the metric's name (`AT_LEAST`).
     """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
-        likeness = check.name in AT_LEAST or (check.stage == "task" and not at_most(check.name))
-        return "≥" if likeness else "≤"
+        is_at_least = check.name in AT_LEAST or (check.stage == "task" and not at_most(check.name))
+        return "≥" if is_at_least else "≤"
     return "≤" if (check.value < check.limit) == check.passed else "≥"
 
 
@@ -221,8 +221,10 @@ def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
     named_checks = [check for check in checks if check.name == name and check.value is not None]
     if not named_checks:
         return None
-    pick = min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)))
-    return PlacedCheck(pick, _bar(pick.value), None if pick.limit is None else _bar(pick.limit))
+    worst_check = min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)))
+    return PlacedCheck(
+        worst_check, _bar(worst_check.value), None if worst_check.limit is None else _bar(worst_check.limit)
+    )
 
 
 def _bar(value: float | None) -> float:
@@ -282,14 +284,14 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
     spreads = list(_collect_spreads(reports))
-    firsts = [_row(curve, curve.spread.worst[0]) for curve in spreads if curve.spread.worst]
+    first_rows = [_row(curve, curve.spread.worst[0]) for curve in spreads if curve.spread.worst]
     other_rows = [_row(curve, sample) for curve in spreads for sample in curve.spread.worst[1:]]
 
     def rank(row: WorstRow) -> tuple[float, float]:
-        quality, size = row.worst.badness
-        return -quality, -size
+        row_badness, size = row.worst.badness
+        return -row_badness, -size
 
-    return (sorted(firsts, key=rank) + sorted(other_rows, key=rank))[:MOST_ROWS]
+    return (sorted(first_rows, key=rank) + sorted(other_rows, key=rank))[:MOST_ROWS]
 
 
 @dataclass(frozen=True)
@@ -305,8 +307,8 @@ def courses(reports: Sequence[Report]) -> list[CourseRow]:
     """The drift along sequences of models with state, by stage; what several engines share is shown once."""
     rows = []
     for course, units in _group_equal((report, course) for report in reports for course in report.free_running):
-        parts = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
-        rows.append(CourseRow("export" if course.stage == "export" else _name(course, units), course, parts))
+        points = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
+        rows.append(CourseRow("export" if course.stage == "export" else _name(course, units), course, points))
     return rows
 
 
@@ -368,7 +370,7 @@ def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
     """The share of samples up to each SQNR, and of elements up to each absolute error."""
     sqnr = [value for curve in curves for value in curve.spread.sqnr_db]
     if any(map(math.isfinite, sqnr)):  # samples without error lie beyond the right end
-        ends = span(sqnr, least=10.0)
+        bounds = span(sqnr, least=10.0)
         rows = [curve for curve in curves if any(map(math.isfinite, curve.spread.sqnr_db))]
 
         def draw_sqnr(figure: "Figure") -> None:
@@ -376,11 +378,11 @@ def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
             for curve in rows:
                 values = curve.spread.sqnr_db
                 shares = [(index + 1) / len(values) for index in range(len(values))]
-                _step(axes, curve, [values[0], *values], [0.0, *shares], ends)
-            set_axis(axes, "x", ends, "SQNR of a sample; further left is worse", text=decibels_text)
+                _step(axes, curve, [values[0], *values], [0.0, *shares], bounds)
+            set_axis(axes, "x", bounds, "SQNR of a sample; further left is worse", text=decibels_text)
 
-        words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
-        yield draw_svg("ecdf", words, draw_sqnr)
+        alt_text = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
+        yield draw_svg("ecdf", alt_text, draw_sqnr)
     errors = [value for curve in curves for value in curve.spread.abs_error if value > 0]
     if errors:
         low, high = span(errors, log=True, pad=0.02, least=0.5)
@@ -394,8 +396,8 @@ def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
                     _step(axes, curve, [values[0], *values], [0.0, *shares], (low, high))
             set_axis(axes, "x", (low, high), "absolute error, logarithmic; further right is worse", log=True)
 
-        words = f"Share of the elements whose absolute error is at most so much, output {output}"
-        yield draw_svg("ecdf", words, draw_errors)
+        alt_text = f"Share of the elements whose absolute error is at most so much, output {output}"
+        yield draw_svg("ecdf", alt_text, draw_errors)
 
 
 def _step(
@@ -403,11 +405,13 @@ def _step(
 ) -> None:
     """A stair through shares; those of engines are dashed, and values beyond the ends of the axis are drawn there."""
     dash, name = "--" if curve.spread.stage == "engine" else "-", shorten(curve.name)
-    places = [min(max(x, ends[0]), ends[1]) for x in xs]
-    axes.step(places, shares, dash, where="post", color=curve.colour, label=name, gid=tag("curve", curve.name))
+    clipped_xs = [min(max(x, ends[0]), ends[1]) for x in xs]
+    axes.step(clipped_xs, shares, dash, where="post", color=curve.colour, label=name, gid=tag("curve", curve.name))
     set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
 
 def _row(curve: _SharedSpread, sample: Worst) -> WorstRow:
-    off = f"{sample.unequal} unequal" if sample.sqnr_db is None else "not finite" if math.isnan(sample.sqnr_db) else ""
-    return WorstRow(curve.name, curve.spread.output, sample, off or f"{sample.sqnr_db:.1f} dB")
+    fault = (
+        f"{sample.unequal} unequal" if sample.sqnr_db is None else "not finite" if math.isnan(sample.sqnr_db) else ""
+    )
+    return WorstRow(curve.name, curve.spread.output, sample, fault or f"{sample.sqnr_db:.1f} dB")

@@ -83,8 +83,8 @@ class CanaryEvidence:
     def seconds(self) -> float | None:
         """Seconds from the baseline's first arrival to its last; None where that is 0 or not known."""
         finite_times = self.baseline.time[np.isfinite(self.baseline.time)]
-        span = float(np.ptp(finite_times)) if len(finite_times) else 0.0
-        return span if span > 0.0 else None
+        duration_s = float(np.ptp(finite_times)) if len(finite_times) else 0.0
+        return duration_s if duration_s > 0.0 else None
 
 
 # Bounds on shares of requests, such as those that failed: exact ones, not asymptotic.
@@ -127,10 +127,10 @@ def lower(count: float, total: float, level: float) -> float:
 def estimate_design_effect(values: np.ndarray, block: int) -> float:
     """The design effect of values ([requests]): variance of the mean by blocks of consecutive requests, over that of
     independent ones; at least 1."""
-    blocks, variance = len(values) // block, float(values.var()) if len(values) else 0.0
-    if blocks < 2 or variance == 0.0:
+    block_count, variance = len(values) // block, float(values.var()) if len(values) else 0.0
+    if block_count < 2 or variance == 0.0:
         return 1.0
-    means = values[: blocks * block].reshape(blocks, block).mean(1)
+    means = values[: block_count * block].reshape(block_count, block).mean(1)
     return max(1.0, float(means.var(ddof=1)) * block / variance)
 
 
@@ -139,13 +139,13 @@ def effective(flags: np.ndarray) -> tuple[float, float]:
     # The greatest design effect of blocks of several lengths, if it is more than chance gives. Several lengths, as
     # blocks that are shorter than a burst show only a part of it.
     values, size = flags.astype(float), 1.0
-    for blocks in (100, 20):
-        if 20 <= blocks <= len(flags):
-            effect = estimate_design_effect(values, len(flags) // blocks)
+    for block_count in (100, 20):
+        if 20 <= block_count <= len(flags):
+            effect = estimate_design_effect(values, len(flags) // block_count)
             # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom is beyond this in 1 %.
-            chance = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (blocks - 1))
-            few = float(values.sum()) < FEW
-            if effect > (max(chance, 1.6) if few else chance) or (blocks == 100 and not few):
+            chance_bound = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (block_count - 1))
+            is_rare = float(values.sum()) < FEW
+            if effect > (max(chance_bound, 1.6) if is_rare else chance_bound) or (block_count == 100 and not is_rare):
                 size = max(size, effect)
     return float(flags.sum()) / size, len(flags) / size
 
@@ -161,9 +161,9 @@ def lower_anytime(count: float, total: float, level: float) -> float:
     mixture += math.log(level / math.pi)
     low, high = 0.0, count / total
     for _ in range(60):
-        middle = (low + high) / 2
-        log_p = (total - count) * math.log1p(-middle) if middle < 1.0 else 0.0
-        low, high = (middle, high) if count * math.log(max(middle, 1e-300)) + log_p < mixture else (low, middle)
+        midpoint = (low + high) / 2
+        log_p = (total - count) * math.log1p(-midpoint) if midpoint < 1.0 else 0.0
+        low, high = (midpoint, high) if count * math.log(max(midpoint, 1e-300)) + log_p < mixture else (low, midpoint)
     return low
 
 
@@ -191,8 +191,8 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
         return None
     low, high = 0, total
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if lower(middle, total, own_level) - other_bound > margin else (middle, high)
+        midpoint = (low + high) // 2
+        low, high = (low, midpoint) if lower(midpoint, total, own_level) - other_bound > margin else (midpoint, high)
     return beta_quantile(POWER, high, total - high + 1.0)
 
 
@@ -248,8 +248,8 @@ def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
 def pair_by_order(ours: Array, theirs: Array) -> tuple[Array, Array]:
     """Two series of the same time with as many entries in each: of the longer one some are left out, evenly."""
     count = min(len(ours), len(theirs))
-    first, second = (values[np.arange(count) * len(values) // max(count, 1)] for values in (ours, theirs))
-    return first, second
+    first_values, second_values = (values[np.arange(count) * len(values) // max(count, 1)] for values in (ours, theirs))
+    return first_values, second_values
 
 
 def quantile_effects(
@@ -276,27 +276,29 @@ def _effect(sides: tuple[Array, Array], p: float, floor: int, seed: int, replica
     count = len(sides[0])
     quantiles = [quantile_of(values, p) for values in sides]
     # 1 for each latency beyond the quantile, on its thinner side.
-    marks: list[Array] = [
-        (values >= edge if p >= 0.5 else values <= edge).astype(float)
-        for values, edge in zip(sides, quantiles, strict=True)
+    tail_flags: list[Array] = [
+        (values >= quantile if p >= 0.5 else values <= quantile).astype(float)
+        for values, quantile in zip(sides, quantiles, strict=True)
     ]
-    memory = memory_of_difference(marks, floor, _ALONE, design_block)
+    memory = memory_of_difference(tail_flags, floor, _ALONE, design_block)
     length = min(memory.block, count // LEAST_INDEPENDENT)
-    length = max(length, *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))
+    length = max(length, *(min(memory_of(flags).block, count // LEAST_BLOCKS) for flags in tail_flags))
     block_counts = draw_block_counts(count // length, replicates, seed)
     replicate_quantiles = [np.log(quantile_replicates(values, [p], length, block_counts)[:, 0]) for values in sides]
-    blocks, gap = block_counts.shape[1], marks[0] - marks[1]
+    block_count, gap = block_counts.shape[1], tail_flags[0] - tail_flags[1]
     has_variance = math.isfinite(memory.variance)
     effect = memory.design_effect(gap) if has_variance else estimate_design_effect(gap, length)
-    beyond = count * min(p, 1 - p) / effect
+    tail_count = count * min(p, 1 - p) / effect
     # Degrees of freedom of the bootstrap's standard error of a difference of two quantiles. The relative variance of
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
     # 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as many.
-    freedom = max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
+    freedom = max(1.0, 2.0 * math.sqrt(math.pi * tail_count * max(p, 1.0 - p)))
     ratio = math.log(quantiles[0] / quantiles[1])
     error = float((replicate_quantiles[0] - replicate_quantiles[1]).std(ddof=1))
     share_error = math.sqrt(memory.variance)
-    return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), memory.block, share_error)
+    return Effect(
+        ratio, error, block_count, count, tail_count, min(block_count - 1.0, freedom), memory.block, share_error
+    )
 
 
 def quantile_of(values: Array, p: float) -> float:
@@ -307,8 +309,8 @@ def quantile_of(values: Array, p: float) -> float:
 
 def mean_ranks(values: Array) -> tuple[Array, Array]:
     """Ranks of the values from 1, [n], of which equal values share their mean; and how often each value comes."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2.0)[place], counts
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2.0)[inverse], counts
 
 
 def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_share: float) -> tuple[float, float]:
@@ -317,14 +319,14 @@ def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_
     lower_share, upper_share: by which share of the requests it moves for the least and for the greatest.
     sides: as of `quantile_effects`.
     """
-    ours, baseline_values = (np.sort(values) for values in sides)
+    candidate_values, baseline_values = (np.sort(values) for values in sides)
     low = min(
-        _edge(ours, p - lower_share, -1) - _edge(baseline_values, p, 1),
-        _edge(ours, p, -1) - _edge(baseline_values, p + lower_share, 1),
+        _edge(candidate_values, p - lower_share, -1) - _edge(baseline_values, p, 1),
+        _edge(candidate_values, p, -1) - _edge(baseline_values, p + lower_share, 1),
     )
     high = max(
-        _edge(ours, p + upper_share, 1) - _edge(baseline_values, p, -1),
-        _edge(ours, p, 1) - _edge(baseline_values, p - upper_share, -1),
+        _edge(candidate_values, p + upper_share, 1) - _edge(baseline_values, p, -1),
+        _edge(candidate_values, p, 1) - _edge(baseline_values, p - upper_share, -1),
     )
     return low, high
 
@@ -338,8 +340,8 @@ def _edge(sorted_values: Array, share: float, step: Literal[-1, 1]) -> float:
     if (step < 0 and rank < 0) or (step > 0 and rank >= len(sorted_values)):
         return step * math.inf
     value = sorted_values[max(rank, 0)]
-    start, behind = np.searchsorted(sorted_values, value, "left"), np.searchsorted(sorted_values, value, "right")
-    if behind - start == 1:
+    start, end = np.searchsorted(sorted_values, value, "left"), np.searchsorted(sorted_values, value, "right")
+    if end - start == 1:
         return math.log(value)
-    beyond = behind if step > 0 else start - 1
-    return math.log((value + sorted_values[beyond]) / 2) if 0 <= beyond < len(sorted_values) else step * math.inf
+    index = end if step > 0 else start - 1
+    return math.log((value + sorted_values[index]) / 2) if 0 <= index < len(sorted_values) else step * math.inf

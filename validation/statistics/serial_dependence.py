@@ -37,11 +37,11 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     # 1 + d1/(1 + d2/(1 + ...)), whose inverse belongs to the front factor.
     tiny, value, c, d = 1e-300, 1.0, 1.0, 0.0
     for step in range(1, 20_000):
-        half = step // 2
+        half_step = step // 2
         if step % 2:
-            term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+            term = -(a + half_step) * (a + b + half_step) * x / ((a + 2 * half_step) * (a + 2 * half_step + 1))
         else:
-            term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+            term = half_step * (b - half_step) * x / ((a + 2 * half_step - 1) * (a + 2 * half_step))
         d = 1.0 / ((1.0 + term * d) or tiny)
         c = (1.0 + term / c) or tiny
         value *= c * d
@@ -55,8 +55,8 @@ def beta_quantile(p: float, a: float, b: float) -> float:
     """The x with I_x(a, b) = p, by bisection."""
     low, high = 0.0, 1.0
     while high - low > 1e-12 * max(high, 1e-300) and high > 1e-15:
-        middle = (low + high) / 2
-        low, high = (middle, high) if beta_cdf(middle, a, b) < p else (low, middle)
+        midpoint = (low + high) / 2
+        low, high = (midpoint, high) if beta_cdf(midpoint, a, b) < p else (low, midpoint)
     return (low + high) / 2
 
 
@@ -108,15 +108,15 @@ def politis_white(series: np.ndarray) -> float:
         return 1.0
     max_lag = math.ceil(math.sqrt(count)) + 5
     covariance = autocovariance(deviations, 2 * max_lag - 1)
-    quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
+    quiet_mask = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     # The last lag before so many uncorrelated ones in a row; without those, the last correlated one.
-    runs = sliding_window_view(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
-    last = int(runs.argmax()) if runs.any() else int((~quiet).nonzero()[0].max(initial=-1)) + 1
-    reach = min(2 * last, max_lag)
-    if reach == 0:
+    quiet_runs = sliding_window_view(quiet_mask, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
+    last_lag = int(quiet_runs.argmax()) if quiet_runs.any() else int((~quiet_mask).nonzero()[0].max(initial=-1)) + 1
+    bandwidth = min(2 * last_lag, max_lag)
+    if bandwidth == 0:
         return 1.0
-    lags = np.arange(1, min(reach, len(covariance) - 1) + 1)
-    window = np.clip(2.0 * (1.0 - lags / max(reach, 1)), 0.0, 1.0)
+    lags = np.arange(1, min(bandwidth, len(covariance) - 1) + 1)
+    window = np.clip(2.0 * (1.0 - lags / max(bandwidth, 1)), 0.0, 1.0)
     gradient = 2.0 * float(np.sum(window * lags * covariance[lags]))
     power = variance + 2.0 * float(np.sum(window * covariance[lags]))
     if power <= 0.0:
@@ -129,7 +129,7 @@ def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
     count = len(deviations)
     power = 1 << (count + lags).bit_length()
     # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
-    sizes = (part * power // 16 for part in (8, 9, 10, 12, 15, 16))
+    sizes = (factor * power // 16 for factor in (8, 9, 10, 12, 15, 16))
     size = next(points for points in sizes if points >= min(count + lags + 1, power))
     spectrum = np.fft.rfft(deviations, size)
     return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
@@ -138,9 +138,9 @@ def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
 @lru_cache(maxsize=8)
 def draw_block_counts(blocks: int, replicates: int, seed: int) -> np.ndarray:
     """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only."""
-    picks = np.random.default_rng((seed, 0)).integers(blocks, size=(replicates, blocks))
-    picks += np.arange(replicates)[:, None] * blocks
-    block_counts = np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks)
+    block_indices = np.random.default_rng((seed, 0)).integers(blocks, size=(replicates, blocks))
+    block_indices += np.arange(replicates)[:, None] * blocks
+    block_counts = np.bincount(block_indices.ravel(), minlength=replicates * blocks).reshape(replicates, blocks)
     block_counts = block_counts.astype(np.float32)
     block_counts.setflags(write=False)
     return block_counts
@@ -155,18 +155,20 @@ def quantile_replicates(
     No replicate is sorted: the number of values of each block up to each of some 100 order statistics, dense around the
     quantile, is counted once; a replicate's distribution function there is one row of a matrix product.
     """
-    blocks = drawn_blocks.shape[1]
-    whole_blocks = values[: blocks * block]
+    block_count = drawn_blocks.shape[1]
+    whole_blocks = values[: block_count * block]
     sorted_values = np.sort(whole_blocks)
     replicates = np.empty((len(drawn_blocks), len(probabilities)))
     for column, probability in enumerate(probabilities):
         # Every value near the quantile, few far from it, both ends included.
         count = len(sorted_values)
-        centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
-        steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
+        centre, std = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
+        steps = np.sinh(np.linspace(-math.asinh(count / std), math.asinh(count / std), 241)) * std
         grid = sorted_values[np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))]
-        cells = np.searchsorted(grid, whole_blocks, side="left") + (len(grid) + 1) * np.repeat(np.arange(blocks), block)
-        counts = np.bincount(cells, minlength=blocks * (len(grid) + 1)).reshape(blocks, -1)[:, :-1].cumsum(1)
+        cells = np.searchsorted(grid, whole_blocks, side="left") + (len(grid) + 1) * np.repeat(
+            np.arange(block_count), block
+        )
+        counts = np.bincount(cells, minlength=block_count * (len(grid) + 1)).reshape(block_count, -1)[:, :-1].cumsum(1)
         counts_below = drawn_blocks @ counts.astype(np.float32)
         reach_mask = counts_below >= probability * len(sorted_values) - 0.5
         reach_mask[:, -1] = True
@@ -223,8 +225,8 @@ def memory_of_difference(
     """
     gaps = sides[0] - sides[1]
     memory, block = memory_of(gaps, least_block, levels, design_block), len(gaps) // LEAST_INDEPENDENT
-    remembers = memory.block > max(least_block, design_block, math.ceil(len(gaps) / MOST_BLOCKS))
-    if remembers and math.isfinite(memory.variance):
+    has_memory = memory.block > max(least_block, design_block, math.ceil(len(gaps) / MOST_BLOCKS))
+    if has_memory and math.isfinite(memory.variance):
         slowest = max(memory_of(series).block for series in sides)
         own_variance = sum(variance_of_mean(series, block) for series in sides)
         if slowest > block and variance_of_mean(gaps, block) > own_variance / 2:
@@ -239,14 +241,14 @@ def _independent(series: np.ndarray, design_block: int = 1) -> int:
     are tested too. Blocks that are independent by design (`design_block`) are tested by their means alone.
     """
     count, block = len(series), design_block
-    for share in (math.inf, 400, 160):
-        step = max(block, math.ceil(count / share))
+    for mean_count in (math.inf, 400, 160):
+        step = max(block, math.ceil(count / mean_count))
         means = _means(series, step)
         if len(means) < LEAST_INDEPENDENT:
             break
         time, window = autocorrelation_time(means)
-        chance = (1.0 + 5.0 * math.sqrt(window / len(means))) / _bias(window, len(means))
-        if time > chance:
+        chance_bound = (1.0 + 5.0 * math.sqrt(window / len(means))) / _bias(window, len(means))
+        if time > chance_bound:
             block = math.ceil(BLOCK_TIMES * time * step)
     return max(block, math.ceil(count / MOST_BLOCKS))
 
@@ -261,8 +263,8 @@ def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
     times = 1.0 + 2.0 * np.cumsum(covariance[lags] / covariance[0])
     times /= _bias(lags, len(series))
     wide_mask = lags >= 5.0 * np.maximum(times, 1.0)
-    last = int(wide_mask.argmax()) if wide_mask.any() else len(times) - 1
-    return max(1.0, float(times[last])), last + 1
+    last_lag = int(wide_mask.argmax()) if wide_mask.any() else len(times) - 1
+    return max(1.0, float(times[last_lag])), last_lag + 1
 
 
 def _bias(lags: Any, count: int) -> Any:
@@ -272,8 +274,8 @@ def _bias(lags: Any, count: int) -> Any:
 
 def _means(series: np.ndarray, block: int) -> np.ndarray:
     """The means of the whole blocks of a series, [blocks]."""
-    blocks = len(series) // block
-    block_means: np.ndarray = series[: blocks * block].reshape(blocks, block).mean(1)
+    block_count = len(series) // block
+    block_means: np.ndarray = series[: block_count * block].reshape(block_count, block).mean(1)
     return block_means
 
 
@@ -290,8 +292,8 @@ def drifts(series: np.ndarray, block: int, level: float) -> bool:
     waves = _cosines(len(means))
     if not energy > 0.0 or not len(waves):
         return False
-    chance = beta_quantile(1.0 - level, len(waves) / 2, (len(means) - 1 - len(waves)) / 2)
-    return float(np.sum((waves @ deviations) ** 2)) > energy * chance
+    chance_share = beta_quantile(1.0 - level, len(waves) / 2, (len(means) - 1 - len(waves)) / 2)
+    return float(np.sum((waves @ deviations) ** 2)) > energy * chance_share
 
 
 @lru_cache(maxsize=64)

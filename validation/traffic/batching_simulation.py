@@ -64,35 +64,35 @@ def simulate_batching(
     """
     if len(curves) == 1:
         return (_simulate_alone if policy.most == 1 else _simulate_one_queue)(at, samples, curves[0], policy, seed)
-    tables = [[curve.tolist() for curve in of_bucket] for of_bucket in curves]
-    arrivals, counts, places = at.tolist(), samples.tolist(), buckets.tolist()
+    tables = [[curve.tolist() for curve in bucket_curves] for bucket_curves in curves]
+    arrivals, counts, bucket_indices = at.tolist(), samples.tolist(), buckets.tolist()
     queues: list[deque[int]] = [deque() for _ in tables]
     queue_sizes = [0] * len(tables)
-    draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
-    starts, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
-    batch_of, batches = [0] * len(arrivals), list[int]()
+    uniforms = np.random.default_rng(seed).random(len(arrivals)).tolist()
+    starts, service_s = [0.0] * len(arrivals), [0.0] * len(arrivals)
+    batch_indices, batch_sizes = [0] * len(arrivals), list[int]()
     now = busy_s = 0.0
-    following, remaining_count = 0, len(arrivals)
+    arrival_index, remaining_count = 0, len(arrivals)
     while remaining_count:
-        while following < len(arrivals) and arrivals[following] <= now:
-            queues[places[following]].append(following)
-            queue_sizes[places[following]] += counts[following]
-            following += 1
-        bucket, wakes = _choose(queues, queue_sizes, arrivals, policy, now)
+        while arrival_index < len(arrivals) and arrivals[arrival_index] <= now:
+            queues[bucket_indices[arrival_index]].append(arrival_index)
+            queue_sizes[bucket_indices[arrival_index]] += counts[arrival_index]
+            arrival_index += 1
+        bucket, wake_s = _choose(queues, queue_sizes, arrivals, policy, now)
         if bucket is None:
-            now = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
+            now = min(wake_s, arrivals[arrival_index]) if arrival_index < len(arrivals) else wake_s
             continue
         batch = _take(queues[bucket], counts, policy.most)
         size = sum(counts[index] for index in batch)
         queue_sizes[bucket] -= size
-        seconds = _quantile(tables[bucket][min(size, len(tables[bucket])) - 1], draws[len(batches)])
+        seconds = _quantile(tables[bucket][min(size, len(tables[bucket])) - 1], uniforms[len(batch_sizes)])
         for index in batch:
-            starts[index], service[index], batch_of[index] = now, seconds, len(batches)
-        batches.append(size)
+            starts[index], service_s[index], batch_indices[index] = now, seconds, len(batch_sizes)
+        batch_sizes.append(size)
         now, busy_s, remaining_count = now + seconds, busy_s + seconds, remaining_count - len(batch)
     waits = np.array(starts) - at
-    sizes, members = np.array(batches, np.int64), np.array(batch_of, np.int64)
-    return SimulatedService(waits, np.array(service), sizes, busy_s, now - arrivals[0], members)
+    sizes, members = np.array(batch_sizes, np.int64), np.array(batch_indices, np.int64)
+    return SimulatedService(waits, np.array(service_s), sizes, busy_s, now - arrivals[0], members)
 
 
 def _simulate_alone(
@@ -101,14 +101,16 @@ def _simulate_alone(
     """The same of one bucket where each request runs alone, in whole arrays (Lindley, Proc. Cambridge Philosophical
     Society 48, 1952): it begins when it arrives or the one before ends, whichever is later."""
     rows = np.stack(curves)[np.minimum(samples, len(curves)) - 1]
-    low, parts = _places(np.random.default_rng(seed).random(len(at)), len(curves[0]))
-    ends = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
-    service = ends[:, 0] + parts * (ends[:, 1] - ends[:, 0])
-    before = np.cumsum(service) - service
-    starts = before + np.maximum.accumulate(at - before)
-    last = float(starts[-1] + service[-1])
-    batches, members = samples.astype(np.int64), np.arange(len(at))
-    return SimulatedService(starts - at, service, batches, float(service.sum()), last - float(at[0]), members)
+    low, fractions = _places(np.random.default_rng(seed).random(len(at)), len(curves[0]))
+    bounds = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
+    service_s = bounds[:, 0] + fractions * (bounds[:, 1] - bounds[:, 0])
+    prior_s = np.cumsum(service_s) - service_s
+    starts = prior_s + np.maximum.accumulate(at - prior_s)
+    last_end = float(starts[-1] + service_s[-1])
+    batch_sizes, members = samples.astype(np.int64), np.arange(len(at))
+    return SimulatedService(
+        starts - at, service_s, batch_sizes, float(service_s.sum()), last_end - float(at[0]), members
+    )
 
 
 def _simulate_one_queue(
@@ -118,60 +120,65 @@ def _simulate_one_queue(
     table = [[*curve.tolist(), float(curve[-1])] for curve in curves]
     cumulative_samples = np.concatenate([[0], np.cumsum(samples)])
     limits = cumulative_samples[:-1] + policy.most
-    full = np.minimum(np.searchsorted(cumulative_samples, limits) - 1, len(at))
-    filled = np.maximum(at, np.append(at, np.inf)[full])  # inf: so many requests never come
-    ready_s = np.minimum(at + policy.wait_s, filled).tolist()
-    fits = (np.searchsorted(cumulative_samples, limits, "right") - 1).tolist()
-    arrivals, sums = at.tolist(), cumulative_samples.tolist()
-    places, parts = (each.tolist() for each in _places(np.random.default_rng(seed).random(len(at)), len(curves[0])))
-    ends, starts, took = [0], list[float](), list[float]()
+    full_indices = np.minimum(np.searchsorted(cumulative_samples, limits) - 1, len(at))
+    filled_s = np.maximum(at, np.append(at, np.inf)[full_indices])  # inf: so many requests never come
+    ready_s = np.minimum(at + policy.wait_s, filled_s).tolist()
+    last_fitting = (np.searchsorted(cumulative_samples, limits, "right") - 1).tolist()
+    arrivals, sample_totals = at.tolist(), cumulative_samples.tolist()
+    low_indices, fractions = (
+        array.tolist() for array in _places(np.random.default_rng(seed).random(len(at)), len(curves[0]))
+    )
+    batch_ends, starts, batch_times = [0], list[float](), list[float]()
     now = 0.0
-    while (start := ends[-1]) < len(arrivals):
+    while (start := batch_ends[-1]) < len(arrivals):
         now = max(now, ready_s[start])
-        end = max(bisect_right(arrivals, now, start, max(fits[start], start)), start + 1)
-        curve = table[min(sums[end] - sums[start], len(table)) - 1]
-        low = curve[place := places[len(starts)]]
-        seconds = low + parts[len(starts)] * (curve[place + 1] - low)
-        ends.append(end)
+        end = max(bisect_right(arrivals, now, start, max(last_fitting[start], start)), start + 1)
+        curve = table[min(sample_totals[end] - sample_totals[start], len(table)) - 1]
+        low = curve[low_index := low_indices[len(starts)]]
+        seconds = low + fractions[len(starts)] * (curve[low_index + 1] - low)
+        batch_ends.append(end)
         starts.append(now)
-        took.append(seconds)
+        batch_times.append(seconds)
         now += seconds
-    count = np.diff(ends)
-    waits, service = np.repeat(starts, count) - at, np.repeat(took, count)
-    batches, members = np.diff(cumulative_samples.astype(np.int64)[ends]), np.repeat(np.arange(len(count)), count)
-    return SimulatedService(waits, service, batches, float(sum(took)), now - arrivals[0], members)
+    count = np.diff(batch_ends)
+    waits, service_s = np.repeat(starts, count) - at, np.repeat(batch_times, count)
+    batch_sizes, members = (
+        np.diff(cumulative_samples.astype(np.int64)[batch_ends]),
+        np.repeat(np.arange(len(count)), count),
+    )
+    return SimulatedService(waits, service_s, batch_sizes, float(sum(batch_times)), now - arrivals[0], members)
 
 
 def _places(shares: Array, size: int) -> tuple[Array, Array]:
     """Where shares lie in a curve of `size` quantiles: the index below each, and the part of the way to the next."""
-    places = shares * (size - 1)
-    lows = np.minimum(places.astype(np.int64), max(size - 2, 0))
-    return lows, places - lows
+    positions = shares * (size - 1)
+    low_indices = np.minimum(positions.astype(np.int64), max(size - 2, 0))
+    return low_indices, positions - low_indices
 
 
 def _quantile(curve: Sequence[float], share: float) -> float:
     """The value of a curve of quantiles at equal steps, between two of them linearly."""
-    place = share * (len(curve) - 1)
-    low = min(int(place), max(len(curve) - 2, 0))
+    position = share * (len(curve) - 1)
+    low = min(int(position), max(len(curve) - 2, 0))
     high = min(low + 1, len(curve) - 1)
-    return curve[low] + (place - low) * (curve[high] - curve[low])
+    return curve[low] + (position - low) * (curve[high] - curve[low])
 
 
 def _choose(
     queues: Sequence[deque[int]], counts: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
 ) -> tuple[int | None, float]:
     """The ready queue whose oldest request is the oldest, or None; and when the first of the others will be ready."""
-    queue_index, oldest, wakes = None, np.inf, np.inf
+    queue_index, oldest_arrival, wake_s = None, np.inf, np.inf
     for index, queue in enumerate(queues):
         if not queue:
             continue
-        since = arrivals[queue[0]]
-        if counts[index] >= policy.most or since + policy.wait_s <= now:
-            if since < oldest:
-                queue_index, oldest = index, since
+        arrival = arrivals[queue[0]]
+        if counts[index] >= policy.most or arrival + policy.wait_s <= now:
+            if arrival < oldest_arrival:
+                queue_index, oldest_arrival = index, arrival
         else:
-            wakes = min(wakes, since + policy.wait_s)
-    return queue_index, wakes
+            wake_s = min(wake_s, arrival + policy.wait_s)
+    return queue_index, wake_s
 
 
 def _take(queue: deque[int], counts: Sequence[int], max_samples: int) -> list[int]:

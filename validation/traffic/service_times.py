@@ -54,9 +54,9 @@ class ServiceTimes:
         sizes: int64 [rows, dims]. Raises DataError for a size beyond those measured.
         """
         low, high = self.sizes.min(0), self.sizes.max(0)
-        beyond = (sizes < low) | (sizes > high)
-        if beyond.any():
-            row, dim = (int(index) for index in np.argwhere(beyond)[0])
+        outside_mask = (sizes < low) | (sizes > high)
+        if outside_mask.any():
+            row, dim = (int(index) for index in np.argwhere(outside_mask)[0])
             raise DataError(
                 f"{self.dims[dim]}={sizes[row, dim]} is beyond what was timed ({low[dim]} to {high[dim]}); time it:"
                 f" enginesmith profile REF --bucket {self.dims[dim]}={sizes[row, dim]}"
@@ -68,8 +68,8 @@ class ServiceTimes:
         distribution at the nearest measured size. Raises as `predict`."""
         medians, _ = self.predict(sizes)
         distances = np.abs(np.log(sizes)[:, None] - np.log(self.sizes)[None]).sum(-1)
-        shapes = self.curves / self._medians[:, None]
-        return np.asarray(medians[:, None] * shapes[distances.argmin(1)])
+        curve_shapes = self.curves / self._medians[:, None]
+        return np.asarray(medians[:, None] * curve_shapes[distances.argmin(1)])
 
     @cached_property
     def _medians(self) -> Array:
@@ -84,8 +84,8 @@ def _log_sd(process_medians_s: Sequence[float]) -> float:
     """Standard deviation of the logarithm of the median of several processes."""
     if len(process_medians_s) < 2:
         return _ONE_PROCESS
-    spread = float(np.std(np.log(process_medians_s), ddof=1))
-    return max(spread / math.sqrt(len(process_medians_s)), 1e-3)
+    log_std = float(np.std(np.log(process_medians_s), ddof=1))
+    return max(log_std / math.sqrt(len(process_medians_s)), 1e-3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ class _Kriging:
 
     @classmethod
     def fit(cls, at: Array, values: Array, noise: Array) -> "_Kriging":
-        fits = [cls._at(at, values, noise, scale, length) for scale, length in product(_SCALES, _LENGTHS)]
-        return max(fits, key=lambda candidate: candidate[0])[1]
+        candidates = [cls._at(at, values, noise, scale, length) for scale, length in product(_SCALES, _LENGTHS)]
+        return max(candidates, key=lambda candidate: candidate[0])[1]
 
     @classmethod
     def _at(cls, at: Array, values: Array, noise: Array, scale: float, length: float) -> tuple[float, "_Kriging"]:
@@ -119,9 +119,9 @@ class _Kriging:
         return likelihood, cls(at, scale, length, trend, inverse @ residuals, inverse, design, information)
 
     def predict(self, sizes: Array) -> tuple[Array, Array]:
-        new = np.log(sizes)
-        covariances = _kernel(new, self.at, self.scale, self.length)
-        design = _design(new, self.design.shape[1] > 1)
+        points = np.log(sizes)
+        covariances = _kernel(points, self.at, self.scale, self.length)
+        design = _design(points, self.design.shape[1] > 1)
         values = design @ self.trend + covariances @ self.weights
         residual_design = design - covariances @ self.inverse @ self.design
         variance = self.scale**2 - np.einsum("ij,jk,ik->i", covariances, self.inverse, covariances)

@@ -217,10 +217,10 @@ def compiler_version(command: str) -> str | None:
 @lru_cache(maxsize=8)
 def _compiler_version(path: str, _changed_ns: int) -> str | None:
     try:
-        said = run_command([path, "-dumpfullversion", "-dumpversion"], 20.0, stderr=subprocess.DEVNULL)
+        process = run_command([path, "-dumpfullversion", "-dumpversion"], 20.0, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.decode(errors="replace").strip() or None if said.returncode == 0 else None
+    return process.stdout.decode(errors="replace").strip() or None if process.returncode == 0 else None
 
 
 def check_members(path: Path) -> None:
@@ -245,12 +245,12 @@ def _instructions(level: str) -> Iterator[None]:
         raise EnginesmithError(f"{_AVX2}, and this machine is {level}")
     inductor: Untyped = cpu_vec_isa
     vec_isa = getattr(inductor, _INSTRUCTIONS[level])()
-    usual = inductor.valid_vec_isa_list
+    original_list = inductor.valid_vec_isa_list
     inductor.valid_vec_isa_list = lambda: [vec_isa]
     try:
         yield
     finally:
-        inductor.valid_vec_isa_list = usual
+        inductor.valid_vec_isa_list = original_list
 
 
 def _words(error: Exception) -> str:

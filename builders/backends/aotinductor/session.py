@@ -38,8 +38,8 @@ class PackageSession(Session):
             results = self._model.boxed_run(self._place(inputs))
         except RuntimeError as error:
             raise EnginesmithError(f"{self._name} failed while running: {error}") from error
-        fine: list[bool] = results.pop().tolist() if self._faults else []
-        for fault, is_sound in zip(self._faults, fine, strict=True):
+        sound_flags: list[bool] = results.pop().tolist() if self._faults else []
+        for fault, is_sound in zip(self._faults, sound_flags, strict=True):
             if not is_sound:  # an index out of range or a division by zero: the results are of other numbers
                 raise DataError(f"{fault}: the inputs hold what the model has no answer to")
         output_arrays = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}

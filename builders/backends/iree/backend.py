@@ -81,8 +81,8 @@ class Iree:
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The very versions that built it, and of the CPU the instructions of its level."""
-        code = (Instructions(level_of(request)),) if request.target.is_cpu else ()
-        return (for_target(request.target), *same_versions(dict(request.toolchain), *_DISTRIBUTIONS), *code)
+        instructions = (Instructions(level_of(request)),) if request.target.is_cpu else ()
+        return (for_target(request.target), *same_versions(dict(request.toolchain), *_DISTRIBUTIONS), *instructions)
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.vmfb.
@@ -116,8 +116,8 @@ class Iree:
 
         check_compatible(self, engine)
         target = engine.request.target
-        on_cpu = "local-task" if self.multithreaded else "local-sync"
-        device = on_cpu if target.is_cpu else f"cuda://{cuda.index_of(target.compute_capability)}"
+        cpu_driver = "local-task" if self.multithreaded else "local-sync"
+        device = cpu_driver if target.is_cpu else f"cuda://{cuda.index_of(target.compute_capability)}"
         with open_engine(engine, device) as session:
             yield session
 

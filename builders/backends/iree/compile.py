@@ -47,15 +47,15 @@ def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
 
 def _slice(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """Backwards from beyond the end it reads memory in front of the tensor: it begins at the last entry instead."""
-    data, starts, _, axes, steps = (*write.node.input, "", "")[:5]
-    step, start = scope.array(steps), scope.array(starts)
+    tensor, starts_name, _, axes, steps = (*write.node.input, "", "")[:5]
+    step, start = scope.array(steps), scope.array(starts_name)
     if not steps or (step is not None and (step > 0).all()) or (start is not None and (start < 0).all()):
         return None
-    if step is not None and start is not None and (begin := _begin(start, step, scope, data, axes)) is not None:
-        begins = write.constant(begin)
+    if step is not None and start is not None and (start_index := _begin(start, step, scope, tensor, axes)) is not None:
+        start_name = write.constant(start_index)
     else:
-        begins = _computed_begin(write, scope, data, starts, axes, steps)
-    write.last("Slice", [data, begins, *write.node.input[2:]], list(write.node.output))
+        start_name = _computed_begin(write, scope, tensor, starts_name, axes, steps)
+    write.last("Slice", [tensor, start_name, *write.node.input[2:]], list(write.node.output))
     return write.nodes
 
 
@@ -65,11 +65,11 @@ def _begin(start: Array, step: Array, scope: Scope, data: str, axes: str) -> Arr
     if axis is None or sizes is None:
         return None
     clipped_start = start.copy()
-    for place in np.flatnonzero((step < 0) & (start >= 0)):
-        size = sizes[axis[place]]
-        if size is None and start[place] < _BEYOND:
+    for index in np.flatnonzero((step < 0) & (start >= 0)):
+        size = sizes[axis[index]]
+        if size is None and start[index] < _BEYOND:
             return None
-        clipped_start[place] = -1 if start[place] >= _BEYOND or size is None else min(start[place], size - 1)
+        clipped_start[index] = -1 if start[index] >= _BEYOND or size is None else min(start[index], size - 1)
     return clipped_start
 
 
@@ -85,10 +85,10 @@ def _computed_begin(write: Writer, scope: Scope, data: str, starts: str, axes: s
     if not is_wide:
         size = write("Cast", size, to=TensorProto.INT32)
     kind = np.int64 if is_wide else np.int32
-    last = write("Sub", size, write.constant(np.array([1], kind)))
-    back = write("Less", steps, write.constant(np.array([0], kind)))
-    beyond = write("And", back, write("Less", last, starts))
-    return write("Where", beyond, last, starts)
+    last_index = write("Sub", size, write.constant(np.array([1], kind)))
+    is_backwards = write("Less", steps, write.constant(np.array([0], kind)))
+    is_beyond = write("And", is_backwards, write("Less", last_index, starts))
+    return write("Where", is_beyond, last_index, starts)
 
 
 def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa: ARG001 - the same of all types
@@ -96,9 +96,9 @@ def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa
     value, low, high = (*write.node.input, "", "")[:3]
     if not low and not high:
         return None
-    floor = value if not low else write("Max", low, value) if high else ""
-    last = ("Min", [high, floor]) if high else ("Max", [low, value])
-    write.last(*last, list(write.node.output))
+    lower_name = value if not low else write("Max", low, value) if high else ""
+    clamp = ("Min", [high, lower_name]) if high else ("Max", [low, value])
+    write.last(*clamp, list(write.node.output))
     return write.nodes
 
 
@@ -107,13 +107,13 @@ def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     attributes, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
     if kind is None:
         return None
-    value, axes, norm_of = write.node.input[0], [attributes.get("axis", -1)], f"ReduceL{attributes.get('p', 2)}"
+    value, axes, norm_type = write.node.input[0], [attributes.get("axis", -1)], f"ReduceL{attributes.get('p', 2)}"
     if write.opset < 18:
-        norm = write(norm_of, value, axes=axes)
+        norm = write(norm_type, value, axes=axes)
     else:
-        norm = write(norm_of, value, write.constant(np.array(axes, np.int64)))
-    zero_norm = write("Equal", norm, write.constant(np.zeros((), kind)))
-    divisor = write("Where", zero_norm, write.constant(np.ones((), kind)), norm)
+        norm = write(norm_type, value, write.constant(np.array(axes, np.int64)))
+    is_zero = write("Equal", norm, write.constant(np.zeros((), kind)))
+    divisor = write("Where", is_zero, write.constant(np.ones((), kind)), norm)
     write.last("Div", [value, divisor], list(write.node.output))
     return write.nodes
 
@@ -135,9 +135,9 @@ def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     is_negative = write("Less", base, zero)
     is_odd = write("Equal", write("Abs", write("Mod", exponent, two, fmod=1)), unit)
     result = write("Where", write("And", is_negative, is_odd), write("Neg", size), size)
-    part = write("Not", write("Equal", write("Floor", exponent), exponent))
-    nothing = write.constant(np.array(np.nan, kind))
-    write.last("Where", [write("And", is_negative, part), nothing, result], list(write.node.output))
+    is_fractional = write("Not", write("Equal", write("Floor", exponent), exponent))
+    nan_name = write.constant(np.array(np.nan, kind))
+    write.last("Where", [write("And", is_negative, is_fractional), nan_name, result], list(write.node.output))
     return write.nodes
 
 
@@ -193,9 +193,9 @@ def reason(said: str, names: Names) -> str:
     match = _ERROR.search(said)
     if match is None:
         return " ".join(names.restore(said).split())[-_LONGEST:] or "it gave no reason"
-    node, said = match.groups()
-    words = _AFTER.sub("", said)[:_LONGEST]
-    return names.restore(f"{node}: {words}" if node else words)
+    node_name, said = match.groups()
+    message = _AFTER.sub("", said)[:_LONGEST]
+    return names.restore(f"{node_name}: {message}" if node_name else message)
 
 
 def _import(model: Path, module: Path) -> Names:
@@ -210,16 +210,16 @@ def _import(model: Path, module: Path) -> Names:
     proto, names = plain(model)
     try:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        for _, node, words in find_faults(proto, "iree"):
-            wrong = names.restore(f"{node.name} {words}")
-            raise ModelError(f"IREE computes something else than the model: {wrong}, or use onnxruntime")
+        for _, node, message in find_faults(proto, "iree"):
+            fault_text = names.restore(f"{node.name} {message}")
+            raise ModelError(f"IREE computes something else than the model: {fault_text}, or use onnxruntime")
         rewrite_for_iree(proto.graph, opset_of(proto))
-        info = onnx_importer.ModelInfo(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-        operation = info.create_module(context=ir.Context()).operation
-        onnx_importer.NodeImporter.define_function(info.main_graph, operation).import_all()
+        model_info = onnx_importer.ModelInfo(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        operation = model_info.create_module(context=ir.Context()).operation
+        onnx_importer.NodeImporter.define_function(model_info.main_graph, operation).import_all()
     except (onnx_importer.OnnxImportError, onnx.shape_inference.InferenceError, ir.MLIRError) as error:
-        words = names.restore(" ".join(str(error).split()))[:_LONGEST]
-        raise ModelError(f"IREE cannot import the model: {words}; {_REMEDY}") from error
+        message = names.restore(" ".join(str(error).split()))[:_LONGEST]
+        raise ModelError(f"IREE cannot import the model: {message}; {_REMEDY}") from error
     with module.open("wb") as stream:
         operation.write_bytecode(stream)
     return names
@@ -248,10 +248,10 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
         config = runtime.Config(device)
         module = runtime.VmModule.mmap(config.vm_instance, str(engine.path))
         context = runtime.SystemContext(vm_modules=[module], config=config)
-        main = context.modules[module.name]["main"]
+        entry = context.modules[module.name]["main"]
     except (ValueError, RuntimeError, KeyError) as error:
         raise EnginesmithError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
-    with closing(FunctionSession(engine.request, "IREE", partial(_run, main, engine.request.outputs))) as session:
+    with closing(FunctionSession(engine.request, "IREE", partial(_run, entry, engine.request.outputs))) as session:
         yield session
 
 

@@ -104,8 +104,8 @@ class OnnxRuntime:
         """See `optional_methods.SchemesByTarget`: weights within -64..64 for kinds of CPU whose kernels saturate."""
         kind = kind_named(kind_of(target))
         is_needed = self.reduced_range == "where-needed" and kind is not None and kind.saturates
-        levels: WeightLevels = 64 if is_needed or self.reduced_range == "always" else 127
-        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
+        level_count: WeightLevels = 64 if is_needed or self.reduced_range == "always" else 127
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=level_count)
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPU targets, bf16, narrow floats, arrays of types that numpy lacks, and all where it is not installed."""
@@ -130,9 +130,9 @@ class OnnxRuntime:
         Whether sums in 32 bits are required too depends on the file, and is added by `build`.
         """
         toolchain = dict(request.toolchain)
-        only = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
+        cpu_kind = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
         remarks = later_versions(toolchain, "onnxruntime", strict=False, remark="saved by onnxruntime")
-        return (for_target(request.target, only=only), *remarks)
+        return (for_target(request.target, only=cpu_kind), *remarks)
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
@@ -147,8 +147,8 @@ class OnnxRuntime:
         from builders.backends.onnxruntime.saturation import file_may_saturate, rewrite_exact
 
         path = workdir / "engine.onnx"
-        without = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
-        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without, model)
+        without_fusions = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
+        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without_fusions, model)
         options.optimized_model_filepath = str(path)
         options.add_session_config_entry("session.disable_prepacking", "1")  # the session that saves never runs
         if request.precision not in IN_BLOCKS:  # MatMuls by weights that came in 8 or 4 bits keep float activations
@@ -159,16 +159,16 @@ class OnnxRuntime:
             raise ModelError(f"{error}{self._opens_as_written(model)}") from error
         notes = settle_weights(path, model.parent)
         notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
-        saturates = file_may_saturate(path)
-        if saturates and (kind := kind_built_for(request)) and kind.saturates:
+        is_saturating = file_may_saturate(path)
+        if is_saturating and (kind := kind_built_for(request)) and kind.saturates:
             notes += rewrite_exact(path)
-            saturates = False
+            is_saturating = False
         if self.graph_optimization == "extended":  # an engine of 'all' is not optimized when it is opened
             notes += keep_narrow_weights(path, model)
         elif self.graph_optimization == "all":
             notes += note_widened(model)
         self.open_part(path)
-        return Engine.of_file(self, request, path, notes, (WideSums(),) if saturates else ())
+        return Engine.of_file(self, request, path, notes, (WideSums(),) if is_saturating else ())
 
     def _opens_as_written(self, model: Path) -> str:
         """The remedy for a graph that ONNX Runtime's optimizer does not take, where it opens without; '' elsewhere.

@@ -37,9 +37,9 @@ def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
     widened_count = sum(any(WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
     if not widened_count:
         return ()
-    share = f"{widened_count} of {len(engine.graph.node)} operators"
+    subject = f"{widened_count} of {len(engine.graph.node)} operators"
     return (
-        f"{share} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
+        f"{subject} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
     )
 
 
@@ -64,15 +64,15 @@ def restore_names(model: onnx.ModelProto) -> None:
     are copies, and keep their names; so do those of outputs.
     """
     graph = model.graph
-    maker = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     fixed_names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     names = dict[str, str]()
-    for name, node in maker.items():
+    for name, node in producers.items():
         source = name.removeprefix(WIDENED)
         if source == name or source in fixed_names or source in node.input:
             continue
         names[name] = source
-        if source in maker:
+        if source in producers:
             names[source] = f"{source}/narrow"
     changed_names = {*names, *names.values()}
     set_items(graph.value_info, (value for value in graph.value_info if value.name not in changed_names))
@@ -108,13 +108,13 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
         if is_external(tensor):
             embed(tensor)
     engine = load_graph(path)
-    before, weight_count = size_of(engine), restore_chains(engine, model, chains)
+    size_before, weight_count = size_of(engine), restore_chains(engine, model, chains)
     if not weight_count:
         return ()
     write_graph(engine, path)
-    count = pluralize(weight_count, "weight is", "weights are")
-    size_text = f"{size_of(engine) / 1e6:.1f} MB instead of {before / 1e6:.1f}"
-    return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {size_text}",)
+    count_text = pluralize(weight_count, "weight is", "weights are")
+    size_text = f"{size_of(engine) / 1e6:.1f} MB instead of {size_before / 1e6:.1f}"
+    return (f"{count_text} stored narrow, as they came, and widened to fp32 when the engine is opened: {size_text}",)
 
 
 def note_widened(source: Path) -> tuple[str, ...]:
@@ -123,8 +123,8 @@ def note_widened(source: Path) -> tuple[str, ...]:
     count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
     if not count:
         return ()
-    came = pluralize(count, "weight that came narrow is", "weights that came narrow are")
-    return (f"{came} stored as fp32, because graph_optimization 'all' saves the final graph; 'extended' keeps them",)
+    subject = pluralize(count, "weight that came narrow is", "weights that came narrow are")
+    return (f"{subject} stored as fp32, because graph_optimization 'all' saves the final graph; 'extended' keeps them",)
 
 
 def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
@@ -174,10 +174,10 @@ def _chain(
     for name in node.input:
         if name in constants:
             continue
-        before = _chain(makers[name], makers, constants, depth - 1) if name in makers else None
-        if before is None:
+        inner_chain = _chain(makers[name], makers, constants, depth - 1) if name in makers else None
+        if inner_chain is None:
             return None
-        chain |= {link.output[0]: link for link in before}
+        chain |= {chain_node.output[0]: chain_node for chain_node in inner_chain}
     return (*chain.values(), node)
 
 
@@ -185,9 +185,9 @@ def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto])
     """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
     operands = {name: constants[name] for node in chain for name in node.input if name in constants}
     cast_operands = [operands[node.input[0]] for node in chain if node.op_type == "Cast" and node.input[0] in operands]
-    result = 4 * max((math.prod(t.dims) for t in cast_operands if t.data_type != _FLOAT), default=0)
+    result_bytes = 4 * max((math.prod(t.dims) for t in cast_operands if t.data_type != _FLOAT), default=0)
     size = sum(math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in operands.values())
-    return bool(result >= _SMALLEST_BYTES and size <= 0.75 * result)
+    return bool(result_bytes >= _SMALLEST_BYTES and size <= 0.75 * result_bytes)
 
 
 def _gives(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto], constant: TensorProto) -> bool:
@@ -198,10 +198,10 @@ def _gives(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto], c
         if node.op_type == "Cast":
             values[node.output[0]] = operands[0].astype(np.float32)
         else:
-            operation = np.multiply if node.op_type == "Mul" else np.subtract
-            values[node.output[0]] = operation(operands[0], operands[1])
-    result = values[chain[-1].output[0]]
-    return result.dtype == np.float32 and np.array_equal(result.view(np.int32), to_array(constant).view(np.int32))
+            function = np.multiply if node.op_type == "Mul" else np.subtract
+            values[node.output[0]] = function(operands[0], operands[1])
+    tensor = values[chain[-1].output[0]]
+    return tensor.dtype == np.float32 and np.array_equal(tensor.view(np.int32), to_array(constant).view(np.int32))
 
 
 def _constants(model: ModelProto) -> dict[str, TensorProto]:
@@ -271,19 +271,19 @@ def fuse_bias(model: ModelProto) -> int:
     """Give each integer MatMul the bias that is added behind it, in place; gives how many."""
     graph = model.graph
     producers = {name: node for node in graph.node for name in node.output}
-    reads = Counter(name for node in graph.node for name in node.input)
-    reads.update(value.name for value in graph.output)
+    read_counts = Counter(name for node in graph.node for name in node.input)
+    read_counts.update(value.name for value in graph.output)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     count = 0
     for node in [node for node in graph.node if node.op_type == "Add"]:
         for product, bias in (node.input, reversed(node.input)):
-            maker = producers.get(product)
-            if maker and reads[product] == 1 and _takes(maker, constants.get(bias), constants):
-                unset = [""] * (_BIAS_INPUT - len(maker.input))
-                maker.input[:] = [*maker.input[:_BIAS_INPUT], *unset, bias]
-                maker.output[0] = node.output[0]
+            producer = producers.get(product)
+            if producer and read_counts[product] == 1 and _takes(producer, constants.get(bias), constants):
+                empty_names = [""] * (_BIAS_INPUT - len(producer.input))
+                producer.input[:] = [*producer.input[:_BIAS_INPUT], *empty_names, bias]
+                producer.output[0] = node.output[0]
                 graph.node.remove(node)
-                producers[node.output[0]] = maker
+                producers[node.output[0]] = producer
                 count += 1
                 break
     return count
@@ -302,19 +302,19 @@ def _takes(node: NodeProto, bias: TensorProto | None, constants: dict[str, Tenso
 def split_convolutions(model: ModelProto) -> int:
     """Split the large integer convolutions, in place; gives how many."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    nodes, split = list[NodeProto](), 0
+    nodes, split_count = list[NodeProto](), 0
     for node in model.graph.node:
         width = _width(node, constants)
         nodes += _parts(model, node, width, constants) if width else [node]
-        split += bool(width)
-    if split:
+        split_count += bool(width)
+    if split_count:
         set_items(model.graph.node, nodes)
         operand_names = {name for node in model.graph.node for name in node.input}
         operand_names.update(value.name for value in model.graph.output)
         if not any(map(list_bodies, nodes)):  # a body within a node could read a constant too: then all stay
             for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in operand_names]:
                 model.graph.initializer.remove(tensor)
-    return split
+    return split_count
 
 
 def _width(node: NodeProto, constants: Mapping[str, TensorProto]) -> int:
@@ -334,20 +334,20 @@ def _width(node: NodeProto, constants: Mapping[str, TensorProto]) -> int:
 def _parts(model: ModelProto, node: NodeProto, width: int, constants: Mapping[str, TensorProto]) -> list[NodeProto]:
     """The nodes in the place of a convolution: parts of `width` output channels each, and their Concat."""
     channels = constants[node.input[_WEIGHT]].dims[0]
-    parts = []
+    slice_nodes = []
     for start in range(0, channels, width):
-        part = copied(node)
-        part.name, part.output[0] = (f"{name}/{start}" for name in (node.name, node.output[0]))
+        slice_node = copied(node)
+        slice_node.name, slice_node.output[0] = (f"{name}/{start}" for name in (node.name, node.output[0]))
         for index in _PER_CHANNEL:
             if index < len(node.input) and node.input[index]:
                 values = to_array(constants[node.input[index]])
                 if values.ndim and len(values) == channels:
-                    part.input[index] = f"{node.input[index]}/{node.name}/{start}"
-                    part_values = np.ascontiguousarray(values[start : start + width])
-                    model.graph.initializer.append(numpy_helper.from_array(part_values, part.input[index]))
-        parts.append(part)
-    results = [part.output[0] for part in parts]
-    return [*parts, helper.make_node("Concat", results, [node.output[0]], name=f"{node.name}/concat", axis=1)]
+                    slice_node.input[index] = f"{node.input[index]}/{node.name}/{start}"
+                    slice_values = np.ascontiguousarray(values[start : start + width])
+                    model.graph.initializer.append(numpy_helper.from_array(slice_values, slice_node.input[index]))
+        slice_nodes.append(slice_node)
+    results = [slice_node.output[0] for slice_node in slice_nodes]
+    return [*slice_nodes, helper.make_node("Concat", results, [node.output[0]], name=f"{node.name}/concat", axis=1)]
 
 
 def file_moves_first_axis(path: Path) -> bool:
@@ -358,22 +358,22 @@ def file_moves_first_axis(path: Path) -> bool:
 
 def cast_first(model: ModelProto) -> int:
     """Swap the Transpose and Cast before a MatMul, in place; gives how many."""
-    reads = Counter(name for node in walk_nodes(model.graph) for name in node.input)
-    reads.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
-    return sum(_swap(graph, reads) for graph in walk_graphs(model.graph))
+    read_counts = Counter(name for node in walk_nodes(model.graph) for name in node.input)
+    read_counts.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
+    return sum(_swap(graph, read_counts) for graph in walk_graphs(model.graph))
 
 
 def _swap(graph: GraphProto, reads: Counter[str]) -> int:
-    maker = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     factor_names = {name for node in graph.node if node.op_type in _READERS for name in node.input}
     casts = [node for node in graph.node if node.op_type == "Cast" and node.output[0] in factor_names]
-    pairs = [(maker.get(cast.input[0]), cast) for cast in casts]
+    pairs = [(producers.get(cast.input[0]), cast) for cast in casts]
     swap_pairs = [(transpose, cast) for transpose, cast in pairs if transpose and _moves_first_axis(transpose)]
     for transpose, cast in swap_pairs:
         new_node = copied(transpose)
-        before, result = f"{cast.output[0]}/cast_first", cast.output[0]
-        cast.input[0], cast.output[0] = transpose.input[0], before
-        new_node.input[0], new_node.output[0] = before, result
+        inner_name, result = f"{cast.output[0]}/cast_first", cast.output[0]
+        cast.input[0], cast.output[0] = transpose.input[0], inner_name
+        new_node.input[0], new_node.output[0] = inner_name, result
         graph.node.insert(list(graph.node).index(cast) + 1, new_node)
         reads[transpose.output[0]] -= 1
         if reads[transpose.output[0]]:
@@ -388,5 +388,5 @@ def _moves_first_axis(node: NodeProto) -> bool:
     perms = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"]
     if node.op_type != "Transpose" or not perms:
         return False
-    front, last = perms[0][:-2], perms[0][-2:]
-    return bool(front) and front == [*range(1, len(front) + 1)] and 0 in last
+    front_axes, last_axes = perms[0][:-2], perms[0][-2:]
+    return bool(front_axes) and front_axes == [*range(1, len(front_axes) + 1)] and 0 in last_axes

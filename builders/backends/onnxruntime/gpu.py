@@ -81,8 +81,8 @@ def left_over(path: Path) -> tuple[str, ...]:
     op_types = [node.op_type for node in graph.node if node.op_type != "EPContext"]
     if not op_types:
         return ()
-    kinds = ", ".join(sorted(set(op_types))[:_MOST_TYPES])
-    return (f"{len(op_types)} operators are outside of TensorRT's engines and run on the CUDA provider: {kinds}",)
+    types_text = ", ".join(sorted(set(op_types))[:_MOST_TYPES])
+    return (f"{len(op_types)} operators are outside of TensorRT's engines and run on the CUDA provider: {types_text}",)
 
 
 class GpuSession(OrtSession):
@@ -109,8 +109,8 @@ class GpuSession(OrtSession):
             try:
                 session = ort.InferenceSession(str(model), options, providers=list(providers), enable_fallback=0)
             except provider_failures() as error:
-                words = f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}"
-                raise ModelError(f"{words}; build it again") from error
+                reason = f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}"
+                raise ModelError(f"{reason}; build it again") from error
             _check_placed(model, session, providers[0][0], cpu_operators)
             return session
 
@@ -136,13 +136,13 @@ def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: b
             f"{model.name}: {provider} did not load, and onnxruntime would run on {providers[0]}; check the driver, "
             "CUDA, cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
         )
-    cpu_parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
-    nodes = [node for part in cpu_parts for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
+    cpu_parts = [subgraph for subgraph in session.get_provider_graph_assignment_info() if subgraph.ep_name == CPU]
+    nodes = [node for subgraph in cpu_parts for node in subgraph.get_nodes() if node.op_type not in _OF_SHAPES]
     if nodes and not cpu_operators:
-        node_list = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
+        nodes_text = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
         raise EnginesmithError(
-            f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: {node_list}; "
-            "use another backend, or set cpu_operators: true to accept it"
+            f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: "
+            f"{nodes_text}; use another backend, or set cpu_operators: true to accept it"
         )
 
 
@@ -240,11 +240,12 @@ class _OnnxRuntimeGpu(ABC):
         return self._find_misinstallation()
 
     def _find_misinstallation(self) -> str | None:
-        gpu, cpu = (versions_of(name).get(name) for name in ("onnxruntime-gpu", "onnxruntime"))
-        if gpu is None:
+        gpu_version, cpu_version = (versions_of(name).get(name) for name in ("onnxruntime-gpu", "onnxruntime"))
+        if gpu_version is None:
             return f"onnxruntime-gpu is not installed; {self.install}"
-        if cpu not in (None, gpu):
-            return f"onnxruntime-gpu {gpu} and onnxruntime {cpu} are installed over each other; {self.install}"
+        if cpu_version not in (None, gpu_version):
+            versions_text = f"onnxruntime-gpu {gpu_version} and onnxruntime {cpu_version}"
+            return f"{versions_text} are installed over each other; {self.install}"
         if not _library(self.provider).exists():
             return f"onnxruntime was installed over onnxruntime-gpu, and has no {self.provider}; {self.install}"
         return None
@@ -375,8 +376,8 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
             compiler = ort.ModelCompiler(options, str(model), embed_compiled_data_into_model=True, flags=flags)
             compiler.compile_to_file(str(path))
         except provider_failures() as error:
-            words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
-            raise ModelError(f"{words}; `enginesmith plan --backend tensorrt-rtx` may name the operator") from error
+            message = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
+            raise ModelError(f"{message}; `enginesmith plan --backend tensorrt-rtx` may name the operator") from error
         return Engine.of_file(self, request, path, left_over(path))
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
@@ -398,10 +399,10 @@ def profile_options(profiles: Sequence[ShapeProfile]) -> ProviderOptions:
     if not profiles:
         return {}
     keys = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
-    entries = [entry for shapes in profiles for entry in shapes.inputs]
+    entries = [entry for profile in profiles for entry in profile.inputs]
     return {
-        key: ",".join(f"{entry[0]}:{'x'.join(map(str, entry[place]))}" for entry in entries)
-        for place, key in enumerate(keys, start=1)
+        key: ",".join(f"{entry[0]}:{'x'.join(map(str, entry[index]))}" for entry in entries)
+        for index, key in enumerate(keys, start=1)
     }
 
 

@@ -64,9 +64,9 @@ def exact_source(path: Path) -> str | bytes:
             make_exact(model)
             return bytes(model.SerializeToString())
         make_exact(model)
-        exact = path.with_name(f"exact-{path.name}")
-        save_graph(model, exact)
-        return str(exact)
+        exact_path = path.with_name(f"exact-{path.name}")
+        save_graph(model, exact_path)
+        return str(exact_path)
     except _UNREADABLE:
         return str(path)
 
@@ -78,8 +78,8 @@ def rewrite_exact(path: Path) -> tuple[str, ...]:
     if not count:
         return ()
     write_graph(model, path)
-    products = pluralize(count, "product by int8 weights beyond 64 has", "products by int8 weights beyond 64 have")
-    return (f"{products} them as uint8: exact without VNNI in any session, and slower than within -64..64",)
+    products_text = pluralize(count, "product by int8 weights beyond 64 has", "products by int8 weights beyond 64 have")
+    return (f"{products_text} them as uint8: exact without VNNI in any session, and slower than within -64..64",)
 
 
 def file_may_saturate(path: Path) -> bool:
@@ -164,7 +164,7 @@ def _find_saturating(scope: _Scope) -> Iterator[tuple[NodeProto, _Place]]:
     for node in scope.graph.node:
         for body in list_bodies(node):
             yield from _find_saturating(_Scope.of(body, scope))
-        yield from ((node, place) for place in _list_places(node, scope, fused_names))
+        yield from ((node, index_pair) for index_pair in _list_places(node, scope, fused_names))
 
 
 def _list_places(node: NodeProto, scope: _Scope, fused_names: Collection[str]) -> list[_Place]:
@@ -175,14 +175,14 @@ def _list_places(node: NodeProto, scope: _Scope, fused_names: Collection[str]) -
     )
     if node.op_type == "DequantizeLinear" and node.output[0] not in fused_names:
         return []
-    kinds = [scope.kind(_input(node, place)) for place in first_places or ()]
+    kinds = [scope.kind(_input(node, index)) for index in first_places or ()]
     if any(kinds) and TensorProto.UINT8 not in kinds:
         return []
     return [
-        (factor, zero)
-        for factor, zero in other_places
-        if TensorProto.INT8 in (scope.kind(_input(node, factor)), scope.kind(_input(node, zero)))
-        and not _is_small(scope.constant(node.input[factor]))
+        (factor_index, zero_index)
+        for factor_index, zero_index in other_places
+        if TensorProto.INT8 in (scope.kind(_input(node, factor_index)), scope.kind(_input(node, zero_index)))
+        and not _is_small(scope.constant(node.input[factor_index]))
     ]
 
 
@@ -199,9 +199,9 @@ def _list_fused(scope: _Scope) -> set[str]:
     it opens the file."""
     fused_inputs = set[str]()
     for node in scope.graph.node:
-        maker = scope.makers.get(node.input[0]) if node.op_type in _FUSED else None
-        if maker is not None and maker.op_type == "DequantizeLinear":
-            kinds = [scope.kind(_input(maker, place)) for place in (0, 2)]
+        producer = scope.makers.get(node.input[0]) if node.op_type in _FUSED else None
+        if producer is not None and producer.op_type == "DequantizeLinear":
+            kinds = [scope.kind(_input(producer, index)) for index in (0, 2)]
             fused_inputs |= {node.input[1]} if TensorProto.UINT8 in kinds else set()
     return fused_inputs
 
@@ -219,10 +219,12 @@ class _Rewrite:
         for node in scope.graph.node:
             for body in list_bodies(node):
                 self.apply(_Scope.of(body, scope))
-            for factor, zero in _list_places(node, scope, fused_names):
-                node.input.extend([""] * (zero + 1 - len(node.input)))
-                node.input[zero] = self._shift(node.input[zero] or self._add_zero(node, scope), scope, nodes)
-                node.input[factor] = self._shift(node.input[factor], scope, nodes)
+            for factor_index, zero_index in _list_places(node, scope, fused_names):
+                node.input.extend([""] * (zero_index + 1 - len(node.input)))
+                node.input[zero_index] = self._shift(
+                    node.input[zero_index] or self._add_zero(node, scope), scope, nodes
+                )
+                node.input[factor_index] = self._shift(node.input[factor_index], scope, nodes)
             nodes.append(node)
         set_items(scope.graph.node, nodes)
         operand_names = {name for node in scope.graph.node for name in list_reads(node)}
@@ -245,10 +247,10 @@ class _Rewrite:
             values = (to_array(constant).astype(np.int16) + _SHIFT).astype(np.uint8)
             owner.shifted[name] = self._add(values, f"{name} as uint8", owner, constant)
             return owner.shifted[name]
-        wide_name, sum_name, result = (self._name(f"{name} {part}") for part in ("widened", "moved", "as uint8"))
-        amount = self._add(np.array(_SHIFT, np.int32), f"{name} shift", scope)
+        wide_name, sum_name, result = (self._name(f"{name} {suffix}") for suffix in ("widened", "moved", "as uint8"))
+        shift_name = self._add(np.array(_SHIFT, np.int32), f"{name} shift", scope)
         nodes.append(helper.make_node("Cast", [name], [wide_name], to=TensorProto.INT32))
-        nodes.append(helper.make_node("Add", [wide_name, amount], [sum_name]))
+        nodes.append(helper.make_node("Add", [wide_name, shift_name], [sum_name]))
         nodes.append(helper.make_node("Cast", [sum_name], [result], to=TensorProto.UINT8))
         scope.shifted[name] = result
         return result

@@ -125,8 +125,8 @@ def session_options(level: str, threads: int, without: Sequence[str] = (), of: P
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.intra_op_num_threads = threads
     options.log_severity_level = 4  # what it logs as an error it also raises
-    left_out = ";".join((*_SLOWER_FUSIONS, *without))
-    options.add_session_config_entry("optimization.disable_specified_optimizers", left_out)
+    disabled_names = ";".join((*_SLOWER_FUSIONS, *without))
+    options.add_session_config_entry("optimization.disable_specified_optimizers", disabled_names)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
     for library in list_libraries(of).libraries if of else ():
         if library.entry == LIBRARY_ENTRY:
@@ -168,31 +168,31 @@ def failures() -> tuple[type[Exception], ...]:
 
 def words_of(error: Exception) -> str:
     """ONNX Runtime's message without status code, stack trace, and places and signatures of its source."""
-    words = _STATUS.sub("", str(error)).partition("\nStacktrace:")[0].strip()
-    words = words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} ..."  # a model's names can be long
-    words = _NODE.sub(lambda match: f"{match[1]} node {match[2]!r}: " if match[2] else f"{match[1]} node: ", words)
-    while match := _PLACE.search(words):
-        said = _CONDITION.sub("", _without_signature(words[match.end() :]))
-        words = words[: match.start()] + (said or "a check in it failed")
-    return words
+    text = _STATUS.sub("", str(error)).partition("\nStacktrace:")[0].strip()
+    text = text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ..."  # a model's names can be long
+    text = _NODE.sub(lambda match: f"{match[1]} node {match[2]!r}: " if match[2] else f"{match[1]} node: ", text)
+    while match := _PLACE.search(text):
+        detail = _CONDITION.sub("", _without_signature(text[match.end() :]))
+        text = text[: match.start()] + (detail or "a check in it failed")
+    return text
 
 
 def why_unreadable(error: Exception, model: Path) -> str:
     """Why a file could not be opened, with the remedy, and with operator and node where one is the reason."""
-    words = words_of(error)
+    message = words_of(error)
     opset = _opset(model)
-    old = opset is not None and opset < OLDEST_OPSET
+    is_old = opset is not None and opset < OLDEST_OPSET
     advice = f"export the model again with opset {OLDEST_OPSET} or later, or convert it with onnx.version_converter"
     for pattern in _UNKNOWN_OP:
-        if match := pattern.search(words):
+        if match := pattern.search(message):
             groups = match.groupdict()
-            node, operator = groups.get("node"), groups.get("op")
-            node_text = f" (node {node!r})" if node else ""
-            if old:
+            node_name, operator = groups.get("node"), groups.get("op")
+            node_text = f" (node {node_name!r})" if node_name else ""
+            if is_old:
                 return f"onnxruntime has no operator {operator}{node_text} of opset {opset}; {advice}"
             remedy = "leave the operator out, or use a dtype it has"
-            return f"onnxruntime has no operator {operator}{node_text} for these types; {remedy}: {words}"
-    return f"onnxruntime cannot read it: {words}; {advice if old else 'export the model again'}"
+            return f"onnxruntime has no operator {operator}{node_text} for these types; {remedy}: {message}"
+    return f"onnxruntime cannot read it: {message}; {advice if is_old else 'export the model again'}"
 
 
 def _opset(model: Path) -> int | None:
@@ -214,20 +214,20 @@ def _without_signature(text: str) -> str:
     match = _FUNCTION.match(text)
     if match is None:
         return text
-    tail = _behind_pair(text[match.end() :])
-    while tail.startswith(("(", "::")):  # operator()(...), and lambdas in functions
-        tail = _behind_pair(tail[tail.find("(") :]).removeprefix(">") if "(" in tail else ""
-    tail = _BEHIND.sub("", tail).lstrip()
-    return (_behind_pair(tail) if tail.startswith("[with ") else tail).lstrip()
+    remainder = _behind_pair(text[match.end() :])
+    while remainder.startswith(("(", "::")):  # operator()(...), and lambdas in functions
+        remainder = _behind_pair(remainder[remainder.find("(") :]).removeprefix(">") if "(" in remainder else ""
+    remainder = _BEHIND.sub("", remainder).lstrip()
+    return (_behind_pair(remainder) if remainder.startswith("[with ") else remainder).lstrip()
 
 
 def _behind_pair(text: str) -> str:
     """What follows the bracket that closes the one at the start."""
-    opening, closing, depth = text[:1], _PAIRS.get(text[:1], ""), 0
-    for place, char in enumerate(text):
-        depth += (char == opening) - (char == closing)
+    opening_bracket, closing_bracket, depth = text[:1], _PAIRS.get(text[:1], ""), 0
+    for index, char in enumerate(text):
+        depth += (char == opening_bracket) - (char == closing_bracket)
         if not depth:
-            return text[place + 1 :]
+            return text[index + 1 :]
     return ""
 
 
@@ -299,14 +299,14 @@ def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options:
     options.enable_profiling = True
     options.profile_file_prefix = str(workdir / f"profile-{path.stem}")
     options.optimized_model_filepath = str(graph_path)
-    weights = f"executed-{path.stem}.weights"
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    weights_name = f"executed-{path.stem}.weights"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights_name)
     session = open_model(path, options)
-    discard = max(2, runs // 5)
-    for _ in range(discard + runs):
+    discard_count = max(2, runs // 5)
+    for _ in range(discard_count + runs):
         session.run(None, dict(inputs))
     input_types = {name: (array.dtype.name, tuple(array.shape)) for name, array in inputs.items()}
-    return read_trace(Path(session.end_profiling()), graph_path, input_types, discard)
+    return read_trace(Path(session.end_profiling()), graph_path, input_types, discard_count)
 
 
 def _empty(workdir: Path, options: Untyped) -> RunProfile:
@@ -315,8 +315,8 @@ def _empty(workdir: Path, options: Untyped) -> RunProfile:
     from onnx import parser
 
     names = ["x", *(f"t{index}" for index in range(1, _EMPTY_NODES)), "y"]
-    lines = "".join(f"{b} = Add({a}, c) " for a, b in itertools.pairwise(names))
-    text = f'<ir_version: 10, opset_import: ["": 20]> empty (float[1] x, float[1] c) => (float[1] y) {{ {lines} }}'
+    body_text = "".join(f"{b} = Add({a}, c) " for a, b in itertools.pairwise(names))
+    text = f'<ir_version: 10, opset_import: ["": 20]> empty (float[1] x, float[1] c) => (float[1] y) {{ {body_text} }}'
     path = workdir / "empty.onnx"
     path.write_bytes(parser.parse_model(text).SerializeToString())
     unit = np.ones(1, np.float32)
@@ -344,9 +344,9 @@ def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], d
         _outermost([event for event in kernels if run.begun <= event.begun <= run.ended]) for run in quickest_runs
     ]
     nodes = []
-    for twins in zip(*node_events, strict=False):  # one node in all runs
-        head, seconds = twins[0], sum(event.taken for event in twins) / len(twins) * 1e-6
-        nodes.append(NodeTime(head.name.removesuffix(_END), head.operator, seconds, head.inputs, head.outputs))
+    for spans in zip(*node_events, strict=False):  # one node in all runs
+        span, seconds = spans[0], sum(event.taken for event in spans) / len(spans) * 1e-6
+        nodes.append(NodeTime(span.name.removesuffix(_END), span.operator, seconds, span.inputs, span.outputs))
     whole_s = sum(event.taken for event in quickest_runs) / len(quickest_runs) * 1e-6
     return RunProfile(_with_inputs(nodes, graph_path, inputs), len(quickest_runs), whole_s)
 
@@ -385,10 +385,10 @@ def _take_node(node: NodeTime, graph: "GraphProto", used_places: set[int]) -> "N
 
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
-    unused: list[tuple[int, NodeProto]]
-    unused = [(i, graph_node) for i, graph_node in enumerate(graph.node) if i not in used_places]
+    unused_nodes: list[tuple[int, NodeProto]]
+    unused_nodes = [(i, graph_node) for i, graph_node in enumerate(graph.node) if i not in used_places]
     for name in (node.name, ""):
-        for i, graph_node in unused:
+        for i, graph_node in unused_nodes:
             if (graph_node.op_type, graph_node.name) == (node.op_type, name):
                 used_places.add(i)
                 return graph_node

@@ -78,7 +78,7 @@ def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, ed
 
 def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
     """Whether there are profiles and each has shapes for this input."""
-    profile_flags = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
+    profile_flags = [any(entry[0] == name for entry in profile.inputs) for profile in profiles]
     return bool(profile_flags) and all(profile_flags)
 
 
@@ -120,9 +120,9 @@ def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
     """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; (severity, text) of a warning if TensorRT does
     not take that file."""
     path = workdir / GIVEN
-    data = path.read_bytes() if path.is_file() else b""
-    reason = _set(config, data)
-    if not (data and reason):
+    cache = path.read_bytes() if path.is_file() else b""
+    reason = _set(config, cache)
+    if not (cache and reason):
         return []
     _set(config, b"")
     return [("WARNING", f"the timing cache of this GPU was left out, and begun anew: {reason}")]
@@ -132,8 +132,8 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
     """Write the tuner's cache, grown by this build, to WORKDIR/timing.grown; nothing where TensorRT gives none, because
     the engine is there."""
     with suppress(*_DECLINED):
-        data = bytes(config.get_timing_cache().serialize())
-        (workdir / GROWN).write_bytes(data)
+        cache = bytes(config.get_timing_cache().serialize())
+        (workdir / GROWN).write_bytes(cache)
 
 
 def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
@@ -142,16 +142,16 @@ def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: byt
     old_cache, new_cache: timing caches, as they are serialized.
     Raises EnginesmithError when TensorRT does not merge them.
     """
-    words = "TensorRT does not merge these timing caches; the newer one alone is kept"
+    reason = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
         older_cache, newer_cache = config.create_timing_cache(old_cache), config.create_timing_cache(new_cache)
         is_merged = older_cache is not None and newer_cache is not None and older_cache.combine(newer_cache, False)
         merged_cache = bytes(older_cache.serialize()) if is_merged else None
     except _DECLINED as error:
-        raise EnginesmithError(f"{words} ({error})") from error
+        raise EnginesmithError(f"{reason} ({error})") from error
     if merged_cache is None:
-        raise EnginesmithError(words)
+        raise EnginesmithError(reason)
     return merged_cache
 
 
@@ -175,17 +175,17 @@ def kept_layers(
 
     said: its logger, with the messages of this build.
     """
-    before = len(said.messages)
+    message_count = len(said.messages)
     runtime = trt.Runtime(said)
     prepare(runtime)
     runtime.engine_host_code_allowed = True  # it was built in this process
     cuda_engine = runtime.deserialize_cuda_engine(engine.read_bytes())
     inspector = cuda_engine and cuda_engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON) if inspector else ""
-    heard = [clean(words) for level, words in said.messages[before:] if "ERROR" in level]
-    del said.messages[before:]
+    errors = [clean(message) for level, message in said.messages[message_count:] if "ERROR" in level]
+    del said.messages[message_count:]
     if not text:
-        return None, "; ".join(dict.fromkeys(heard)) or "TensorRT tells nothing"
+        return None, "; ".join(dict.fromkeys(errors)) or "TensorRT tells nothing"
     if len(text) > MAX_BYTES:
         return None, f"it takes {len(text)} bytes; the limit is {MAX_BYTES}"
     try:
@@ -210,7 +210,7 @@ _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "ui
 
 def wheels(api: str) -> tuple[str, ...]:
     """Distributions that an edition may consist of: its API, and bindings and libraries by CUDA version."""
-    return (api, *(f"{api}-{cuda}-{part}" for cuda in ("cu12", "cu13") for part in ("bindings", "libs")))
+    return (api, *(f"{api}-{tag}-{kind}" for tag in ("cu12", "cu13") for kind in ("bindings", "libs")))
 
 
 @dataclass(frozen=True)
@@ -289,11 +289,11 @@ class TensorRTEdition:
 
         model, fault_notes = without_faults(request, with_dequantized_weights(model, workdir), workdir)
         trt = self._import()
-        said = recorder(self.module)
-        said.messages.clear()
+        log = recorder(self.module)
+        log.messages.clear()
         path = workdir / f"engine.{self.name}"
-        path.write_bytes(self._plan(trt, said, request, model, workdir))
-        notes = dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING")
+        path.write_bytes(self._plan(trt, log, request, model, workdir))
+        notes = dict.fromkeys(clean(text) for level, text in log.messages if level == "WARNING")
         return Engine.of_file(self, request, path, (*fault_notes, *notes))
 
     def runs(self, target: Target) -> str | None:
@@ -341,9 +341,9 @@ class TensorRTEdition:
         builder = trt.Builder(said)
         self._prepare(builder, model)
         network = parse_network(trt, said, builder, model, (self.title, self.name))
-        watching = monitor(trt, heed_stop(), enter_phase)
+        build_monitor = monitor(trt, heed_stop(), enter_phase)
         config = builder.create_builder_config()
-        config.progress_monitor = watching
+        config.progress_monitor = build_monitor
         self._configure(trt, config, request)
         # A profile that TensorRT cannot use fails the build.
         for shapes in request.profiles:
@@ -356,7 +356,7 @@ class TensorRTEdition:
         self._end(config, workdir)
         if plan is not None:
             return bytes(plan)
-        if watching.stopped:
+        if build_monitor.stopped:
             raise StepError(f"{self.title} was asked to end the build", "cancelled")
         reason = builder_reason(self.title, self.name, said.messages)
         raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EnginesmithError(reason)
@@ -381,8 +381,8 @@ class TensorRTEdition:
 
     def _configure_opening(self, opening: Opening) -> Opening:
         """`opening` with this edition's options."""
-        budget = self.weight_budget_mib << 20 if self.weight_streaming else None
-        return replace(opening, streamed_budget_bytes=budget, cuda_graphs=self.cuda_graphs)
+        budget_bytes = self.weight_budget_mib << 20 if self.weight_streaming else None
+        return replace(opening, streamed_budget_bytes=budget_bytes, cuda_graphs=self.cuda_graphs)
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         capability = request.target.compute_capability or (0, 0)
@@ -390,9 +390,9 @@ class TensorRTEdition:
         if request.precision == "bf16" and capability < LEAST["bf16"]:
             return f"{sm} has no bfloat16; use fp16"
         if request.precision in NARROW_FLOATS and capability < (floor := LEAST[request.precision]):
-            begins = "sm_{}{}".format(*floor)
-            kind, instead = _NARROW.get(request.precision, ("NVFP4", "fp8" if capability >= LEAST["fp8"] else "int8"))
-            return f"{sm} has no {kind}, which begins with {begins}; use {instead}"
+            first_sm = "sm_{}{}".format(*floor)
+            kind, choice = _NARROW.get(request.precision, ("NVFP4", "fp8" if capability >= LEAST["fp8"] else "int8"))
+            return f"{sm} has no {kind}, which begins with {first_sm}; use {choice}"
         if request.precision in IN_BLOCKS and capability == (7, 5):
             return f"{self.title} has no {request.precision} weights on sm_75; use int8 or fp16"
         if request.precision == "int8-dynamic":

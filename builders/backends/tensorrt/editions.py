@@ -140,12 +140,12 @@ class TensorRT(TensorRTEdition):
             path.write_bytes(engine.path.read_bytes())
         else:
             self._check_host(request.target)
-            trt, said = self._import(), recorder(self.module)
-            said.messages.clear()
-            runtime = trt.Runtime(said)
-            cuda_engine = load(runtime, said, engine, self._configure_opening(Opening(0)))
-            refit(trt, said, cuda_engine, model)
-            path.write_bytes(serialize_engine(trt, cuda_engine, said))
+            trt, log = self._import(), recorder(self.module)
+            log.messages.clear()
+            runtime = trt.Runtime(log)
+            cuda_engine = load(runtime, log, engine, self._configure_opening(Opening(0)))
+            refit(trt, log, cuda_engine, model)
+            path.write_bytes(serialize_engine(trt, cuda_engine, log))
         return Engine.of_file(self, request, path)
 
     def timing_place(self) -> tuple[str, str] | None:
@@ -161,10 +161,10 @@ class TensorRT(TensorRTEdition):
         """As the base class; a version-compatible engine loads in later releases of its major version and in the next
         major version of `_NEXT_MAJOR`, too."""
         requirement = super()._runtime(toolchain)
-        if not (self.version_compatible and (parts := numbers(requirement.version))):
+        if not (self.version_compatible and (release := numbers(requirement.version))):
             return requirement
-        majors = [_NEXT_MAJOR[parts[0]]] if parts[0] in _NEXT_MAJOR else []
-        ranges = [(requirement.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
+        majors = [_NEXT_MAJOR[release[0]]] if release[0] in _NEXT_MAJOR else []
+        ranges = [(requirement.version, str(release[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
         return replace(requirement, loads=tuple(ranges))
 
     def _prepare(self, builder: Untyped, model: Path) -> None:

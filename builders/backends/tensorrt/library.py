@@ -62,27 +62,27 @@ def clean(text: str) -> str:
 
 def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]) -> str:
     """Why a build or a load gave nothing: every distinct error in the log, and the remedy for the first known one."""
-    heard = [*messages]
-    errors = list(dict.fromkeys(clean(text) for level, text in heard if "ERROR" in level))
-    words = "; ".join(errors) or "it gave no reason"
-    if _find_disguised_error(heard):
-        memory_message = next(clean(text) for _, text in heard if re.search(_TACTIC_LACKS_MEMORY, text))
-        words, remedy = f"{words} (no kernel fits the memory: {memory_message})", dict(_REMEDIES)[_NO_MEMORY]
+    log = [*messages]
+    errors = list(dict.fromkeys(clean(text) for level, text in log if "ERROR" in level))
+    message = "; ".join(errors) or "it gave no reason"
+    if _find_disguised_error(log):
+        memory_message = next(clean(text) for _, text in log if re.search(_TACTIC_LACKS_MEMORY, text))
+        message, remedy = f"{message} (no kernel fits the memory: {memory_message})", dict(_REMEDIES)[_NO_MEMORY]
     else:
-        remedy = next((cure for pattern, cure in _REMEDIES if re.search(pattern, words)), _NO_REMEDY)
-    return f"{title} failed: {words}; remedy: {remedy.format(backend=backend)}"
+        remedy = next((cure_text for pattern, cure_text in _REMEDIES if re.search(pattern, message)), _NO_REMEDY)
+    return f"{title} failed: {message}; remedy: {remedy.format(backend=backend)}"
 
 
 def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
     """Whether a build failed for want of memory, the GPU's or the host's: TensorRT says so, or it found no kernel after
     it had left out some for that."""
-    heard = [*messages]
-    return _find_disguised_error(heard) or any(re.search(_NO_MEMORY, text) for level, text in heard if "ERROR" in level)
+    log = [*messages]
+    return _find_disguised_error(log) or any(re.search(_NO_MEMORY, text) for level, text in log if "ERROR" in level)
 
 
 def _find_disguised_error(messages: Sequence[tuple[str, str]]) -> bool:
-    errors = any(re.search(_NO_IMPLEMENTATION, text) for level, text in messages if "ERROR" in level)
-    return errors and any(re.search(_TACTIC_LACKS_MEMORY, text) for _, text in messages)
+    has_error = any(re.search(_NO_IMPLEMENTATION, text) for level, text in messages if "ERROR" in level)
+    return has_error and any(re.search(_TACTIC_LACKS_MEMORY, text) for _, text in messages)
 
 
 def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
@@ -96,8 +96,8 @@ def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
 
 def _cure(problem: Untyped, backend: str) -> str:
     """The remedy for one `ParserError`."""
-    node, kind, words = problem.node_name(), problem.code().name, problem.desc()
-    if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", words):
+    node, kind, description = problem.node_name(), problem.code().name, problem.desc()
+    if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", description):
         if backend == "tensorrt":
             return f"name its library in source.libraries; or {_REWRITE}"
         return f"full tensorrt takes plugins, {backend} takes none; or {_REWRITE}"
@@ -109,10 +109,10 @@ def _cure(problem: Untyped, backend: str) -> str:
 
 
 def _clause(problem: Untyped) -> str:
-    node, operator, words = problem.node_name(), problem.node_operator(), clean(problem.desc())
+    node, operator, description = problem.node_name(), problem.node_operator(), clean(problem.desc())
     code = problem.code().name.lower().replace("_", " ")
-    words = code if _AN_ASSERTION.match(words) else f"{words} ({code})"
-    return f"node {node!r} ({operator}): {words}" if operator else words
+    description = code if _AN_ASSERTION.match(description) else f"{description} ({code})"
+    return f"node {node!r} ({operator}): {description}" if operator else description
 
 
 @cache
@@ -197,8 +197,8 @@ def refit(trt: Untyped, said: Untyped, cuda_engine: Untyped, model: Path) -> Non
         )
     missing_names = refitter.get_missing_weights()
     if missing_names or not refitter.refit_cuda_engine():
-        lacks = f"{model.name} lacks {join_first(missing_names, _SHOWN)}" if missing_names else _reason([], said)
-        raise EnginesmithError(f"the engine did not take the new weights: {lacks}; build it again")
+        reason = f"{model.name} lacks {join_first(missing_names, _SHOWN)}" if missing_names else _reason([], said)
+        raise EnginesmithError(f"the engine did not take the new weights: {reason}; build it again")
 
 
 def serialize_engine(trt: Untyped, cuda_engine: Untyped, said: Untyped) -> bytes:
@@ -206,10 +206,10 @@ def serialize_engine(trt: Untyped, cuda_engine: Untyped, said: Untyped) -> bytes
     config = cuda_engine.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
-    data = cuda_engine.serialize_with_config(config)
-    if data is None:
+    host_memory = cuda_engine.serialize_with_config(config)
+    if host_memory is None:
         raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", said.messages))
-    return bytes(data)
+    return bytes(host_memory)
 
 
 def _reason(problems: list[str], said: Untyped) -> str:

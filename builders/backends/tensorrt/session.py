@@ -193,16 +193,16 @@ class EngineSession(Session):
         self._trt, self._request, self._loaded, self._device, self._said = trt, request, loaded, device, said
         self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
         # TensorRT reads the values of these inputs to know the shapes of others: they stay in the host's memory.
-        on_host = trt.TensorLocation.HOST
-        self._on_host = {spec.name for spec in self.inputs if loaded.get_tensor_location(spec.name) == on_host}
+        host_location = trt.TensorLocation.HOST
+        self._on_host = {spec.name for spec in self.inputs if loaded.get_tensor_location(spec.name) == host_location}
         self._profiler: Untyped = None
         self._check = InputCheck(request.inputs, request.profiles)
         self._lanes = Lanes(self._new_lane)
-        shaping = [spec.name for spec in self.inputs if self._graphs and loaded.is_shape_inference_io(spec.name)]
-        if shaping:
+        shape_inputs = [spec.name for spec in self.inputs if self._graphs and loaded.is_shape_inference_io(spec.name)]
+        if shape_inputs:
             raise EnginesmithError(
-                f"input {shaping[0]!r} says shapes by its values, which a CUDA graph would keep from its first run; "
-                f"set backends.{request.backend}.cuda_graphs: false"
+                f"input {shape_inputs[0]!r} says shapes by its values, which a CUDA graph would keep from its first "
+                f"run; set backends.{request.backend}.cuda_graphs: false"
             )
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
@@ -251,8 +251,8 @@ class EngineSession(Session):
             context.profiler = self._profiler
         if self._request.profiles:
             self._must(context.set_optimization_profile_async(key[0], self._device.stream))
-        place = f"{number}/" if self._graphs else ""
-        return Lane(context, self._device, place, self._graphs, self._on_host, self._must)
+        prefix = f"{number}/" if self._graphs else ""
+        return Lane(context, self._device, prefix, self._graphs, self._on_host, self._must)
 
     def _new_context(self) -> Untyped:
         # A context holds memory for the largest profile unless it is told to hold what its own one takes.
@@ -299,5 +299,5 @@ def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: 
 
 def _kind(layer: str) -> str:
     """The operator in a layer's name, such as 'MatMul' in '/encoder/MatMul_3 + /encoder/Add'."""
-    last = layer.partition(" + ")[0].rpartition("/")[2]
-    return last.rstrip("0123456789").rstrip("_") or layer
+    layer_name = layer.partition(" + ")[0].rpartition("/")[2]
+    return layer_name.rstrip("0123456789").rstrip("_") or layer

@@ -105,16 +105,16 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
 
 def _reason(error: Exception, proto: Untyped, names: Names) -> str:
     """TVM's message with the node that its importer had come to, which only its frames tell."""
-    words = names.restore(_short(str(error)) or type(error).__name__)
-    node, place = None, error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_code.co_name in ("_construct_nodes", "_convert_subgraph"):
-            node = place.tb_frame.f_locals.get("node", node)
-        place = place.tb_next
+    message = names.restore(_short(str(error)) or type(error).__name__)
+    node, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name in ("_construct_nodes", "_convert_subgraph"):
+            node = trace.tb_frame.f_locals.get("node", node)
+        trace = trace.tb_next
     if node is None:
-        unknown = (node for node in proto.graph.node if "not supported" in words and node.op_type in words)
-        node = next(unknown, None)
-    return words if node is None else f"{names.restore(node.name)}: {words}"
+        nodes = (node for node in proto.graph.node if "not supported" in message and node.op_type in message)
+        node = next(nodes, None)
+    return message if node is None else f"{names.restore(node.name)}: {message}"
 
 
 def _short(said: str) -> str:
@@ -123,8 +123,8 @@ def _short(said: str) -> str:
 
 def _find_ignored(node: "onnx.NodeProto") -> str | None:
     attributes = attributes_of(node)
-    training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
-    if training or (node.op_type == "BatchNormalization" and attributes.get("training_mode", 0)):
+    training_name = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
+    if training_name or (node.op_type == "BatchNormalization" and attributes.get("training_mode", 0)):
         return "TVM ignores training_mode; export the model in evaluation mode"
     if node.op_type == "IsInf" and 0 in (attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)):
         return "TVM finds both infinities; compare with the one that is meant, or use another backend"
@@ -144,17 +144,17 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
     producers = {name: node for node in graph.node for name in node.output}
     values = {tensor.name: tensor for tensor in graph.initializer}
     unit = numpy_helper.from_array(np.array([1], np.int64))
-    rewritten = []
+    nodes = []
     for node in graph.node:
         size = _one_dimension(node, producers, values)
         if size is None:
-            rewritten.append(node)
+            nodes.append(node)
             continue
-        ones, axis = f"{node.output[0]}_ones", f"{node.output[0]}_axis"
-        graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis))
-        rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=unit))
-        rewritten.append(helper.make_node("CumSum", [ones, axis], list(node.output), name=node.name, exclusive=1))
-    set_items(graph.node, rewritten)
+        ones_name, axis_name = f"{node.output[0]}_ones", f"{node.output[0]}_axis"
+        graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis_name))
+        nodes.append(helper.make_node("ConstantOfShape", [size], [ones_name], name=node.name, value=unit))
+        nodes.append(helper.make_node("CumSum", [ones_name, axis_name], list(node.output), name=node.name, exclusive=1))
+    set_items(graph.node, nodes)
 
 
 def _one_dimension(
@@ -163,15 +163,15 @@ def _one_dimension(
     """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
-    scalar = makers.get(node.input[1])
-    if scalar is None or scalar.op_type not in ("Squeeze", "Reshape"):
+    scalar_node = makers.get(node.input[1])
+    if scalar_node is None or scalar_node.op_type not in ("Squeeze", "Reshape"):
         return None
-    shape = makers.get(scalar.input[0])
+    shape = makers.get(scalar_node.input[0])
     if shape is None or shape.op_type != "Shape":
         return None
 
-    ends = attributes_of(shape)
-    start, end = ends.get("start", 0), ends.get("end", 0)
+    attributes = attributes_of(shape)
+    start, end = attributes.get("start", 0), attributes.get("end", 0)
     return str(shape.output[0]) if end - start == 1 and start >= 0 else None
 
 
@@ -200,10 +200,10 @@ def open_engine(engine: Engine) -> Iterator[Session]:
         except OSError:  # another file system, or not ours to link to
             shutil.copyfile(engine.path, path)
         try:
-            main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"]
+            entry = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
             raise EnginesmithError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
-    with closing(optional_methods.FunctionSession(engine.request, "TVM", partial(_run, main))) as session:
+    with closing(optional_methods.FunctionSession(engine.request, "TVM", partial(_run, entry))) as session:
         yield session
 
 

@@ -50,9 +50,11 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
         exported_program = jax.export.export(jax.jit(run), platforms=[platform])(weight_shapes, input_shapes(request))
         for spec, aval in zip(request.outputs, exported_program.out_avals, strict=True):
             if np.dtype(aval.dtype).name != spec.dtype or len(aval.shape) != len(spec.shape):  # a wrong operator
-                got = f"{np.dtype(aval.dtype).name} of rank {len(aval.shape)}"
+                actual = f"{np.dtype(aval.dtype).name} of rank {len(aval.shape)}"
                 declared_type = f"{spec.dtype} of rank {len(spec.shape)}"
-                raise ModelError(f"output {spec.name!r} is {got} where {declared_type} was declared; use onnxruntime")
+                raise ModelError(
+                    f"output {spec.name!r} is {actual} where {declared_type} was declared; use onnxruntime"
+                )
         write_engine(path, bytes(exported_program.serialize()), weights)
 
 
@@ -60,26 +62,28 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
 def _without_paths() -> Iterator[None]:
     """Trace without the paths of Python files, which differ between machines and would be part of the engine."""
     name = "jax_traceback_in_locations_limit"
-    before = getattr(jax.config, name)
+    old_value = getattr(jax.config, name)
     jax.config.update(name, 0)
     try:
         yield
     finally:
-        jax.config.update(name, before)
+        jax.config.update(name, old_value)
 
 
 def input_shapes(request: BuildRequest) -> list[jax.ShapeDtypeStruct]:
     """The inputs, with a symbolic size within the profiles' bounds for every dim that has more than one size."""
-    ranges, every = sizes(request), request.multiples
+    ranges, factors = sizes(request), request.multiples
     # 'd0' and so on: a dim's own name may be no identifier
-    symbols = {dim: f"{every[dim]}*d{i}" if dim in every else f"d{i}" for i, dim in enumerate(ranges)}
+    symbols = {dim: f"{factors[dim]}*d{i}" if dim in factors else f"d{i}" for i, dim in enumerate(ranges)}
     dim_texts = {dim: str(low) if low == high else symbols[dim] for dim, (low, high) in ranges.items()}
-    bounds = [(f"d{i}", [end // every.get(dim, 1) for end in ends]) for i, (dim, ends) in enumerate(ranges.items())]
-    limits = [f"{dim} {bound}" for dim, (low, high) in bounds for bound in (f">= {low}", f"<= {high}")]
-    scope = jax.export.SymbolicScope(limits)
+    bounds = [
+        (f"d{i}", [end // factors.get(dim, 1) for end in extent]) for i, (dim, extent) in enumerate(ranges.items())
+    ]
+    constraints = [f"{dim} {limit}" for dim, (low, high) in bounds for limit in (f">= {low}", f"<= {high}")]
+    scope = jax.export.SymbolicScope(constraints)
     shape_structs = []
     for spec in request.inputs:
-        words = ", ".join(dim_texts[dim] if isinstance(dim, str) else str(dim) for dim in spec.shape)
-        shape = jax.export.symbolic_shape(words, scope=scope) if words else ()
+        shape_text = ", ".join(dim_texts[dim] if isinstance(dim, str) else str(dim) for dim in spec.shape)
+        shape = jax.export.symbolic_shape(shape_text, scope=scope) if shape_text else ()
         shape_structs.append(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)))
     return shape_structs

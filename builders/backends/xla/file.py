@@ -61,9 +61,9 @@ def read_engine(path: Path) -> XlaFile:
                 raise IntegrityError(f"{path.name} is no XLA engine of this release; build it again")
             weights = []
             for index, entry in enumerate(parsing.load_json(header[FORMAT])):
-                head = decode(entry, WeightHeader)
-                dtype = np.dtype(getattr(ml_dtypes, head.dtype, head.dtype))
-                weights.append(file.get_tensor(f"weight.{index}").view(dtype).reshape(head.shape))
+                weight_header = decode(entry, WeightHeader)
+                dtype = np.dtype(getattr(ml_dtypes, weight_header.dtype, weight_header.dtype))
+                weights.append(file.get_tensor(f"weight.{index}").view(dtype).reshape(weight_header.shape))
             return XlaFile(file.get_tensor(_PROGRAM).tobytes(), tuple(weights))
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise IntegrityError(f"{path.name} is damaged ({error}); fetch or build it again") from error

@@ -108,14 +108,14 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array
 
 def cut(x: jax.Array, axis: int, start: Any, end: Any, step: int = 1) -> jax.Array:
     """A slice along an axis, with Python's rules."""
-    begin = None if isinstance(start, int) and start == 0 else start
-    stop = None if isinstance(end, int) and end >= (1 << 31) - 1 else end
-    return x[(slice(None),) * axis + (slice(begin, stop, step),)]
+    slice_start = None if isinstance(start, int) and start == 0 else start
+    slice_stop = None if isinstance(end, int) and end >= (1 << 31) - 1 else end
+    return x[(slice(None),) * axis + (slice(slice_start, slice_stop, step),)]
 
 
 def pad_axes(x: jax.Array, widths: Widths, value: float) -> jax.Array:
     """x with a value added before and after each axis; negative widths cut."""
-    return lax.pad(x, jnp.asarray(value, x.dtype), [(before, after, 0) for before, after in widths])
+    return lax.pad(x, jnp.asarray(value, x.dtype), [(low_pad, high_pad, 0) for low_pad, high_pad in widths])
 
 
 def top_k(x: jax.Array, k: int, axis: int, largest: bool) -> tuple[jax.Array, jax.Array]:
@@ -158,9 +158,9 @@ def put(x: jax.Array, where: Where, updates: jax.Array, reduction: str) -> jax.A
 
 def scatter(x: jax.Array, axis: int, indices: jax.Array, updates: jax.Array, reduction: str) -> jax.Array:
     """The array with elements along an axis replaced, or added to and the like."""
-    places = jnp.meshgrid(*map(jnp.arange, indices.shape), indexing="ij", sparse=True)
-    places[axis] = indices
-    return put(x, tuple(places), updates, reduction)
+    coordinates = jnp.meshgrid(*map(jnp.arange, indices.shape), indexing="ij", sparse=True)
+    coordinates[axis] = indices
+    return put(x, tuple(coordinates), updates, reduction)
 
 
 def indices_of(x: jax.Array) -> jax.Array:
@@ -203,13 +203,13 @@ def conv_transpose(
     extra: Sizes, dilations: Sizes, group: int,
 ) -> jax.Array:  # fmt: skip
     """A convolution over the spread-out input."""
-    channels, outs, *kernel = weight.shape
+    channels, out_channels, *kernel = weight.shape
     # [in, out/group, ...] -> [out, in/group, ...], turned round.
-    weight = jnp.swapaxes(weight.reshape((group, channels // group, outs, *kernel)), 1, 2)
-    weight = jnp.flip(weight.reshape((group * outs, channels // group, *kernel)), tuple(range(2, x.ndim)))
-    reach = [(size - 1) * dilation for size, dilation in zip(kernel, dilations, strict=True)]
-    ends = zip(reach, before, after, extra, strict=True)
-    pads = [(width - low, width - high + more) for width, low, high, more in ends]
+    weight = jnp.swapaxes(weight.reshape((group, channels // group, out_channels, *kernel)), 1, 2)
+    weight = jnp.flip(weight.reshape((group * out_channels, channels // group, *kernel)), tuple(range(2, x.ndim)))
+    extents = [(size - 1) * dilation for size, dilation in zip(kernel, dilations, strict=True)]
+    pads_by_axis = zip(extents, before, after, extra, strict=True)
+    pads = [(width - low, width - high + extra_size) for width, low, high, extra_size in pads_by_axis]
     ones = [1] * len(kernel)
     convolution = lax.conv_general_dilated(
         x, weight, ones, pads, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=group
@@ -229,8 +229,8 @@ def _windows(
 
 def max_pool(x: jax.Array, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> jax.Array:
     """The greatest of each window."""
-    lowest = -np.inf if is_floating(x) else ends(x.dtype)[0]
-    return _windows(x, lowest, lax.max, kernel, strides, list(zip(before, after, strict=True)), dilations)
+    lowest_value = -np.inf if is_floating(x) else ends(x.dtype)[0]
+    return _windows(x, lowest_value, lax.max, kernel, strides, list(zip(before, after, strict=True)), dilations)
 
 
 def max_pool_indices(*_: object) -> tuple[jax.Array, jax.Array]:

@@ -70,19 +70,19 @@ class XlaSession(Session):
             if cached_executable := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
                 return cached_executable
-        place = jax.sharding.SingleDeviceSharding(self._device)
+        placement = jax.sharding.SingleDeviceSharding(self._device)
         dtypes = [ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype for spec in self.inputs]
         input_structs = [
-            jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=place)
+            jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=placement)
             for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
         try:
             with jax.enable_x64(True):  # without the lock: other threads run what is compiled meanwhile
                 executable = self._program.lower(self._weights, input_structs).compile()
         except Exception as error:  # XLA's and JAX's classes alike
-            words = str(error).strip().splitlines()[0]
+            message = str(error).strip().splitlines()[0]
             raise EnginesmithError(
-                f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again"
+                f"{self._name}: XLA cannot compile it for {shapes}: {message}; build it again"
             ) from error
         with self._lock:
             self._compiled[shapes] = executable

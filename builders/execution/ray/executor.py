@@ -80,17 +80,17 @@ class TaskListener:
 
     def lose(self, error: BaseException) -> UnavailableError:
         """End all tasks with the error that is returned, since Ray is gone: it raised `error`."""
-        words = _details(error) or str(error) or type(error).__name__
-        loss = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
-        loss.__cause__ = error
+        message = _details(error) or str(error) or type(error).__name__
+        loss_error = UnavailableError(f"lost the Ray cluster: {message}; start it again, then run again")
+        loss_error.__cause__ = error
         self.lost = True
         with self._changed:
             for task in self._tasks.values():
-                task.fail(loss)
+                task.fail(loss_error)
             self._tasks.clear()
             self._closed = True
             self._changed.notify()
-        return loss
+        return loss_error
 
     def close(self) -> None:
         """End the thread; its tasks are no longer heard."""
@@ -134,9 +134,9 @@ class TaskListener:
         with self._changed:
             tasks = list(self._tasks.values())
         node_ids = {task.node for task in tasks}
-        alive, now = {node.id for node in there if node.id in node_ids and answers(node)}, time.monotonic()
+        ids, now = {node.id for node in there if node.id in node_ids and answers(node)}, time.monotonic()
         for task in tasks:
-            if error := self._find_loss(task, alive, now) if task.started else self._find_placement(task, there, now):
+            if error := self._find_loss(task, ids, now) if task.started else self._find_placement(task, there, now):
                 task.cancel(force=True)
                 task.fail(error)
                 self._forget(task)
@@ -156,12 +156,12 @@ class TaskListener:
 
     def _find_placement(self, task: RayTask, there: Sequence[RayNode], now: float) -> StepError | None:
         needs = task.job.needs
-        if fits := find_fitting(needs, there, task.avoid):
+        if fitting_nodes := find_fitting(needs, there, task.avoid):
             task.unplaced_since = None
             if not task.queued:
                 task.queued = True
-                room = f"{len(fits)} of {pluralize(len(there), 'node')} can take it"
-                task.told.put(Waiting(task.job.name, f"room on the cluster: {room}"))
+                fit_text = f"{len(fitting_nodes)} of {pluralize(len(there), 'node')} can take it"
+                task.told.put(Waiting(task.job.name, f"room on the cluster: {fit_text}"))
             return None
         if find_fitting(needs, there):  # only the one to be avoided
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
@@ -199,9 +199,9 @@ def _end(tasks: Sequence[RayTask]) -> None:
     """Interrupt tasks that run and take back the others; kill those that have not ended after `_GRACE_S`."""
     for task in tasks:
         task.cancel(force=task.started is None)
-    until = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + _GRACE_S
     pending_tasks = [task for task in tasks if task.started]
-    while pending_tasks and time.monotonic() < until:
+    while pending_tasks and time.monotonic() < deadline:
         ready_refs = set(_ready([task.ref for task in pending_tasks]))
         pending_tasks = [task for task in pending_tasks if task.ref not in ready_refs or not task.take()]
     for task in pending_tasks:
@@ -261,10 +261,10 @@ class RayExecutor:
         """
         self._refuse_when_cancelled(job)
         listener = self._connect(job.name, watch)
-        last: list[str | None] = [None]
+        last_address: list[str | None] = [None]
 
         def attempt(job: Job[Result], other_node: bool) -> Result:
-            return self._attempt(job, watch, listener, last, other_node)
+            return self._attempt(job, watch, listener, last_address, other_node)
 
         with self._slots or nullcontext():  # a short wait after `cancel`, which kills the jobs that hold slots
             self._refuse_when_cancelled(job)

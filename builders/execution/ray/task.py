@@ -74,16 +74,16 @@ def connect(address: str | None, jobs: int | None) -> bool:
         check_reachable(address)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    local = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+    local_options = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own deprecations are not our user's business
         try:
             # What it logs of tasks that end with a worker, at a cluster's end too, `RayTask` makes errors of where they
             # matter.
-            ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local)
+            ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local_options)
         except Exception as error:  # of a node that times out at its start, Ray raises a plain one
-            place = f"the Ray cluster at {address}" if address else "a local Ray"
-            raise UnavailableError(f"cannot reach {place}: {error}; check it, or use the local executor") from error
+            cluster = f"the Ray cluster at {address}" if address else "a local Ray"
+            raise UnavailableError(f"cannot reach {cluster}: {error}; check it, or use the local executor") from error
     _let_raylets_print(False)
     return True
 
@@ -201,32 +201,33 @@ def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None
     What asks for more memory than any node that suits it has gets the whole of the largest. A preferred label is given
     up as soon as only other nodes have room. avoid: the id of a node that is left out as long as another one suits.
     """
-    possible = find_fitting(needs, nodes, avoid)
-    strict = dict(needs.labels) if needs.required else {}
-    if possible and avoid is not None:
-        strict[_NODE_ID] = f"!{avoid}"
-    options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": strict}
+    matches = find_fitting(needs, nodes, avoid)
+    selector = dict(needs.labels) if needs.required else {}
+    if matches and avoid is not None:
+        selector[_NODE_ID] = f"!{avoid}"
+    options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": selector}
     if needs.memory_mib:
-        largest_mib = max((node.memory_mib for node in possible), default=needs.memory_mib)
+        largest_mib = max((node.memory_mib for node in matches), default=needs.memory_mib)
         options["memory"] = min(needs.memory_mib, largest_mib) << 20
-    if not needs.required and needs.labels and any(needs.labels.items() <= node.labels.items() for node in possible):
-        options["label_selector"] = {**needs.labels, **strict}
-        options["fallback_strategy"] = [{"label_selector": strict}]
+    if not needs.required and needs.labels and any(needs.labels.items() <= node.labels.items() for node in matches):
+        options["label_selector"] = {**needs.labels, **selector}
+        options["fallback_strategy"] = [{"label_selector": selector}]
     return options
 
 
 def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
     """The message that no node suits: what was asked for, what there is, and the remedy. waited_s: for one to come."""
     node_counts = Counter(_describe(node.labels, node.gpus) for node in nodes)
-    nodes_text = ", ".join(f"{count} with {words}" for words, count in sorted(node_counts.items())) or "none"
-    labels = "".join(f" --labels {name}={value}" for name, value in needs.labels.items() if needs.required)
-    gpus = f" --num-gpus {needs.gpus}" if needs.gpus else ""
-    came = f" came in {_minutes(waited_s)}" if waited_s else ""
-    wait = "wait longer for it" if waited_s else "wait for it"
+    nodes_text = ", ".join(f"{count} with {text}" for text, count in sorted(node_counts.items())) or "none"
+    label_text = "".join(f" --labels {name}={value}" for name, value in needs.labels.items() if needs.required)
+    gpu_option = f" --num-gpus {needs.gpus}" if needs.gpus else ""
+    arrival_text = f" came in {_minutes(waited_s)}" if waited_s else ""
+    wait_text = "wait longer for it" if waited_s else "wait for it"
     return (
-        f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {nodes_text}; start one with "
-        f"`ray start --address HEAD{labels}{gpus}`, or {wait} where nodes come by themselves (`--wait-for-nodes 15m` "
-        "of `build` and `validate`; from the chart's `gpuGroups`: a group of that generation and product)"
+        f"no node with {_describe_needs(needs)}{arrival_text}; the cluster's nodes: {nodes_text}; start one with "
+        f"`ray start --address HEAD{label_text}{gpu_option}`, or {wait_text} where nodes come by themselves "
+        "(`--wait-for-nodes 15m` of `build` and `validate`; from the chart's `gpuGroups`: a group of that "
+        "generation and product)"
     )
 
 
@@ -250,8 +251,8 @@ def _minutes(seconds: float) -> str:
 
 def _describe(labels: Mapping[str, str], gpus: float) -> str:
     label_texts = [f"{name}={value}" for name, value in sorted(labels.items())]
-    words = [*label_texts, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
-    return " and ".join(words) if words else "a CPU"
+    resources = [*label_texts, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
+    return " and ".join(resources) if resources else "a CPU"
 
 
 # One job on Ray: what its worker runs, and what the driver knows of it: starting, events, cancelling, and its loss.
@@ -337,8 +338,8 @@ def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
 def _node_id() -> str:
     import ray
 
-    node: str = ray.get_runtime_context().get_node_id()
-    return node
+    node_id: str = ray.get_runtime_context().get_node_id()
+    return node_id
 
 
 class RayTask:
@@ -409,21 +410,21 @@ class RayTask:
         """The StepError or UnavailableError for what Ray raised of a task."""
         import ray.exceptions as said
 
-        name, words = self.job.name, str(error)
+        name, message = self.job.name, str(error)
         if isinstance(error, said.OutOfMemoryError):
             reason = "killed by Ray, its node ran out of memory"
             memory_note = f"; it held {self.peak_mib:.0f} MiB" if self.peak_mib else ""
-            return StepError(f"{name}: {reason}{memory_note}", "node-memory", words, self.peak_mib)
+            return StepError(f"{name}: {reason}{memory_note}", "node-memory", message, self.peak_mib)
         if isinstance(error, said.LocalRayletDiedError | said.RaySystemError):
-            return UnavailableError(f"{name}: lost the Ray cluster: {words}; start it again, then run again")
+            return UnavailableError(f"{name}: lost the Ray cluster: {message}; start it again, then run again")
         if isinstance(error, said.TaskCancelledError):
             return StepError(f"{name}: cancelled", "cancelled")
         if isinstance(error, said.RayTaskError | said.RuntimeEnvSetupError | said.TaskUnschedulableError):
-            last = words.strip().splitlines()[-1]
-            return StepError(f"{name}: its Ray worker could not run it: {last}", "error", words)
+            last_line = message.strip().splitlines()[-1]
+            return StepError(f"{name}: its Ray worker could not run it: {last_line}", "error", message)
         if self.node is not None and not any(node.id == self.node and answers(node) for node in nodes()):
-            return StepError(f"{name}: lost with its node", "node-lost", words, self.peak_mib)
-        return StepError(f"{name}: lost with its Ray worker: {type(error).__name__}", "crash", words, self.peak_mib)
+            return StepError(f"{name}: lost with its node", "node-lost", message, self.peak_mib)
+        return StepError(f"{name}: lost with its Ray worker: {type(error).__name__}", "crash", message, self.peak_mib)
 
 
 @cache
@@ -432,6 +433,6 @@ def _remote(is_isolated: bool, streams: bool) -> Untyped:
 
     # Ray itself tries nothing again, which it would not tell: `builders.execution.local` decides that.
     if is_isolated:
-        returns, function = ("streaming", work) if streams else (1, work_through)
-        return ray.remote(num_returns=returns, max_retries=0)(function)
+        return_count, function = ("streaming", work) if streams else (1, work_through)
+        return ray.remote(num_returns=return_count, max_retries=0)(function)
     return ray.remote(max_retries=0)(work_here)

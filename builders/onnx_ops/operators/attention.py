@@ -24,15 +24,15 @@ def attention(
 
     filled: how many keys of each sample are no padding, where the caller keeps the cache.
     """
-    flat = q.ndim == 3
-    if flat:
+    is_flat = q.ndim == 3
+    if is_flat:
         must(bool(q_num_heads and kv_num_heads), "its inputs have 3 axes and it does not say how many heads there are")
-        heads = ((q, q_num_heads or 1), (k, kv_num_heads or 1), (v, kv_num_heads or 1))
-        q, k, v = (xp.swapaxes(x.reshape((x.shape[0], x.shape[1], n, -1)), 1, 2) for x, n in heads)
+        head_counts = ((q, q_num_heads or 1), (k, kv_num_heads or 1), (v, kv_num_heads or 1))
+        q, k, v = (xp.swapaxes(x.reshape((x.shape[0], x.shape[1], n, -1)), 1, 2) for x, n in head_counts)
     k = k if past_key is None else xp.concat([past_key, k], 2)
     v = v if past_value is None else xp.concat([past_value, v], 2)
-    groups = q.shape[1] // k.shape[1]
-    wide_k, wide_v = (x if groups == 1 else xp.repeat_interleave(x, groups, 1) for x in (k, v))
+    group_count = q.shape[1] // k.shape[1]
+    wide_k, wide_v = (x if group_count == 1 else xp.repeat_interleave(x, group_count, 1) for x in (k, v))
     window = _Window(bool(is_causal), left_window_size, right_window_size)
     bias = _bias(xp, q, k, mask, 0 if past_key is None else past_key.shape[2], filled, window)
     factor = scale if scale is not None else 1 / math.sqrt(q.shape[-1])
@@ -44,7 +44,7 @@ def attention(
         product = xp.matmul(q * root, xp.swapaxes(wide_k * root, 2, 3))
         stages = _weights(xp, product, bias, softcap, softmax_precision)
         output, scores = xp.matmul(stages[-1], wide_v), stages[qk_matmul_output_mode]
-    if flat:
+    if is_flat:
         output = xp.swapaxes(output, 1, 2).reshape((output.shape[0], output.shape[2], -1))
     return (output, k, v, scores)[:outputs]
 
@@ -53,15 +53,15 @@ def _weights(
     xp: ArrayLibrary, scores: Array, bias: Array | None, softcap: float, precision: int | None
 ) -> tuple[Array, ...]:
     """The scores at the four stages that `qk_matmul_output_mode` names: twice capped, with the bias, as weights."""
-    capped = softcap * xp.tanh(scores / softcap) if softcap else scores
-    biased = capped if bias is None else capped + bias
-    logits = xp.astype(biased, xp.dtype(tensor_dtype_to_np_dtype(precision))) if precision else biased
+    capped_scores = softcap * xp.tanh(scores / softcap) if softcap else scores
+    biased_scores = capped_scores if bias is None else capped_scores + bias
+    logits = xp.astype(biased_scores, xp.dtype(tensor_dtype_to_np_dtype(precision))) if precision else biased_scores
     weights = xp.softmax(logits, -1)
     if bias is not None:
-        nothing = xp.amax(bias, axis=(-1,), keepdims=True) == -math.inf
-        weights = xp.where(nothing, xp.zeros_like(weights), weights)
+        empty_rows = xp.amax(bias, axis=(-1,), keepdims=True) == -math.inf
+        weights = xp.where(empty_rows, xp.zeros_like(weights), weights)
     # Mode 0 is documented as the bare product, and the reference gives it capped.
-    return capped, capped, biased, xp.astype(weights, scores.dtype)
+    return capped_scores, capped_scores, biased_scores, xp.astype(weights, scores.dtype)
 
 
 class _Window(NamedTuple):
@@ -76,24 +76,24 @@ def _bias(
     xp: ArrayLibrary, q: Array, k: Array, mask: Array | None, past: int, filled: Array | None, window: _Window
 ) -> Array | None:
     """What is added to the scores: 0 or a mask's values where a query attends, -inf where not; None for nothing."""
-    none, zero = xp.full((), -math.inf, dtype=q.dtype), xp.zeros((), dtype=q.dtype)
+    minus_infinity, zero = xp.full((), -math.inf, dtype=q.dtype), xp.zeros((), dtype=q.dtype)
     bias: Array | None = None
     if mask is not None:
-        bias = xp.where(mask, zero, none) if mask.dtype == xp.bool else mask
+        bias = xp.where(mask, zero, minus_infinity) if mask.dtype == xp.bool else mask
         gap = k.shape[2] - mask.shape[-1]
         if not isinstance(gap, int) or gap:
             bias = xp.pad_axes(bias, [(0, 0)] * (bias.ndim - 1) + [(0, gap)], -math.inf)
-    keys = xp.arange(k.shape[2])
-    places = xp.unsqueeze(xp.arange(q.shape[2]), 1) + past
-    ends = None if filled is None else filled.reshape((-1, 1, 1, 1))
-    if ends is not None and not past:
-        places = places + (ends - q.shape[2])
-    visibility_masks = [keys < ends] if ends is not None else []
-    visibility_masks += [keys <= places] if window.causal else []
-    visibility_masks += [keys >= places - window.left] if window.left >= 0 else []
-    visibility_masks += [keys <= places + window.right] if window.right >= 0 else []
+    key_positions = xp.arange(k.shape[2])
+    positions = xp.unsqueeze(xp.arange(q.shape[2]), 1) + past
+    valid_lengths = None if filled is None else filled.reshape((-1, 1, 1, 1))
+    if valid_lengths is not None and not past:
+        positions = positions + (valid_lengths - q.shape[2])
+    visibility_masks = [key_positions < valid_lengths] if valid_lengths is not None else []
+    visibility_masks += [key_positions <= positions] if window.causal else []
+    visibility_masks += [key_positions >= positions - window.left] if window.left >= 0 else []
+    visibility_masks += [key_positions <= positions + window.right] if window.right >= 0 else []
     for mask_part in visibility_masks:
-        bias = xp.where(mask_part, zero if bias is None else bias, none)
+        bias = xp.where(mask_part, zero if bias is None else bias, minus_infinity)
     return bias
 
 
@@ -111,9 +111,9 @@ def _of(array: Any, dtype: Any) -> Known:
     """A `Known` of an array, which numpy gives as a bare element when it has no axes."""
     if isinstance(array, np.ndarray):
         return Known(array, dtype)
-    single: ObjectArray = np.empty((), dtype=object)
-    single[()] = array
-    return Known(single, dtype)
+    scalar_array: ObjectArray = np.empty((), dtype=object)
+    scalar_array[()] = array
+    return Known(scalar_array, dtype)
 
 
 def _each(function: Function, *values: Known) -> Any:
@@ -225,11 +225,11 @@ def slice_(xp: ArrayLibrary, data: Known, starts: Known, ends: Known, *more: Kno
     axes, steps = (*more, None, None)[:2]
     sliced_axes = axes.each if axes is not None else list(range(starts.numbers.size))
     strides = steps.each if steps is not None else [1] * len(sliced_axes)
-    cut: list[slice] = [slice(None)] * data.numbers.ndim
+    slices: list[slice] = [slice(None)] * data.numbers.ndim
     for axis, start, end, step in zip(sliced_axes, starts.each, ends.each, strides, strict=True):
         size = data.numbers.shape[axis]
-        cut[axis] = slice(start, None if step < 0 and end < -size else end, step)
-    return _of(data.numbers[tuple(cut)], data.dtype)
+        slices[axis] = slice(start, None if step < 0 and end < -size else end, step)
+    return _of(data.numbers[tuple(slices)], data.dtype)
 
 
 @on_numbers("Reshape")

@@ -57,8 +57,8 @@ def div(xp: ArrayLibrary, a: Array, b: Value, *, lookups: Lookups) -> Array:
         return xp.truncated_quotient(a, divisor)
     divisor = lookups.divisor(divisor)
     ones = xp.ones_like(divisor)
-    minus = divisor == -ones if xp.is_signed(divisor) else xp.zeros_like(divisor, dtype=xp.bool)
-    return xp.truncated_quotient(a, xp.where(minus, ones, divisor)) * xp.where(minus, divisor, ones)
+    is_minus_one = divisor == -ones if xp.is_signed(divisor) else xp.zeros_like(divisor, dtype=xp.bool)
+    return xp.truncated_quotient(a, xp.where(is_minus_one, ones, divisor)) * xp.where(is_minus_one, divisor, ones)
 
 
 @operator("Mod")
@@ -132,8 +132,8 @@ def dropout(
 ) -> tuple[Array, ...]:  # fmt: skip
     """x itself, and a mask of true: dropout at inference."""
     del ratio, seed
-    off = training is None or (isinstance(training, Known) and not training.first)
-    must(off, "it drops values at random, as in training; export the model for inference")
+    is_inference = training is None or (isinstance(training, Known) and not training.first)
+    must(is_inference, "it drops values at random, as in training; export the model for inference")
     return (x, xp.ones_like(x, dtype=xp.bool))[:outputs]
 
 
@@ -236,12 +236,12 @@ def convert(xp: ArrayLibrary, x: Array, dtype: DType, *, saturate: bool = True) 
     """`x` in another type, as ONNX's Cast does it."""
     if dtype == xp.bool:
         return xp.astype(x, xp.float32 if xp.is_floating(x) else x.dtype) != 0
-    largest = _FP8_LARGEST.get(str(dtype).removeprefix("torch."))
-    if largest is None or not xp.is_floating(x):
+    max_value = _FP8_LARGEST.get(str(dtype).removeprefix("torch."))
+    if max_value is None or not xp.is_floating(x):
         return xp.astype(x, dtype)
     values = xp.astype(x, xp.float32)
     if saturate:
-        values = xp.where(xp.isnan(values), values, xp.clip(values, -largest, largest))
-    elif largest == 448:  # has no infinity; half a step beyond its largest value is rounded to that
-        values = xp.where(xp.abs(values) > largest + 16, xp.full_like(values, np.nan), values)
+        values = xp.where(xp.isnan(values), values, xp.clip(values, -max_value, max_value))
+    elif max_value == 448:  # has no infinity; half a step beyond its largest value is rounded to that
+        values = xp.where(xp.abs(values) > max_value + 16, xp.full_like(values, np.nan), values)
     return xp.astype(values, dtype)

@@ -45,7 +45,7 @@ def _along(xp: ArrayLibrary, size: Any, axis: int, rank: int) -> Array:
 
 def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
     """An array of indices for each axis, read from the last axis of `indices`. sizes: of the axes."""
-    return tuple(lookups.into(indices[..., place], sizes[place]) for place in range(indices.shape[-1]))
+    return tuple(lookups.into(indices[..., axis], sizes[axis]) for axis in range(indices.shape[-1]))
 
 
 @operator("ScatterElements", "Scatter")
@@ -69,9 +69,9 @@ def scatter_nd(
 def one_hot(xp: ArrayLibrary, indices: Array, depth: Numbers, values: Array, *, axis: int = -1) -> Array:
     """values[1] at the index along a new axis of size `depth`, else values[0]; none for an index out of range."""
     count = int(depth[0])
-    places = xp.where(indices < 0, indices + count, indices)
+    positions = xp.where(indices < 0, indices + count, indices)
     axis = axis % (indices.ndim + 1)
-    return xp.where(xp.unsqueeze(places, axis) == _along(xp, count, axis, indices.ndim + 1), values[1], values[0])
+    return xp.where(xp.unsqueeze(positions, axis) == _along(xp, count, axis, indices.ndim + 1), values[1], values[0])
 
 
 @operator("NonZero")
@@ -93,10 +93,10 @@ def reverse_sequence(
 ) -> Array:
     """x with the first `length` steps of each sample in reverse order."""
     must({batch_axis, time_axis} == {0, 1}, f"batch_axis {batch_axis} and time_axis {time_axis} are not 0 and 1")
-    time = _along(xp, x.shape[time_axis], time_axis, 2)
+    times = _along(xp, x.shape[time_axis], time_axis, 2)
     ends = xp.unsqueeze(lengths, time_axis)
-    places = lookups.into(xp.where(time < ends, ends - 1 - time, time), x.shape[time_axis])
-    return xp.take_along(x, xp.broadcast_to(places.reshape((*places.shape, *[1] * (x.ndim - 2))), x.shape), time_axis)
+    sources = lookups.into(xp.where(times < ends, ends - 1 - times, times), x.shape[time_axis])
+    return xp.take_along(x, xp.broadcast_to(sources.reshape((*sources.shape, *[1] * (x.ndim - 2))), x.shape), time_axis)
 
 
 @operator("GridSample")
@@ -110,9 +110,9 @@ def grid_sample(
     padding_mode: str = "zeros",
 ) -> Array:
     """The library's sampling of images and volumes at the grid's points."""
-    kinds = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
-    kind = kinds.get(mode, mode)
-    must(kind in kinds.values(), f"mode {mode!r} is none of ONNX's; use linear, nearest or cubic")
+    modes = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
+    kind = modes.get(mode, mode)
+    must(kind in modes.values(), f"mode {mode!r} is none of ONNX's; use linear, nearest or cubic")
     return xp.grid_sample(x, grid, mode=kind, padding_mode=padding_mode, align_corners=bool(align_corners))
 
 
@@ -125,10 +125,10 @@ def tensor_scatter(
     axis = axis % past.ndim
     batch, size, count = past.shape[0], past.shape[axis], update.shape[axis]
     start = xp.zeros((batch,), dtype=xp.int64) if write_indices is None else write_indices
-    places = xp.unsqueeze(start, 1) + xp.arange(count)
-    places = xp.remainder(places, size) if mode == "circular" else lookups.into(places, size)
+    positions = xp.unsqueeze(start, 1) + xp.arange(count)
+    positions = xp.remainder(positions, size) if mode == "circular" else lookups.into(positions, size)
     shape = tuple(batch if i == 0 else count if i == axis else 1 for i in range(past.ndim))
-    return xp.scatter(past, axis, xp.broadcast_to(places.reshape(shape), update.shape), update, "none")
+    return xp.scatter(past, axis, xp.broadcast_to(positions.reshape(shape), update.shape), update, "none")
 
 
 # Resize: one axis after the other, as a weighted sum of neighbours; sizes may be symbolic, antialiasing is refused.
@@ -170,21 +170,21 @@ def resize(
     must(not antialias, "it asks for antialiasing; leave that out, or use the backend onnxruntime")
     must(coordinate_transformation_mode in _RULES, f"coordinate rule {coordinate_transformation_mode!r} is not known")
     rule = _RULES[coordinate_transformation_mode]
-    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    crop = coordinate_transformation_mode == "tf_crop_and_resize"
     outside_mask: Array | None = None
-    for resized in _axes(xp, x, roi if crops else None, scales, sizes, axes, keep_aspect_ratio_policy):
-        if not crops and isinstance(resized.scale, (int, float)) and resized.scale == 1:
+    for spec in _axes(xp, x, roi if crop else None, scales, sizes, axes, keep_aspect_ratio_policy):
+        if not crop and isinstance(spec.scale, (int, float)) and spec.scale == 1:
             continue
-        with xp.at_once() if isinstance(resized.size, int) and isinstance(resized.new_size, int) else nullcontext():
+        with xp.at_once() if isinstance(spec.size, int) and isinstance(spec.new_size, int) else nullcontext():
             # Traced, XLA would divide by multiplying, and round another way.
-            points = rule(xp.astype(xp.arange(resized.new_size), xp.float32), resized)
+            points = rule(xp.astype(xp.arange(spec.new_size), xp.float32), spec)
         if mode == "nearest":
-            x = _take_clipped(xp, x, resized, _nearest(xp, points, nearest_mode))
+            x = _take_clipped(xp, x, spec, _nearest(xp, points, nearest_mode))
         else:
-            x = _interpolate(xp, x, resized, points, mode, cubic_coeff_a, bool(exclude_outside))
-        if crops:
-            beyond = ((points < 0) | (points > resized.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - resized.axis)))
-            outside_mask = beyond if outside_mask is None else outside_mask | beyond
+            x = _interpolate(xp, x, spec, points, mode, cubic_coeff_a, bool(exclude_outside))
+        if crop:
+            is_outside = ((points < 0) | (points > spec.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - spec.axis)))
+            outside_mask = is_outside if outside_mask is None else outside_mask | is_outside
     return x if outside_mask is None else xp.where(outside_mask, xp.full_like(x, extrapolation_value), x)
 
 
@@ -200,23 +200,24 @@ def _axes(
     axes: list[int] | None, policy: str,
 ) -> list[_ResizedAxis]:  # fmt: skip
     resized_axes = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
-    have = [x.shape[axis] for axis in resized_axes]
+    old_sizes = [x.shape[axis] for axis in resized_axes]
     if sizes:
         factors = [
-            1 if xp.same(size, old_size) else size / old_size for size, old_size in zip(sizes, have, strict=True)
+            1 if xp.same(size, old_size) else size / old_size for size, old_size in zip(sizes, old_sizes, strict=True)
         ]
         if policy != "stretch":
             ratio = min(factors) if policy == "not_larger" else max(factors)
             factors = [ratio] * len(factors)
-            sizes = [math.floor(ratio * old_size + 0.5) for old_size in have]
+            sizes = [math.floor(ratio * old_size + 0.5) for old_size in old_sizes]
     else:
         must(bool(scales), "it has neither scales nor sizes")
         factors = list(scales or ())
-        sizes = [_scale_size(old_size, factor) for old_size, factor in zip(have, factors, strict=True)]
+        sizes = [_scale_size(old_size, factor) for old_size, factor in zip(old_sizes, factors, strict=True)]
     count = len(resized_axes)
     starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
     return [
-        _ResizedAxis(*axis_fields) for axis_fields in zip(resized_axes, have, sizes, factors, starts, ends, strict=True)
+        _ResizedAxis(*axis_fields)
+        for axis_fields in zip(resized_axes, old_sizes, sizes, factors, starts, ends, strict=True)
     ]
 
 
@@ -260,23 +261,23 @@ def _interpolate(
 ) -> Array:
     """The weighted sum of neighbours (2 for 'linear', 4 for 'cubic') at `points`; places outside have the
     edge's value, or with `exclude` no weight."""
-    base = xp.floor(points)
-    offset = points - base
+    base_indices = xp.floor(points)
+    offset = points - base_indices
     taps = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
     weights = [1 - xp.abs(offset - tap) if mode == "linear" else _cubic(xp, offset - tap, cubic) for tap in taps]
-    places = [base + tap for tap in taps]
+    positions = [base_indices + tap for tap in taps]
     if exclude:
-        masks = [xp.astype((place >= 0) & (place <= axis.size - 1), xp.float32) for place in places]
+        masks = [xp.astype((position >= 0) & (position <= axis.size - 1), xp.float32) for position in positions]
         weights = [weight * mask for weight, mask in zip(weights, masks, strict=True)]
         total = sum(weights[1:], weights[0])
         weights = [weight / total for weight in weights]
     shape = (-1, *[1] * (x.ndim - 1 - axis.axis))
     values = x if xp.is_floating(x) else xp.astype(x, xp.float32)
-    parts = [
-        _take_clipped(xp, values, axis, place) * xp.astype(weight.reshape(shape), values.dtype)
-        for place, weight in zip(places, weights, strict=True)
+    terms = [
+        _take_clipped(xp, values, axis, position) * xp.astype(weight.reshape(shape), values.dtype)
+        for position, weight in zip(positions, weights, strict=True)
     ]
-    weighted_sum = sum(parts[1:], parts[0])
+    weighted_sum = sum(terms[1:], terms[0])
     return weighted_sum if xp.is_floating(x) else xp.astype(xp.round(weighted_sum), x.dtype)
 
 

@@ -79,11 +79,11 @@ class Recurrence:
 
     def add(self, gate_inputs: Array, state: Array, first_gate: int = 0, last_gate: int | None = None) -> list[Array]:
         """gate_inputs [batch, gates..] + state @ weight^T + bias of the gates first..last, each [batch, hidden]."""
-        hidden = int(self.weight.shape[1])
-        rows = slice(first_gate * hidden, None if last_gate is None else last_gate * hidden)
+        hidden_size = int(self.weight.shape[1])
+        rows = slice(first_gate * hidden_size, None if last_gate is None else last_gate * hidden_size)
         gate_sums = gate_inputs[:, rows] + self.xp.matmul(state, self.weight[rows].T)
         gate_sums = gate_sums if self.bias is None else gate_sums + self.bias[rows]
-        return [gate_sums[:, start : start + hidden] for start in range(0, int(gate_sums.shape[1]), hidden)]
+        return [gate_sums[:, start : start + hidden_size] for start in range(0, int(gate_sums.shape[1]), hidden_size)]
 
 
 # What the input adds to the gates [batch, gates * hidden], the state before -> the state after, the output first.
@@ -92,20 +92,20 @@ Cell = Callable[[Recurrence, Array, State], State]
 
 def _lstm(layer: Recurrence, gate_inputs: Array, state: State) -> State:
     gate, candidate, cell_activation = layer.activations
-    enter, leave, keep, new = layer.add(gate_inputs, state[0])
-    cell = gate(keep) * state[1] + gate(enter) * candidate(new)
-    return gate(leave) * cell_activation(cell), cell
+    input_gate, output_gate, forget_gate, cell_input = layer.add(gate_inputs, state[0])
+    cell = gate(forget_gate) * state[1] + gate(input_gate) * candidate(cell_input)
+    return gate(output_gate) * cell_activation(cell), cell
 
 
 def _gru(layer: Recurrence, gate_inputs: Array, state: State, reset_after: bool) -> State:
     gate, candidate = layer.activations
-    update, reset = map(gate, layer.add(gate_inputs, state[0], 0, 2))
+    update_gate, reset_gate = map(gate, layer.add(gate_inputs, state[0], 0, 2))
     if reset_after:
-        (recurrent,) = layer.add(layer.xp.zeros_like(gate_inputs), state[0], 2)
-        new = candidate(gate_inputs[:, -recurrent.shape[1] :] + reset * recurrent)
+        (recurrent_sum,) = layer.add(layer.xp.zeros_like(gate_inputs), state[0], 2)
+        candidate_state = candidate(gate_inputs[:, -recurrent_sum.shape[1] :] + reset_gate * recurrent_sum)
     else:
-        new = candidate(layer.add(gate_inputs, reset * state[0], 2)[0])
-    return ((1 - update) * new + update * state[0],)
+        candidate_state = candidate(layer.add(gate_inputs, reset_gate * state[0], 2)[0])
+    return ((1 - update_gate) * candidate_state + update_gate * state[0],)
 
 
 def _rnn(layer: Recurrence, gate_inputs: Array, state: State) -> State:
@@ -125,23 +125,23 @@ def _run(
             [start if start is None else xp.permute(start, (1, 0, 2)) for start in starts],
         )
     functions = _functions(xp, activations or [*usual] * int(weight.shape[0]))
-    outputs, ends = [], []
+    outputs, final_states = [], []
     for index in range(int(weight.shape[0])):
-        half = 0 if bias is None else int(bias.shape[1]) // 2
+        half_size = 0 if bias is None else int(bias.shape[1]) // 2
         gate_inputs = xp.matmul(x, weight[index].T)
-        gate_inputs = gate_inputs if bias is None else gate_inputs + bias[index][:half]
+        gate_inputs = gate_inputs if bias is None else gate_inputs + bias[index][:half_size]
         cell_activations = functions[index * len(usual) : (index + 1) * len(usual)]
-        layer = Recurrence(xp, recurrence[index], None if bias is None else bias[index][half:], cell_activations)
+        layer = Recurrence(xp, recurrence[index], None if bias is None else bias[index][half_size:], cell_activations)
         zeros = xp.zeros((x.shape[1], recurrence.shape[2]), dtype=x.dtype)
         start = tuple(zeros if state is None else state[index] for state in starts)
-        backwards = direction == "reverse" or index == 1
-        hidden_states, end = _one_way(xp, partial(cell, layer), gate_inputs, start, lengths, backwards)
+        is_backward = direction == "reverse" or index == 1
+        hidden_states, end = _one_way(xp, partial(cell, layer), gate_inputs, start, lengths, is_backward)
         outputs.append(hidden_states)
-        ends.append(end)
-    every = xp.stack(outputs, 1), *(xp.stack(states, 0) for states in zip(*ends, strict=True))
+        final_states.append(end)
+    results = xp.stack(outputs, 1), *(xp.stack(states, 0) for states in zip(*final_states, strict=True))
     if not layout:
-        return every
-    return xp.permute(every[0], (2, 0, 1, 3)), *(xp.permute(state, (1, 0, 2)) for state in every[1:])
+        return results
+    return xp.permute(results[0], (2, 0, 1, 3)), *(xp.permute(state, (1, 0, 2)) for state in results[1:])
 
 
 def _one_way(
@@ -154,13 +154,15 @@ def _one_way(
         steps.append(xp.unsqueeze(xp.unsqueeze(xp.arange(gate_inputs.shape[0]), 1) < xp.unsqueeze(lengths, 0), 2))
 
     def step(state: State, now: Sequence[Array]) -> tuple[State, Array]:
-        new = cell(now[0], state)
+        new_states = cell(now[0], state)
         if len(now) == 1:
-            return new, new[0]
-        next_state = tuple(xp.where(now[1], after, before) for after, before in zip(new, state, strict=True))
-        return next_state, xp.where(now[1], new[0], xp.zeros_like(new[0]))
+            return new_states, new_states[0]
+        next_state = tuple(
+            xp.where(now[1], new_state, old_state) for new_state, old_state in zip(new_states, state, strict=True)
+        )
+        return next_state, xp.where(now[1], new_states[0], xp.zeros_like(new_states[0]))
 
-    end, outputs = xp.scan(step, start, tuple(xp.flip(part, (0,)) for part in steps) if backwards else tuple(steps))
+    end, outputs = xp.scan(step, start, tuple(xp.flip(array, (0,)) for array in steps) if backwards else tuple(steps))
     return (xp.flip(outputs, (0,)) if backwards else outputs), end
 
 
@@ -190,8 +192,8 @@ def lstm(
     del hidden_size
     must(peepholes is None, "peepholes are not supported here; use onnxruntime, or export the layer without them")
     _refuse(clip=clip, input_forget=input_forget)
-    starts, usual = (initial_h, initial_c), ("Sigmoid", "Tanh", "Tanh")
-    return _run(xp, _lstm, usual, activations, x, weight, recurrence, bias, sequence_lens, starts, direction, layout)
+    states, defaults = (initial_h, initial_c), ("Sigmoid", "Tanh", "Tanh")
+    return _run(xp, _lstm, defaults, activations, x, weight, recurrence, bias, sequence_lens, states, direction, layout)
 
 
 @operator("GRU")
@@ -204,9 +206,9 @@ def gru(
     """Gated recurrent unit, gates in the order update, reset, hidden."""
     del hidden_size
     _refuse(clip=clip)
-    cell, usual = partial(_gru, reset_after=bool(linear_before_reset)), ("Sigmoid", "Tanh")
-    starts = (initial_h,)
-    return _run(xp, cell, usual, activations, x, weight, recurrence, bias, sequence_lens, starts, direction, layout)
+    cell, defaults = partial(_gru, reset_after=bool(linear_before_reset)), ("Sigmoid", "Tanh")
+    states = (initial_h,)
+    return _run(xp, cell, defaults, activations, x, weight, recurrence, bias, sequence_lens, states, direction, layout)
 
 
 @operator("RNN")
@@ -219,8 +221,8 @@ def rnn(
     """A plain recurrent layer."""
     del hidden_size
     _refuse(clip=clip)
-    starts = (initial_h,)
-    return _run(xp, _rnn, ("Tanh",), activations, x, weight, recurrence, bias, sequence_lens, starts, direction, layout)
+    states = (initial_h,)
+    return _run(xp, _rnn, ("Tanh",), activations, x, weight, recurrence, bias, sequence_lens, states, direction, layout)
 
 
 # Convolutions and pooling: ONNX's rules for the places of windows, over the library's kernels.
@@ -239,13 +241,13 @@ def _pads(
     if auto_pad == "VALID":
         return [0] * rank, [0] * rank
     must(auto_pad in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad!r} is none of ONNX's; write the pads out")
-    smaller, larger = [], []
+    small_pads, large_pads = [], []
     for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
-        span = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
-        total = xp.sym_max(span - size, 0)
-        smaller.append(total // 2)
-        larger.append(total - total // 2)
-    return (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
+        needed_size = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
+        total = xp.sym_max(needed_size - size, 0)
+        small_pads.append(total // 2)
+        large_pads.append(total - total // 2)
+    return (small_pads, large_pads) if auto_pad == "SAME_UPPER" else (large_pads, small_pads)
 
 
 @operator("Conv")
@@ -257,8 +259,8 @@ def conv(
     """The library's convolution, with pads that may differ before and after."""
     ones = [1] * (x.ndim - 2)
     dilations, strides = dilations or ones, strides or ones
-    before, after = _pads(xp, x, kernel_shape or list(weight.shape[2:]), strides, dilations, pads, auto_pad)
-    return xp.conv(x, weight, bias, strides, before, after, dilations, group)
+    low, high = _pads(xp, x, kernel_shape or list(weight.shape[2:]), strides, dilations, pads, auto_pad)
+    return xp.conv(x, weight, bias, strides, low, high, dilations, group)
 
 
 @operator("ConvTranspose")
@@ -271,14 +273,14 @@ def conv_transpose(
     """The library's transposed convolution with the pads cut off; zeros are added where `output_shape` is larger."""
     ones = [1] * (x.ndim - 2)
     dilations, strides, extra_sizes = dilations or ones, strides or ones, output_padding or [0] * len(ones)
-    full = [
-        stride * (size - 1) + more + (width - 1) * dilation + 1
-        for size, stride, more, width, dilation in zip(
+    full_sizes = [
+        stride * (size - 1) + extra_size + (width - 1) * dilation + 1
+        for size, stride, extra_size, width, dilation in zip(
             x.shape[2:], strides, extra_sizes, kernel_shape or weight.shape[2:], dilations, strict=True
         )
     ]
-    before, after = _cuts(full, x, strides, pads, auto_pad, output_shape)
-    return xp.conv_transpose(x, weight, bias, strides, before, after, extra_sizes, dilations, group)
+    low, high = _cuts(full_sizes, x, strides, pads, auto_pad, output_shape)
+    return xp.conv_transpose(x, weight, bias, strides, low, high, extra_sizes, dilations, group)
 
 
 def _cuts(
@@ -293,14 +295,14 @@ def _cuts(
     target_sizes = (
         shape[-rank:] if shape else [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
     )
-    before, after = [], []
-    for have, want in zip(full, target_sizes, strict=True):
-        total = have - want
-        less = max(total, 0) // 2
-        low, high = (less, total - less) if auto_pad == "SAME_UPPER" or total < 0 else (total - less, less)
-        before.append(low)
-        after.append(high)
-    return before, after
+    low_pads, high_pads = [], []
+    for full_size, target_size in zip(full, target_sizes, strict=True):
+        total = full_size - target_size
+        low_cut = max(total, 0) // 2
+        low, high = (low_cut, total - low_cut) if auto_pad == "SAME_UPPER" or total < 0 else (total - low_cut, low_cut)
+        low_pads.append(low)
+        high_pads.append(high)
+    return low_pads, high_pads
 
 
 def _geometry(
@@ -313,15 +315,15 @@ def _geometry(
     """
     ones = [1] * len(kernel)
     strides, dilations = strides or ones, dilations or ones
-    before, after = _pads(xp, x, kernel, strides, dilations, pads, auto_pad)
+    low, high = _pads(xp, x, kernel, strides, dilations, pads, auto_pad)
     if ceil_mode:
-        after = [
-            _pad_to_window(size + left, right, (width - 1) * dilation + 1, stride)
-            for size, width, stride, dilation, left, right in zip(
-                x.shape[2:], kernel, strides, dilations, before, after, strict=True
+        high = [
+            _pad_to_window(size + low_pad, high_pad, (width - 1) * dilation + 1, stride)
+            for size, width, stride, dilation, low_pad, high_pad in zip(
+                x.shape[2:], kernel, strides, dilations, low, high, strict=True
             )
         ]
-    return strides, dilations, before, after
+    return strides, dilations, low, high
 
 
 def _pad_to_window(size: Any, after: Any, reach: int, stride: int) -> Any:
@@ -339,12 +341,12 @@ def max_pool(
     pads: Sizes | None = None, storage_order: int = 0, strides: Sizes | None = None, outputs: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """The greatest of each window, and where they are asked for their indices in the flat array."""
-    strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    strides, dilations, low, high = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if outputs == 1:
-        return xp.max_pool(x, kernel_shape, strides, before, _drop_negative(after), dilations)
+        return xp.max_pool(x, kernel_shape, strides, low, _drop_negative(high), dilations)
     must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
-    must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
-    return xp.max_pool_indices(x, kernel_shape, strides, before, dilations)
+    must(low == high and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
+    return xp.max_pool_indices(x, kernel_shape, strides, low, dilations)
 
 
 def _drop_negative(after: Sizes) -> Sizes:
@@ -362,20 +364,22 @@ def average_pool(
     `ceil_mode` adds)."""
     ones = [1] * len(kernel_shape)
     plain_pads = _pads(xp, x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
-    strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    if before == after and not ceil_mode and dilations == ones:
-        return xp.avg_pool(x, kernel_shape, strides, before, bool(count_include_pad))
+    strides, dilations, low, high = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    if low == high and not ceil_mode and dilations == ones:
+        return xp.avg_pool(x, kernel_shape, strides, low, bool(count_include_pad))
     ones_mask = xp.ones_like(x)
     if count_include_pad:
-        counted_pads = [min(more, have) if ceil_mode else have for more, have in zip(after, plain_pads[1], strict=True)]
+        counted_pads = [
+            min(high_pad, width) if ceil_mode else width for high_pad, width in zip(high, plain_pads[1], strict=True)
+        ]
         ones_mask = xp.pad_axes(ones_mask, _widths(plain_pads[0], counted_pads), 1)
-        rest_pads = [more - have for more, have in zip(after, counted_pads, strict=True)]
+        rest_pads = [high_pad - width for high_pad, width in zip(high, counted_pads, strict=True)]
         ones_mask = xp.pad_axes(ones_mask, _widths([0] * len(rest_pads), rest_pads), 0)
     else:
-        ones_mask = xp.pad_axes(ones_mask, _widths(before, _drop_negative(after)), 0)
-    none = [0] * len(ones)
-    x = xp.pad_axes(x, _widths(before, _drop_negative(after)), 0)
-    sums, counts = (xp.window_sums(part, kernel_shape, strides, none, none, dilations) for part in (x, ones_mask))
+        ones_mask = xp.pad_axes(ones_mask, _widths(low, _drop_negative(high)), 0)
+    zeros = [0] * len(ones)
+    x = xp.pad_axes(x, _widths(low, _drop_negative(high)), 0)
+    sums, counts = (xp.window_sums(array, kernel_shape, strides, zeros, zeros, dilations) for array in (x, ones_mask))
     return sums / counts
 
 
@@ -391,8 +395,8 @@ def lp_pool(
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
     """The p-norm of each window."""
-    strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _drop_negative(after), dilations) ** (1.0 / p)
+    strides, dilations, low, high = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, low, _drop_negative(high), dilations) ** (1.0 / p)
 
 
 @operator("GlobalAveragePool")

@@ -14,8 +14,8 @@ def along_axis(function: Callable[[Array, int], Array], x: Array, axis: int | No
     if opset >= 13:
         return function(x, -1 if axis is None else axis)
     axis = (1 if axis is None else axis) % x.ndim
-    flat = x.reshape((*x.shape[:axis], math.prod(x.shape[axis:])))
-    return function(flat, -1).reshape(tuple(x.shape))
+    matrix = x.reshape((*x.shape[:axis], math.prod(x.shape[axis:])))
+    return function(matrix, -1).reshape(tuple(x.shape))
 
 
 @operator("Softmax")
@@ -38,7 +38,7 @@ def batch_normalization(
     """Batch normalization at inference, with the given mean and variance."""
     del momentum
     must(not training_mode, "it is in training mode; export the model for inference")
-    return xp.batch_norm(x, *(xp.astype(part, x.dtype) for part in (mean, variance, scale, bias)), epsilon)
+    return xp.batch_norm(x, *(xp.astype(parameter, x.dtype) for parameter in (mean, variance, scale, bias)), epsilon)
 
 
 @operator("LayerNormalization")
@@ -53,26 +53,26 @@ def layer_normalization(
     if xp.layer_norm is not None and outputs == 1 and is_plain and (bias is None or list(bias.shape) == sizes):
         return (xp.layer_norm(x, sizes, scale, bias, epsilon),)
     values = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
-    normal, mean, inverse = _standardize(xp, values, tuple(range(axis, x.ndim)), epsilon)
-    output = xp.astype(normal, x.dtype) * scale
-    return (output if bias is None else output + bias, mean, inverse)[:outputs]
+    normalized, mean, inverse_std = _standardize(xp, values, tuple(range(axis, x.ndim)), epsilon)
+    output = xp.astype(normalized, x.dtype) * scale
+    return (output if bias is None else output + bias, mean, inverse_std)[:outputs]
 
 
 def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
     """(x - mean) / deviation over some axes, the mean, and 1 / deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     deviations = x - mean
-    inverse = xp.rsqrt(xp.mean(deviations * deviations, axis=axes, keepdims=True) + epsilon)
-    return deviations * inverse, mean, inverse
+    inverse_std = xp.rsqrt(xp.mean(deviations * deviations, axis=axes, keepdims=True) + epsilon)
+    return deviations * inverse_std, mean, inverse_std
 
 
 @operator("InstanceNormalization")
 def instance_normalization(xp: ArrayLibrary, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
     """Normalized within each channel of each sample; 16-bit floats are computed in float32."""
     values = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
-    parts = values.reshape((x.shape[0], x.shape[1], -1))
-    normal = xp.astype(_standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape), x.dtype)
-    return normal * _channels(scale, x) + _channels(bias, x)
+    planes = values.reshape((x.shape[0], x.shape[1], -1))
+    normalized = xp.astype(_standardize(xp, planes, (2,), epsilon)[0].reshape(x.shape), x.dtype)
+    return normalized * _channels(scale, x) + _channels(bias, x)
 
 
 def _channels(scale: Array, x: Array) -> Array:
@@ -87,8 +87,8 @@ def local_response(
     """Local response normalization: over a power of the squares of `size` neighbouring channels (for an even `size` one
     more after than before)."""
     squares = xp.pad_axes(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
-    neighbours = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
-    return x / (bias + alpha / size * reduce(xp.add, neighbours)) ** beta
+    shifted_squares = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
+    return x / (bias + alpha / size * reduce(xp.add, shifted_squares)) ** beta
 
 
 @operator("LpNormalization")
@@ -131,18 +131,18 @@ def _product(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
 
 def _extreme(name: str) -> Fold:
     """The reduction 'amax' or 'amin'; over no elements it gives the type's least or greatest value, as ONNX says."""
-    greatest = name == "amax"
+    is_max = name == "amax"
 
     def run(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
         if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
             return getattr(xp, name)(x, axis=axes, keepdims=keep)  # type: ignore[no-any-return]
         sizes = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
         if xp.is_floating(x):
-            return xp.full(sizes, -math.inf if greatest else math.inf, dtype=x.dtype)
+            return xp.full(sizes, -math.inf if is_max else math.inf, dtype=x.dtype)
         if x.dtype == xp.bool:
-            return xp.full(sizes, not greatest, dtype=x.dtype)
-        ends = xp.ends(x.dtype)
-        return xp.full(sizes, ends[0] if greatest else ends[1], dtype=x.dtype)
+            return xp.full(sizes, not is_max, dtype=x.dtype)
+        bounds = xp.ends(x.dtype)
+        return xp.full(sizes, bounds[0] if is_max else bounds[1], dtype=x.dtype)
 
     return run
 
@@ -229,8 +229,8 @@ def _accumulate(
     x = xp.flip(x, (run_axis,)) if reverse else x
     if first_step is not None:
         x = xp.concat([first_step(xp.cut(x, run_axis, 0, 1)), xp.cut(x, run_axis, 0, x.shape[run_axis] - 1)], run_axis)
-    cumulative = run(x, axis=run_axis, dtype=x.dtype)
-    return xp.flip(cumulative, (run_axis,)) if reverse else cumulative
+    cumulative_sums = run(x, axis=run_axis, dtype=x.dtype)
+    return xp.flip(cumulative_sums, (run_axis,)) if reverse else cumulative_sums
 
 
 @operator("Hardmax")
@@ -241,8 +241,8 @@ def hardmax(xp: ArrayLibrary, x: Array, *, axis: int | None = None, opset: int) 
 
 def _hardmax(xp: ArrayLibrary, x: Array, axis: int) -> Array:
     axis %= x.ndim
-    places = xp.arange(x.shape[axis]).reshape((-1, *[1] * (x.ndim - 1 - axis)))
-    return xp.astype(places == xp.argmax(x, axis=axis, keepdims=True), x.dtype)
+    positions = xp.arange(x.shape[axis]).reshape((-1, *[1] * (x.ndim - 1 - axis)))
+    return xp.astype(positions == xp.argmax(x, axis=axis, keepdims=True), x.dtype)
 
 
 @operator("TopK")

@@ -36,8 +36,8 @@ def quantize_linear(
         return convert(xp, quotient, dtype, saturate=bool(saturate))
     if output_dtype not in _NARROW:
         return xp.astype(xp.clip(quotient, *xp.ends(dtype)), dtype)
-    ends = ml_dtypes.iinfo(numpy_dtype)
-    return xp.astype(xp.astype(xp.clip(quotient, int(ends.min), int(ends.max)), xp.int32), dtype)
+    limits = ml_dtypes.iinfo(numpy_dtype)
+    return xp.astype(xp.astype(xp.clip(quotient, int(limits.min), int(limits.max)), xp.int32), dtype)
 
 
 @operator("DequantizeLinear")
@@ -72,9 +72,9 @@ def qlinear_matmul(
     y_scale: Array, y_zero: Array,
 ) -> Array:  # fmt: skip
     """The product of quantized matrices, quantized."""
-    sums = xp.astype(matmul_integer(xp, a, b, a_zero, b_zero), xp.float32)
+    accumulator = xp.astype(matmul_integer(xp, a, b, a_zero, b_zero), xp.float32)
     rows = xp.unsqueeze(a_scale, -1) if a_scale.ndim == 1 and a_scale.shape[0] != 1 else a_scale
-    product = sums * xp.astype(rows * b_scale, xp.float32)
+    product = accumulator * xp.astype(rows * b_scale, xp.float32)
     return quantize_linear(xp, product, xp.astype(y_scale, xp.float32), y_zero, axis=-1)
 
 
@@ -89,9 +89,12 @@ def conv_integer(
     if zero is not None and zero.ndim == 1 and zero.shape[0] != 1:
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
     dtype = xp.exact_dtype(None)
-    parts = (xp.astype(subtract_zero_point(xp, part, point, 0), dtype) for part, point in ((x, x_zero), (weight, zero)))
+    terms = (
+        xp.astype(subtract_zero_point(xp, term, zero_point, 0), dtype)
+        for term, zero_point in ((x, x_zero), (weight, zero))
+    )
     accumulator = conv(
-        xp, *parts, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
+        xp, *terms, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides,
     )  # fmt: skip
     return xp.astype(accumulator, xp.int32)
@@ -105,11 +108,11 @@ def qlinear_conv(
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Array:  # fmt: skip
     """The convolution of quantized arrays, quantized."""
-    sums = conv_integer(
+    accumulator = conv_integer(
         xp, x, weight, x_zero, weight_zero, auto_pad=auto_pad, dilations=dilations, group=group,
         kernel_shape=kernel_shape, pads=pads, strides=strides,
     )  # fmt: skip
-    channels = (-1, *[1] * (x.ndim - 2))
-    sums = sums if bias is None else sums + bias.reshape(channels)
-    scale = (x_scale * weight_scale).reshape(channels)
-    return quantize_linear(xp, xp.astype(sums, xp.float32) * scale, y_scale, y_zero)
+    channel_shape = (-1, *[1] * (x.ndim - 2))
+    accumulator = accumulator if bias is None else accumulator + bias.reshape(channel_shape)
+    scale = (x_scale * weight_scale).reshape(channel_shape)
+    return quantize_linear(xp, xp.astype(accumulator, xp.float32) * scale, y_scale, y_zero)

@@ -31,11 +31,15 @@ def reshape(xp: ArrayLibrary, x: Array, shape: Numbers, *, allowzero: int = 0) -
     copies = [axis for axis, size in enumerate(shape) if _is(size, 0)]
     sizes = [x.shape[axis] if axis in copies else size for axis, size in enumerate(shape)]
     dims = [size for axis, size in enumerate(x.shape) if axis not in copies]
-    said = [size for axis, size in enumerate(shape) if axis not in copies and not _is(size, -1)]
+    stated_sizes = [size for axis, size in enumerate(shape) if axis not in copies and not _is(size, -1)]
     # The libraries cannot tell what -1 is when a copied size is 0, as that of an empty batch.
-    if copies and len(said) + len(copies) + 1 == len(sizes) and all(isinstance(size, int) for size in (*dims, *said)):
-        remains = math.prod(dims) // math.prod(said) if math.prod(said) else 0
-        sizes = [remains if _is(size, -1) else size for size in sizes]
+    if (
+        copies
+        and len(stated_sizes) + len(copies) + 1 == len(sizes)
+        and all(isinstance(size, int) for size in (*dims, *stated_sizes))
+    ):
+        remaining_size = math.prod(dims) // math.prod(stated_sizes) if math.prod(stated_sizes) else 0
+        sizes = [remaining_size if _is(size, -1) else size for size in sizes]
     return x.reshape(tuple(sizes))
 
 
@@ -62,10 +66,10 @@ def squeeze(xp: ArrayLibrary, x: Array, axes_input: Numbers | None = None, *, ax
     squeeze_axes = axes_input if axes_input is not None else axes
     if squeeze_axes is None:
         squeeze_axes = [axis for axis, size in enumerate(x.shape) if size == 1]
-    gone = {axis % x.ndim for axis in squeeze_axes}
-    for axis in gone:
+    squeezed_axes = {axis % x.ndim for axis in squeeze_axes}
+    for axis in squeezed_axes:
         must(x.shape[axis] == 1, f"axis {axis} has size {x.shape[axis]}; only a size of 1 can be squeezed")
-    return xp.squeeze(x, tuple(gone))
+    return xp.squeeze(x, tuple(squeezed_axes))
 
 
 @operator("Unsqueeze")
@@ -91,9 +95,9 @@ def split(
 ) -> tuple[Array, ...]:  # fmt: skip
     """Parts of x along an axis, of given sizes, or of equal ones of which the last may be smaller."""
     if sizes is None:
-        parts = num_outputs or outputs
-        part_size = -(-x.shape[axis] // parts)
-        sizes = [part_size] * (parts - 1) + [x.shape[axis] - part_size * (parts - 1)]
+        count = num_outputs or outputs
+        part_size = -(-x.shape[axis] // count)
+        sizes = [part_size] * (count - 1) + [x.shape[axis] - part_size * (count - 1)]
     axis, ends = axis % x.ndim, list(accumulate(sizes))
     return tuple(xp.cut(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True))
 
@@ -133,12 +137,12 @@ def slice_(
 def _backwards(xp: ArrayLibrary, x: Array, axis: int, start: Any, end: Any, step: int) -> Array:
     """The slice start, start - step, ... down to above `end`: a slice of the mirrored array."""
     size = x.shape[axis]
-    begin = size - 1 - (start if start >= 0 else xp.sym_max(start + size, -1))
+    backward_start = size - 1 - (start if start >= 0 else xp.sym_max(start + size, -1))
     if not isinstance(end, int) or end >= -(1 << 31):
-        stop = size - 1 - (end if end >= 0 else xp.sym_max(end + size, -1))
+        backward_end = size - 1 - (end if end >= 0 else xp.sym_max(end + size, -1))
     else:
-        stop = size
-    return xp.cut(xp.flip(x, (axis,)), axis, xp.sym_max(begin, 0), xp.sym_max(stop, 0), step)
+        backward_end = size
+    return xp.cut(xp.flip(x, (axis,)), axis, xp.sym_max(backward_start, 0), xp.sym_max(backward_end, 0), step)
 
 
 @operator("Pad")
@@ -148,9 +152,9 @@ def pad(
 ) -> Array:  # fmt: skip
     """x padded with a value, its edge, its reflection, or its other end (wrap). Negative pads cut."""
     padded_axes = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
-    for axis, before, after in zip(padded_axes, pads[: len(padded_axes)], pads[len(padded_axes) :], strict=True):
-        if not (_is(before, 0) and _is(after, 0)):
-            x = _pad_axis(xp, x, axis, before, after, mode, value)
+    for axis, low_pad, high_pad in zip(padded_axes, pads[: len(padded_axes)], pads[len(padded_axes) :], strict=True):
+        if not (_is(low_pad, 0) and _is(high_pad, 0)):
+            x = _pad_axis(xp, x, axis, low_pad, high_pad, mode, value)
     return x
 
 
@@ -162,16 +166,16 @@ def _pad_axis(xp: ArrayLibrary, x: Array, axis: int, before: Any, after: Any, mo
             return xp.pad_axes(x, widths, 0 if value is None else value.first)
         mask = xp.pad_axes(xp.ones_like(x, dtype=xp.bool), widths, 0)
         return xp.where(mask, xp.pad_axes(x, widths, 0), value.reshape(()))
-    places = xp.arange(-before, size + after)
+    source_indices = xp.arange(-before, size + after)
     if mode == "edge":
-        places = xp.clip(places, 0, size - 1)
+        source_indices = xp.clip(source_indices, 0, size - 1)
     elif mode == "wrap":
-        places = xp.remainder(places, size)
+        source_indices = xp.remainder(source_indices, size)
     else:
         must(mode == "reflect", f"mode {mode!r} is none of ONNX's; use constant, edge, reflect or wrap")
-        phase = xp.remainder(places, xp.sym_max(2 * (size - 1), 1))
-        places = xp.minimum(phase, 2 * (size - 1) - phase)
-    return xp.take(x, places, axis)
+        phase = xp.remainder(source_indices, xp.sym_max(2 * (size - 1), 1))
+        source_indices = xp.minimum(phase, 2 * (size - 1) - phase)
+    return xp.take(x, source_indices, axis)
 
 
 @operator("ConstantOfShape")
@@ -214,16 +218,16 @@ def depth_to_space(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "D
     n, c, h, w = x.shape
     depth = c // (blocksize * blocksize)
     if mode == "DCR":
-        parts = xp.permute(x.reshape((n, blocksize, blocksize, depth, h, w)), (0, 3, 4, 1, 5, 2))
+        blocks = xp.permute(x.reshape((n, blocksize, blocksize, depth, h, w)), (0, 3, 4, 1, 5, 2))
     else:
-        parts = xp.permute(x.reshape((n, depth, blocksize, blocksize, h, w)), (0, 1, 4, 2, 5, 3))
-    return parts.reshape((n, depth, h * blocksize, w * blocksize))
+        blocks = xp.permute(x.reshape((n, depth, blocksize, blocksize, h, w)), (0, 1, 4, 2, 5, 3))
+    return blocks.reshape((n, depth, h * blocksize, w * blocksize))
 
 
 @operator("SpaceToDepth")
 def space_to_depth(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Blocks of height and width moved to channels: the inverse of DepthToSpace."""
     n, c, h, w = x.shape
-    parts = x.reshape((n, c, h // blocksize, blocksize, w // blocksize, blocksize))
-    parts = xp.permute(parts, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
-    return parts.reshape((n, c * blocksize * blocksize, h // blocksize, w // blocksize))
+    blocks = x.reshape((n, c, h // blocksize, blocksize, w // blocksize, blocksize))
+    blocks = xp.permute(blocks, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
+    return blocks.reshape((n, c * blocksize * blocksize, h // blocksize, w // blocksize))

@@ -74,13 +74,13 @@ class ErrorLevels:
 
     def at(self, requests: int) -> "ErrorLevels":
         """The levels of normal bounds with so many requests."""
-        failing = rates.anytime_level(max(requests, 1), self.failing) if self.anytime else self.failing
-        return ErrorLevels(self.passing, failing)
+        failing_level = rates.anytime_level(max(requests, 1), self.failing) if self.anytime else self.failing
+        return ErrorLevels(self.passing, failing_level)
 
     def lower(self, counts: tuple[float, float], halves: bool = False) -> float:
         """The lower bound of a share, of its count and total. halves: at half the level."""
-        bound = rates.lower_anytime if self.anytime else rates.lower
-        return bound(*counts, self.failing / 2 if halves else self.failing)
+        bound_of = rates.lower_anytime if self.anytime else rates.lower
+        return bound_of(*counts, self.failing / 2 if halves else self.failing)
 
 
 @dataclass(frozen=True)
@@ -138,56 +138,60 @@ def latency_criteria(
     seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that what slowed both cancels.
     Different requests of the same time are paired by their order.
     """
-    sides = pair_by_order(*select_answered(evidence))
-    shares = [probability(name) for name in thresholds.latency]
-    effects = quantile_effects(sides, shares, seed, replicates, evidence.design_block)
+    latencies = pair_by_order(*select_answered(evidence))
+    probabilities = [probability(name) for name in thresholds.latency]
+    effects = quantile_effects(latencies, probabilities, seed, replicates, evidence.design_block)
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
-    levels = levels.at(len(sides[0]))
+    levels = levels.at(len(latencies[0]))
     share_levels = ErrorLevels(share * levels.passing, share * levels.failing)
     rows = zip(thresholds.latency.items(), effects, strict=True)
-    return [_latency(name, margin, effect, share_levels, sides, evidence.paired) for (name, margin), effect in rows]
+    return [_latency(name, margin, effect, share_levels, latencies, evidence.paired) for (name, margin), effect in rows]
 
 
 def _latency(
     name: str, margin: float, effect: Effect, levels: ErrorLevels, sides: tuple[Array, Array], is_paired: bool
 ) -> Criterion:
     title = f"latency {name}"
-    if unknown := _unknown(name, effect, is_paired):
-        note, floor = unknown
-        return Criterion(title, "latency", margin, "INSUFFICIENT", needed=floor, requests=effect.requests, note=note)
+    if shortage := _unknown(name, effect, is_paired):
+        note, least_count = shortage
+        return Criterion(
+            title, "latency", margin, "INSUFFICIENT", needed=least_count, requests=effect.requests, note=note
+        )
     limit = math.log1p(margin)
     z_pass, z_fail = (t_quantile(1.0 - level, effect.freedom) for level in (levels.passing, levels.failing))
     error = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1))
     lower_ranks, upper_ranks = (_RANKS * z * effect.share_error for z in (z_fail, z_pass))
-    lowest, highest = rank_bounds(sides, probability(name), lower_ranks, upper_ranks)
-    low, high = min(lowest, effect.log_ratio - z_fail * error), max(highest, effect.log_ratio + z_pass * error)
+    lower, upper = rank_bounds(sides, probability(name), lower_ranks, upper_ranks)
+    low, high = min(lower, effect.log_ratio - z_fail * error), max(upper, effect.log_ratio + z_pass * error)
     provable = high - effect.log_ratio + Z_POWER * error
     needed_count = math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None
     assumption = ""
-    if not (math.isfinite(lowest) and math.isfinite(highest)):  # too many latencies are equal to the quantile
+    if not (math.isfinite(lower) and math.isfinite(upper)):  # too many latencies are equal to the quantile
         ties = [np.count_nonzero(values == quantile_of(values, probability(name))) for values in sides]
-        count, side = max(zip(ties, sides, strict=True), key=lambda pair: int(pair[0]) / len(pair[1]))
-        assumption = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
+        count, latencies = max(zip(ties, sides, strict=True), key=lambda pair: int(pair[0]) / len(pair[1]))
+        assumption = (
+            f"{count} of {len(latencies)} latencies are equal: record them with a finer clock" if count > 1 else ""
+        )
     detectable = limit + effect.log_ratio - low + Z_POWER * error
-    slowdown, low, high, *powers = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
-    figures = slowdown, low, high, powers[0], powers[1], needed_count, effect.requests
+    slowdown, low, high, *effect_sizes = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
+    figures = slowdown, low, high, effect_sizes[0], effect_sizes[1], needed_count, effect.requests
     return Criterion(title, "latency", margin, verdict_of(low, high, margin), *figures, assumed=assumption)
 
 
 def _unknown(name: str, effect: Effect, is_paired: bool) -> tuple[str, int] | None:
     """Why a quantile cannot be compared, and how many requests it takes at least; None where it can."""
-    share = min(probability(name), 1 - probability(name))
-    floor = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
-    if effect.requests >= floor and math.isinf(effect.share_error):
+    tail = min(probability(name), 1 - probability(name))
+    least_count = max(math.ceil(LEAST_BEYOND / tail), 2 * LEAST_BLOCKS)
+    if effect.requests >= least_count and math.isinf(effect.share_error):
         note = unsteady("latency", effect.block, effect.requests, is_paired)
         return note, least_requests(effect.block, effect.requests)
     if effect.beyond < LEAST_BEYOND or math.isinf(effect.share_error):
         note = (
-            f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {floor}, "
+            f"{name} cannot be told from {pluralize(effect.requests, 'answered request')}; it takes {least_count}, "
             "and more where slow requests come in bursts"
         )
-        bursts = effect.requests * LEAST_BEYOND / effect.beyond if effect.beyond > 0.0 else 0.0
-        return note, max(floor, math.ceil(bursts))
+        burst_size = effect.requests * LEAST_BEYOND / effect.beyond if effect.beyond > 0.0 else 0.0
+        return note, max(least_count, math.ceil(burst_size))
     return None
 
 
@@ -218,39 +222,45 @@ def failures(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Whether each request of candidate and baseline failed or was late (LATE), bool [requests]; of pairs, failures
     that the other side has too are left out."""
     late_flags = _late(evidence)
-    ours, theirs = ~evidence.candidate.ok | late_flags[0], ~evidence.baseline.ok | late_flags[1]
-    return (ours & ~theirs, theirs & ~ours) if evidence.paired else (ours, theirs)
+    candidate_flags, baseline_flags = ~evidence.candidate.ok | late_flags[0], ~evidence.baseline.ok | late_flags[1]
+    return (
+        (candidate_flags & ~baseline_flags, baseline_flags & ~candidate_flags)
+        if evidence.paired
+        else (candidate_flags, baseline_flags)
+    )
 
 
 def _late(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Whether each request of candidate and baseline was answered late (LATE), bool [requests]."""
     latencies = evidence.baseline.latency[evidence.baseline.ok]
-    edge = LATE * quantile_of(latencies, 0.99) if len(latencies) >= LEAST_BEYOND / 0.01 / 2 else math.inf
-    ours, theirs = (side.ok & (side.latency > edge) for side in (evidence.candidate, evidence.baseline))
-    return ours, theirs
+    late_limit = LATE * quantile_of(latencies, 0.99) if len(latencies) >= LEAST_BEYOND / 0.01 / 2 else math.inf
+    candidate_late, baseline_late = (
+        side.ok & (side.latency > late_limit) for side in (evidence.candidate, evidence.baseline)
+    )
+    return candidate_late, baseline_late
 
 
 def late_time(evidence: CanaryEvidence, passing: float) -> str:
     """Why late answers forbid a PASS: the upper bound of their number, times their mean latency, adds more to the mean
     than LATE_TIME; '' where it does not, or none was late."""
-    late = _late(evidence)
-    if not late[0].any():
+    late_flags = _late(evidence)
+    if not late_flags[0].any():
         return ""
     if evidence.paired:
-        late = late[0] & ~late[1], late[1] & ~late[0]
+        late_flags = late_flags[0] & ~late_flags[1], late_flags[1] & ~late_flags[0]
     growth = 0.0
-    for side, flags, bound, sign in zip(
-        (evidence.candidate, evidence.baseline), late, (rates.upper, rates.lower), (1.0, -1.0), strict=True
+    for side, flags, bound_of, sign in zip(
+        (evidence.candidate, evidence.baseline), late_flags, (rates.upper, rates.lower), (1.0, -1.0), strict=True
     ):
         if flags.any():
-            growth += sign * bound(*rates.effective(flags), passing / 2) * float(side.latency[flags].mean())
+            growth += sign * bound_of(*rates.effective(flags), passing / 2) * float(side.latency[flags].mean())
     growth /= float(evidence.baseline.latency[evidence.baseline.ok].mean())
     if growth <= LATE_TIME:
         return ""
     return (
-        f"{pluralize(int(late[0].sum()), 'answer')} of {len(late[0])} took more than {LATE:g} times the baseline's p99 "
-        f"and {int(late[1].sum())} of the baseline's; such answers may add {100 * growth:.3g} % to the mean latency, "
-        f"margin {100 * LATE_TIME:g} %"
+        f"{pluralize(int(late_flags[0].sum()), 'answer')} of {len(late_flags[0])} took more than {LATE:g} times the "
+        f"baseline's p99 and {int(late_flags[1].sum())} of the baseline's; such answers may add {100 * growth:.3g} % "
+        f"to the mean latency, margin {100 * LATE_TIME:g} %"
     )
 
 
@@ -260,18 +270,20 @@ def error_criterion(
     """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
     to be within `budget`, that share.  margin: the greatest difference that passes, as a share."""
     flags = failures(evidence)
-    ours, baseline_counts = map(rates.effective, flags)
+    candidate_counts, baseline_counts = map(rates.effective, flags)
     count = min(map(len, flags))
     estimate = float(flags[0].mean()) - float(flags[1].mean()) if count else math.nan
-    if budget and (high := rates.upper(*ours, levels.passing)) <= budget:
+    if budget and (high := rates.upper(*candidate_counts, levels.passing)) <= budget:
         interval = (float(flags[0].mean()), 0.0, high)
-        return _share("errors", budget, levels, interval, count, len(flags[0]) / ours[1], "within error_budget")
-    high = rates.upper(*ours, levels.passing / 2) - rates.lower(*baseline_counts, levels.passing / 2)
+        return _share(
+            "errors", budget, levels, interval, count, len(flags[0]) / candidate_counts[1], "within error_budget"
+        )
+    high = rates.upper(*candidate_counts, levels.passing / 2) - rates.lower(*baseline_counts, levels.passing / 2)
     # A baseline without failures, or with few, has bursts as long as the candidate's if the two are equal.
-    share = min(1.0, ours[1] * len(flags[1]) / (baseline_counts[1] * len(flags[0]))) if count else 1.0
-    at_most = rates.upper(share * baseline_counts[0], share * baseline_counts[1], levels.failing / 2)
-    low = levels.lower(ours, halves=True) - at_most
-    interval, size = (estimate, low, high), count / min(ours[1], baseline_counts[1]) if count else 1.0
+    share = min(1.0, candidate_counts[1] * len(flags[1]) / (baseline_counts[1] * len(flags[0]))) if count else 1.0
+    upper_bound = rates.upper(share * baseline_counts[0], share * baseline_counts[1], levels.failing / 2)
+    low = levels.lower(candidate_counts, halves=True) - upper_bound
+    interval, size = (estimate, low, high), count / min(candidate_counts[1], baseline_counts[1]) if count else 1.0
     return _share("errors", margin, levels, interval, count, size, budget=budget)
 
 
@@ -298,17 +310,17 @@ def _share(
     budget: within which a share passes that has no flag, too.
     """
     estimate, low, high = interval
-    difference = name == "errors" and not assumed
-    passing = levels.passing / 2 if difference else levels.passing
-    detectable = rates.detectable(math.floor(count / size), margin, levels.at(count).failing, difference)
-    provable, needed_count = rates.upper(0.0, count / size, passing), rates.count_needed(margin, passing)
+    is_difference = name == "errors" and not assumed
+    passing_level = levels.passing / 2 if is_difference else levels.passing
+    detectable = rates.detectable(math.floor(count / size), margin, levels.at(count).failing, is_difference)
+    provable, needed_count = rates.upper(0.0, count / size, passing_level), rates.count_needed(margin, passing_level)
     if budget and (budget_count := rates.count_needed(budget, levels.passing)) is not None:
         needed_count = min(budget_count, needed_count or budget_count)
-    enough = None if needed_count is None else math.ceil(needed_count * size)
-    bursts = f"they come in bursts of some {size:.0f} requests" if size >= 2.0 else ""
-    figures = None if math.isnan(estimate) else estimate, low, high, detectable, provable, enough, count
-    words = "; ".join(filter(None, (assumed, bursts)))
-    return Criterion(name, "share", margin, verdict_of(low, high, margin), *figures, assumed=words)
+    needed_requests = None if needed_count is None else math.ceil(needed_count * size)
+    bursts_text = f"they come in bursts of some {size:.0f} requests" if size >= 2.0 else ""
+    figures = None if math.isnan(estimate) else estimate, low, high, detectable, provable, needed_requests, count
+    assumptions = "; ".join(filter(None, (assumed, bursts_text)))
+    return Criterion(name, "share", margin, verdict_of(low, high, margin), *figures, assumed=assumptions)
 
 
 def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
@@ -341,9 +353,9 @@ def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: f
     levels = levels.at(count)
     z_pass, z_fail = (t_quantile(1.0 - CALIBRATED * level, freedom) for level in (levels.passing, levels.failing))
     # Scores that never differed do not prove that they never will.
-    span = max(float(values.max()) for values in score_pair) - min(float(values.min()) for values in score_pair)
-    floor = rates.upper(0.0, count, levels.passing) * max(span, min(1.0, margin * 100))
-    lower_error, upper_error = max(z_fail * error, floor), max(z_pass * error, floor)
+    score_range = max(float(values.max()) for values in score_pair) - min(float(values.min()) for values in score_pair)
+    error_floor = rates.upper(0.0, count, levels.passing) * max(score_range, min(1.0, margin * 100))
+    lower_error, upper_error = max(z_fail * error, error_floor), max(z_pass * error, error_floor)
     low, high, provable = estimate - lower_error, estimate + upper_error, upper_error + Z_POWER * error
     needed_count = math.ceil(count * (provable / margin) ** 2)
     figures = estimate, low, high, margin + lower_error + Z_POWER * error, provable, needed_count, count
@@ -370,10 +382,10 @@ def describe_measured(criterion: Criterion, of: tuple[str, ...] = ("PASS", "FAIL
 def describe_interval(criterion: Criterion) -> str:
     """'+2.4 % to +3.7 %', 'at most +3.7 %' where the other bound is not known, or 'without bounds'."""
     low, high = (describe_value(end, criterion.kind) for end in (criterion.low, criterion.high))
-    from_below = is_finite(criterion.low) and (criterion.kind != "latency" or criterion.low > -1.0)
-    if from_below and is_finite(criterion.high):
+    is_bounded = is_finite(criterion.low) and (criterion.kind != "latency" or criterion.low > -1.0)
+    if is_bounded and is_finite(criterion.high):
         return f"{low} to {high}"
-    return f"at least {low}" if from_below else f"at most {high}" if is_finite(criterion.high) else "without bounds"
+    return f"at least {low}" if is_bounded else f"at most {high}" if is_finite(criterion.high) else "without bounds"
 
 
 def describe_power(criterion: Criterion) -> str:
@@ -383,13 +395,13 @@ def describe_power(criterion: Criterion) -> str:
     passed. Shares of all requests are left out.
     """
     effects = {"{} or more": criterion.detectable, "an equal candidate to be within {}": criterion.provable}
-    parts = [
+    effect_texts = [
         text.format(describe_value(value, criterion.kind))
         for text, value in effects.items()
         if is_finite(value) and (criterion.kind != "share" or round(value, 3) < 1.0)
     ]
     power_text = pluralize(criterion.requests, "request")
-    power_text += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
+    power_text += f" would have shown {', and '.join(effect_texts)}" if effect_texts else " can show no difference"
     return f"{power_text}; {criterion.assumed}" if criterion.assumed else power_text
 
 
@@ -398,16 +410,16 @@ def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float
 
     requests, seconds: how many requests there were, and in what time; None: the time is not known.
     """
-    undecided = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
-    if not undecided or any(criterion.needed is None for criterion in undecided):
+    undecided_criteria = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
+    if not undecided_criteria or any(criterion.needed is None for criterion in undecided_criteria):
         return ""
-    count = max(criterion.needed or 0 for criterion in undecided)
+    count = max(criterion.needed or 0 for criterion in undecided_criteria)
     if count <= requests:
         return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
     request_text = f"some {_round_up(count)} requests"
     if seconds is not None:
         request_text += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
-    if any(criterion.note for criterion in undecided):
+    if any(criterion.note for criterion in undecided_criteria):
         return f"{request_text} or more are needed for a verdict"
     return f"{request_text} would likely suffice for an equal candidate"
 

@@ -65,14 +65,14 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
 
     One look at everything gives `alpha` itself. Raises InputError for shares that do not rise by 0.005 or more.
     """
-    before = 0.0
+    previous = 0.0
     for fraction in fractions:
-        if not (before + LEAST_STEP <= fraction + 1e-12 and fraction <= 1.0):
+        if not (previous + LEAST_STEP <= fraction + 1e-12 and fraction <= 1.0):
             raise InputError(
                 f"looks at {', '.join(f'{share:.3f}' for share in fractions)} of the plan: each must have at least "
                 f"{LEAST_STEP} more than the one before it, and the last at most 1"
             )
-        before = fraction
+        previous = fraction
     return _level(tuple(float(fraction) for fraction in fractions), alpha)
 
 
@@ -80,24 +80,24 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
 def _level(fractions: tuple[float, ...], alpha: float) -> float:
     """`level_of`, by the density of the statistic at each look where no boundary was crossed before."""
     start, level = fractions[0], max(spend_error(fractions[0], alpha), LEAST_LEVEL)
-    bound = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
-    grid = np.linspace(-_REACH * math.sqrt(start), bound, _POINTS)
+    boundary = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
+    grid = np.linspace(-_REACH * math.sqrt(start), boundary, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
-    for before, fraction in pairwise(fractions):
+    for previous, fraction in pairwise(fractions):
         # The density one look later, and the point above which it holds what this look may spend.
         wide_grid = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
-        step = fraction - before
+        step = fraction - previous
         kernel = np.exp(-((wide_grid[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
         weights = np.full(len(grid), grid[1] - grid[0])
         weights[[0, -1]] /= 2
-        after = kernel @ (density * weights)
-        areas = (after[::-1][:-1] + after[::-1][1:]) / 2 * (wide_grid[1] - wide_grid[0])
-        tail = np.concatenate([np.cumsum(areas)[::-1], [0.0]])
-        share = max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL)
-        bound = float(np.interp(-share, -tail, wide_grid))
-        level = 1.0 - NORMAL.cdf(bound / math.sqrt(fraction))
-        grid = np.linspace(wide_grid[0], bound, _POINTS)
-        density = np.interp(grid, wide_grid, after)
+        next_density = kernel @ (density * weights)
+        areas = (next_density[::-1][:-1] + next_density[::-1][1:]) / 2 * (wide_grid[1] - wide_grid[0])
+        tail_areas = np.concatenate([np.cumsum(areas)[::-1], [0.0]])
+        share = max(spend_error(fraction, alpha) - spend_error(previous, alpha), LEAST_LEVEL)
+        boundary = float(np.interp(-share, -tail_areas, wide_grid))
+        level = 1.0 - NORMAL.cdf(boundary / math.sqrt(fraction))
+        grid = np.linspace(wide_grid[0], boundary, _POINTS)
+        density = np.interp(grid, wide_grid, next_density)
     return max(level, LEAST_LEVEL)
 
 
@@ -150,23 +150,23 @@ def judge(
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.
-    shares = (limits.quality.disagreement, limits.quality.flips, limits.quality.score) if limits.quality else ()
-    count = len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *shares))
+    share_limits = (limits.quality.disagreement, limits.quality.flips, limits.quality.score) if limits.quality else ()
+    count = len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *share_limits))
     fractions = looks.fractions(evidence.requests)
     # All classes of sizes together count as one.
     count += bool(classes := size_classes(evidence) if limits.latency else [])
-    failing = level_of(fractions, limits.alpha / max(count, 1))
-    levels = ErrorLevels(level_of(fractions, limits.alpha), failing, looks.planned is None and evidence.growing)
+    failing_level = level_of(fractions, limits.alpha / max(count, 1))
+    levels = ErrorLevels(level_of(fractions, limits.alpha), failing_level, looks.planned is None and evidence.growing)
     criteria: list[Criterion] = []
     if not evidence.unlike:
         criteria = [*facts_of(evidence, limits), *latency_criteria(evidence, limits, levels, seed, replicates)]
-        for words, part in classes:
-            widening = math.sqrt(max(1.0, USUAL_CLASS / part.requests))
+        for range_text, class_evidence in classes:
+            widening = math.sqrt(max(1.0, USUAL_CLASS / class_evidence.requests))
             margin = max(limits.latency.values())
-            widest = replace(limits, latency={"p50": max(margin, min(WIDEST, margin * widening))})
-            class_levels = replace(levels, failing=failing / len(classes))
-            [criterion] = latency_criteria(part, widest, class_levels, seed, replicates)
-            criteria.append(replace(criterion, name=f"{criterion.name} of size {words}"))
+            wide_limits = replace(limits, latency={"p50": max(margin, min(WIDEST, margin * widening))})
+            class_levels = replace(levels, failing=failing_level / len(classes))
+            [criterion] = latency_criteria(class_evidence, wide_limits, class_levels, seed, replicates)
+            criteria.append(replace(criterion, name=f"{criterion.name} of size {range_text}"))
         if limits.error_rate is not None:
             criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
@@ -177,8 +177,8 @@ def judge(
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
     verdict = overall([criterion.verdict for criterion in criteria])
     reason = reason_of(verdict, criteria)
-    if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
-        reason = f"{reason}; {more}"
+    if verdict == "INSUFFICIENT" and (needed_text := describe_needed(criteria, evidence.requests, evidence.seconds)):
+        reason = f"{reason}; {needed_text}"
     return CanaryJudgement(verdict, reason, tuple(criteria), levels, fractions)
 
 
@@ -194,19 +194,21 @@ def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
     if min(map(len, sizes)) == 0 or any(bool((np.isnan(values) | (values <= 0)).any()) for values in sizes):
         return []
     octaves = [np.floor(np.log2(values)).astype(int) for values in sizes]
-    edges = [-math.inf]
+    class_bounds = [-math.inf]
     for octave in np.unique(np.concatenate(octaves)):
-        if min(((values >= edges[-1]) & (values < octave)).sum() for values in octaves) >= LEAST_OF_CLASS:
-            edges.append(octave)
-    if min((values >= edges[-1]).sum() for values in octaves) < LEAST_OF_CLASS:
-        edges.pop()  # the last class joins the one before it
+        if min(((values >= class_bounds[-1]) & (values < octave)).sum() for values in octaves) >= LEAST_OF_CLASS:
+            class_bounds.append(octave)
+    if min((values >= class_bounds[-1]).sum() for values in octaves) < LEAST_OF_CLASS:
+        class_bounds.pop()  # the last class joins the one before it
     classes = []
-    for start, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
+    for start, end in pairwise([*class_bounds, math.inf]) if len(class_bounds) > 1 else ():
         class_masks = [(values >= start) & (values < end) for values in octaves]
-        parts = [side.select(which) for side, which in zip(sides, class_masks, strict=True)]
-        class_sizes = np.concatenate([values[which] for values, which in zip(sizes, class_masks, strict=True)])
-        part = replace(evidence, candidate=parts[0], baseline=parts[1], design_block=1)
-        classes.append((f"{class_sizes.min():.4g} to {class_sizes.max():.4g}", part))
+        class_sides = [side.select(class_mask) for side, class_mask in zip(sides, class_masks, strict=True)]
+        class_sizes = np.concatenate(
+            [values[class_mask] for values, class_mask in zip(sizes, class_masks, strict=True)]
+        )
+        class_evidence = replace(evidence, candidate=class_sides[0], baseline=class_sides[1], design_block=1)
+        classes.append((f"{class_sizes.min():.4g} to {class_sizes.max():.4g}", class_evidence))
     return classes
 
 
@@ -225,8 +227,8 @@ def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: Error
     criteria: list[Criterion] = []
     if quality.disagreement is not None and evidence.differs is not None:
         noise = min(max(evidence.noise, NOISE[0]), NOISE[1])
-        share = noise if quality.disagreement == "noise" else quality.disagreement
-        criteria.append(share_criterion("answers that differ", evidence.differs, share, levels))
+        tolerance = noise if quality.disagreement == "noise" else quality.disagreement
+        criteria.append(share_criterion("answers that differ", evidence.differs, tolerance, levels))
     if quality.flips is not None and evidence.flipped is not None:
         criteria.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels))
     score = score_criterion(evidence, quality.score, levels) if quality.score is not None else None
@@ -244,14 +246,14 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     """
     if verdict == "PASS":
         return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
-    deciding = [criterion for criterion in criteria if criterion.verdict == verdict]
-    if not deciding:
+    deciding_criteria = [criterion for criterion in criteria if criterion.verdict == verdict]
+    if not deciding_criteria:
         return "there was nothing to judge by: every threshold is lifted"
 
     def rank(criterion: Criterion) -> tuple[bool, bool, bool]:
-        slow = criterion.kind == "latency" or criterion.name == SLOW_STRETCH
-        return slow, criterion.kind != "fact", criterion.name != "logs to the end"
+        is_latency = criterion.kind == "latency" or criterion.name == SLOW_STRETCH
+        return is_latency, criterion.kind != "fact", criterion.name != "logs to the end"
 
-    criterion = min(deciding, key=rank)
-    more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-    return f"{describe(criterion)}{more}"
+    criterion = min(deciding_criteria, key=rank)
+    suffix = f" (and {len(deciding_criteria) - 1} more)" if len(deciding_criteria) > 1 else ""
+    return f"{describe(criterion)}{suffix}"

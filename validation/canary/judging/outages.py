@@ -36,30 +36,32 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
     """A sentence on a stretch of failures at the candidate's end that the baseline does not have, or on more time in
     such stretches than the baseline's share of them explains; '' for neither."""
-    ours, theirs = failures(evidence)
-    if not len(ours) or not len(theirs):
+    candidate_flags, baseline_flags = failures(evidence)
+    if not len(candidate_flags) or not len(baseline_flags):
         return ""
     # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
-    share = min(max(margin, upper(float(theirs.sum()), len(theirs), SPENT)), 0.49)
-    count = max(LEAST_STRETCH, math.ceil(math.log(len(ours) / CHANCE) / -math.log(4.0 * share * (1.0 - share))))
-    lone_stretches, baseline_stretches = stretches(ours, count), stretches(theirs, count)
+    share = min(max(margin, upper(float(baseline_flags.sum()), len(baseline_flags), SPENT)), 0.49)
+    count = max(
+        LEAST_STRETCH, math.ceil(math.log(len(candidate_flags) / CHANCE) / -math.log(4.0 * share * (1.0 - share)))
+    )
+    lone_stretches, baseline_stretches = stretches(candidate_flags, count), stretches(baseline_flags, count)
     if evidence.paired:
         lone_stretches &= ~baseline_stretches
     else:  # the baseline's latest request before each of the candidate's
-        latest = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
-        lone_stretches &= ~baseline_stretches[np.maximum(latest, 0)] & (latest >= 0)
-    usual, spent = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
-    expected_text = f"expected from the baseline and the margin: {100 * usual:.2g} % of the run"
+        last_indices = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
+        lone_stretches &= ~baseline_stretches[np.maximum(last_indices, 0)] & (last_indices >= 0)
+    expected_share, lone_share = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
+    expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
     if lone_stretches[-1]:
         start = max(0, int(np.append(np.flatnonzero(~lone_stretches), 0).max()) + 2 - count)
         return (
-            f"the candidate failed {int(ours[start:].sum())} of its last {len(ours) - start} requests, and the "
-            f"baseline did not; {expected_text}"
+            f"the candidate failed {int(candidate_flags[start:].sum())} of its last "
+            f"{len(candidate_flags) - start} requests, and the baseline did not; {expected_text}"
         )
-    if spent * SPENT > usual:
+    if lone_share * SPENT > expected_share:
         return (
-            f"the candidate failed for {100 * spent:.3g} % of the run in stretches of {count} requests or more, which "
-            f"the baseline answered; {expected_text}"
+            f"the candidate failed for {100 * lone_share:.3g} % of the run in stretches of {count} requests or more, "
+            f"which the baseline answered; {expected_text}"
         )
     return ""
 
@@ -67,8 +69,8 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
 def stretches(flags: np.ndarray, count: int) -> np.ndarray:
     """Whether at least `count` of the last 2 * `count` requests failed, bool [requests]."""
     sums = np.concatenate([np.zeros(2 * count), np.cumsum(flags)])
-    in_stretch: np.ndarray = sums[2 * count :] - sums[: -2 * count] >= count
-    return in_stretch
+    stretch_mask: np.ndarray = sums[2 * count :] - sums[: -2 * count] >= count
+    return stretch_mask
 
 
 def _slow_stretch(evidence: CanaryEvidence) -> str:
@@ -85,19 +87,19 @@ def _slow_stretch(evidence: CanaryEvidence) -> str:
         if int(np.diff(edges[0]).min()) < LEAST_STRETCH // 2:
             return ""
     medians = [
-        [np.median(side.latency[start:stop]) for start, stop in pairwise(ends)]
-        for side, ends in zip(sides, edges, strict=True)
+        [np.median(side.latency[start:stop]) for start, stop in pairwise(bounds)]
+        for side, bounds in zip(sides, edges, strict=True)
     ]
     ratio = np.log(medians[0]) - np.log(medians[1])
-    sorted_ratios, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
-    usual, log_slowdown = sorted_ratios[int(0.35 * PARTS)] - sorted_ratios[0], float(sorted_ratios[int(0.4 * PARTS)])
-    slower, start = float(together.max() - sorted_ratios[PARTS // 4]), int(together.argmax())
-    first, last = (sides[0].time[edges[0][part] - shift] for part, shift in ((start, 0), (start + SLOW_PARTS, 1)))
+    sorted_ratios, minima = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
+    spread, log_slowdown = sorted_ratios[int(0.35 * PARTS)] - sorted_ratios[0], float(sorted_ratios[int(0.4 * PARTS)])
+    gap, start = float(minima.max() - sorted_ratios[PARTS // 4]), int(minima.argmax())
+    start_s, end_s = (sides[0].time[edges[0][index] - shift] for index, shift in ((start, 0), (start + SLOW_PARTS, 1)))
     if log_slowdown > math.log(SLOW):
         return f"the candidate was {math.exp(log_slowdown):.2g} times slower or more for most of the run"
-    if slower <= max(math.log(SLOW), STANDS_OUT * usual) or last - first < LEAST_SLOW:
+    if gap <= max(math.log(SLOW), STANDS_OUT * spread) or end_s - start_s < LEAST_SLOW:
         return ""
     return (
-        f"the candidate became {math.exp(slower):.2g} times slower {100 * start / PARTS:.0f} % into "
-        f"the run, and the baseline did not; the ratio of the two varies by {100 * math.expm1(usual):.2g} % otherwise"
+        f"the candidate became {math.exp(gap):.2g} times slower {100 * start / PARTS:.0f} % into "
+        f"the run, and the baseline did not; the ratio of the two varies by {100 * math.expm1(spread):.2g} % otherwise"
     )

@@ -77,44 +77,44 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
     # Seconds that a request may be in flight, a quantile of the latencies; 0 where a side was stopped in order.
     latencies = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
     latencies = latencies[~np.isnan(latencies)]
-    ended = candidate.ended or baseline.ended or not len(latencies)
-    longest = 0.0 if ended else float(np.quantile(latencies, _IN_FLIGHT, method="lower"))
-    in_flight: list[Name | None] = []
+    has_ended = candidate.ended or baseline.ended or not len(latencies)
+    longest_s = 0.0 if has_ended else float(np.quantile(latencies, _IN_FLIGHT, method="lower"))
+    pending: list[Name | None] = []
     reasons, notes = [], []
     for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
-        unseen, tail, share = _unseen(side, peer)
-        young = [name for name, age in unseen.items() if longest and age <= longest]
-        if not tail <= set(young):  # the side had stopped before the last requests arrived
-            young = [name for name in young if name not in tail]
-        if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # closed a moment before the candidate
-            young = list(tail)
-        in_flight += young
-        if len(young) > MOST_IN_FLIGHT:
-            tail |= set(young)
-        elif young:
-            names = ", ".join(str(name)[:60] for name in young)
-            notes.append(f"in flight to the {role} when the logs ended, and left out: request {names}")
-            tail -= set(young)
-        if not tail:
+        ages, tail_names, share = _unseen(side, peer)
+        young_names = [name for name, age in ages.items() if longest_s and age <= longest_s]
+        if not tail_names <= set(young_names):  # the side had stopped before the last requests arrived
+            young_names = [name for name in young_names if name not in tail_names]
+        if closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # closed a moment before the candidate
+            young_names = list(tail_names)
+        pending += young_names
+        if len(young_names) > MOST_IN_FLIGHT:
+            tail_names |= set(young_names)
+        elif young_names:
+            names_text = ", ".join(str(name)[:60] for name in young_names)
+            notes.append(f"in flight to the {role} when the logs ended, and left out: request {names_text}")
+            tail_names -= set(young_names)
+        if not tail_names:
             continue
-        text = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {peer.path.name}"
-        by_chance = (1.0 - share) ** len(tail) >= _RARE
-        if (ignore_missing and (closed or by_chance)) or (closed and role == "candidate"):
+        text = f"{side.path.name} ({role}) stops {pluralize(len(tail_names), 'request')} before {peer.path.name}"
+        is_chance = (1.0 - share) ** len(tail_names) >= _RARE
+        if (ignore_missing and (closed or is_chance)) or (closed and role == "candidate"):
             notes.append(text)
         else:
             reasons.append(f"{text}{'' if closed else ', and not both say that they were stopped in order'}; {CLOSE}")
-    return PairsEnd(tuple(in_flight), "; ".join(reasons), tuple(notes))
+    return PairsEnd(tuple(pending), "; ".join(reasons), tuple(notes))
 
 
 def _unseen(side: ObservationTable, peer: ObservationTable) -> tuple[dict[Name | None, float], set[Name | None], float]:
     """Requests that only the other side saw, with their age in seconds when its log ends; which of them arrived after
     the last one that both saw; the share of the requests before that which this side saw."""
-    request_names, last = set(side.request), max(peer.time)
+    request_names, last_arrival = set(side.request), max(peer.time)
     order = sorted(range(len(peer)), key=lambda index: peer.time[index])
-    shared_places = np.flatnonzero([peer.request[index] in request_names for index in order])
-    unseen = {peer.request[row]: last - peer.time[row] for row in order if peer.request[row] not in request_names}
-    tail = {peer.request[row] for row in order[int(shared_places[-1]) + 1 :]}
-    return unseen, tail, len(shared_places) / float(shared_places[-1] + 1)
+    shared_positions = np.flatnonzero([peer.request[index] in request_names for index in order])
+    ages = {peer.request[row]: last_arrival - peer.time[row] for row in order if peer.request[row] not in request_names}
+    tail_names = {peer.request[row] for row in order[int(shared_positions[-1]) + 1 :]}
+    return ages, tail_names, len(shared_positions) / float(shared_positions[-1] + 1)
 
 
 def evidence_of(
@@ -129,13 +129,13 @@ def evidence_of(
     """
     notes = [f"{table.path.name}: half a line at its end was left out" for table in (candidate, baseline) if table.cut]
     if None in candidate.request or None in baseline.request:
-        evidence, more = _leave_unpaired(candidate, baseline)
+        evidence, remarks = _leave_unpaired(candidate, baseline)
     else:
-        evidence, more = _pair_by_name(candidate, baseline, sqnr_db, ignore_missing)
-    why = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
-    died = why.pop(0) if candidate.died and not baseline.died else ""
+        evidence, remarks = _pair_by_name(candidate, baseline, sqnr_db, ignore_missing)
+    reasons = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
+    died = reasons.pop(0) if candidate.died and not baseline.died else ""
     growing = not (candidate.ended and baseline.ended)
-    return replace(evidence, stopped="; ".join(filter(None, why)), died=died, growing=growing), (*notes, *more)
+    return replace(evidence, stopped="; ".join(filter(None, reasons)), died=died, growing=growing), (*notes, *remarks)
 
 
 def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
@@ -143,11 +143,11 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     compare, all of them with the reason."""
     tables = (candidate, baseline)
     times = [np.asarray(table.time) for table in tables]
-    first, last = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
-    shared_rows = [np.flatnonzero((table >= first) & (table <= last)) for table in times]
+    start_s, end_s = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
+    shared_rows = [np.flatnonzero((table >= start_s) & (table <= end_s)) for table in times]
     shared_times = [table[index] for table, index in zip(times, shared_rows, strict=True)]
-    unlike = _other_hours(times, shared_rows) or _other_load(shared_times, first, last)
-    row_indices = [np.arange(len(table)) for table in tables] if unlike else shared_rows
+    mismatch = _other_hours(times, shared_rows) or _other_load(shared_times, start_s, end_s)
+    row_indices = [np.arange(len(table)) for table in tables] if mismatch else shared_rows
     sides = [
         table.side(index[np.argsort(row_times[index], kind="stable")])
         for table, row_times, index in zip(tables, times, row_indices, strict=True)
@@ -158,28 +158,28 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
         for role, table, side in zip(("candidate", "baseline"), tables, sides, strict=True)
         if len(side) < len(table)
     ]
-    stop_note = "" if unlike or (candidate.ended and baseline.ended) else _silent_end(candidate, baseline)
-    return CanaryEvidence(sides[0], sides[1], paired=False, stopped=stop_note, unlike=unlike), notes
+    stop_note = "" if mismatch or (candidate.ended and baseline.ended) else _silent_end(candidate, baseline)
+    return CanaryEvidence(sides[0], sides[1], paired=False, stopped=stop_note, unlike=mismatch), notes
 
 
 def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
     """Why the sides do not compare: they were observed at different times; '' where they share enough of it."""
     if 2 * min(map(len, shared_rows)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
         return ""
-    ours, baseline_span = map(span_text, times)
+    candidate_span, baseline_span = map(span_text, times)
     return (
-        f"the logs are of different times (candidate: {ours}, baseline: {baseline_span}), and what the hour does to "
-        f"latency is not the engine; {REMEDY}"
+        f"the logs are of different times (candidate: {candidate_span}, baseline: {baseline_span}), and what the hour "
+        f"does to latency is not the engine; {REMEDY}"
     )
 
 
 def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str:
     """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
-    ours, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
+    counts, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
-    whole = (ours.sum(), baseline_counts.sum(), first, last)
-    for a, b, start, end in (whole, *zip(ours, baseline_counts, edges[:-1], edges[1:], strict=True)):
+    window = (counts.sum(), baseline_counts.sum(), first, last)
+    for a, b, start, end in (window, *zip(counts, baseline_counts, edges[:-1], edges[1:], strict=True)):
         total = int(a) + int(b)
         if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
             return (
@@ -193,11 +193,11 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
     """Why the end of one log may hide that its engine died: the other log goes on for longer than chance explains."""
     for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
-        after = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
-        if after * len(side) >= _SILENCE * len(peer):
+        later_count = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
+        if later_count * len(side) >= _SILENCE * len(peer):
             return (
-                f"{side.path.name} ({role}) stops {after} requests of {peer.path.name} earlier, and not both say that "
-                f"they were stopped in order; {CLOSE}"
+                f"{side.path.name} ({role}) stops {later_count} requests of {peer.path.name} earlier, and not both say "
+                f"that they were stopped in order; {CLOSE}"
             )
     return ""
 
@@ -219,10 +219,10 @@ def hours_apart(candidate: Array, baseline: Array) -> str:
 
 def span_text(times: Array) -> str:
     """First and last of the times: '2026-01-31 08:00:00 to 2026-01-31 17:00:00 UTC', or '0 s to 3600 s' if no dates."""
-    first, last = float(np.nanmin(times)), float(np.nanmax(times))
-    if first < _EPOCH or last > 1e11:
-        return f"{first:.6g} s to {last:.6g} s"
-    return " to ".join(f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M:%S}" for end in (first, last)) + " UTC"
+    start_s, end_s = float(np.nanmin(times)), float(np.nanmax(times))
+    if start_s < _EPOCH or end_s > 1e11:
+        return f"{start_s:.6g} s to {end_s:.6g} s"
+    return " to ".join(f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M:%S}" for end in (start_s, end_s)) + " UTC"
 
 
 def _pair_by_name(
@@ -235,21 +235,21 @@ def _pair_by_name(
         )
     end = end_of_pairs(candidate, baseline, ignore_missing)
     pairs, notes = _pairs(candidate, baseline, set(end.in_flight)), [*end.notes]
-    lonely = int((pairs < 0).any(1).sum())
-    if lonely and ignore_missing:
+    unpaired_count = int((pairs < 0).any(1).sum())
+    if unpaired_count and ignore_missing:
         pairs = pairs[(pairs >= 0).all(1)]
-        notes.append(f"{lonely} requests were observed on one side only, and are left out, as was asked for")
-    elif lonely:
+        notes.append(f"{unpaired_count} requests were observed on one side only, and are left out, as was asked for")
+    elif unpaired_count:
         notes.append(
-            f"{lonely} requests were observed on one side only, and count as failed on the other; "
+            f"{unpaired_count} requests were observed on one side only, and count as failed on the other; "
             "--missing ignored leaves them out"
         )
-    ours, baseline_side = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
-    differs, flip_mask, noise = _answers(candidate, baseline, pairs[ours.ok & baseline_side.ok], sqnr_db)
-    hours_text = hours_apart(ours.time, baseline_side.time)
+    candidate_side, baseline_side = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
+    differs, flip_mask, noise = _answers(candidate, baseline, pairs[candidate_side.ok & baseline_side.ok], sqnr_db)
+    hours_text = hours_apart(candidate_side.time, baseline_side.time)
     block = design_block([candidate.segment[index] for index in pairs[:, 0] if index >= 0])
     return CanaryEvidence(
-        ours, baseline_side, True, differs, flip_mask, end.stopped, hours_text, noise, design_block=block
+        candidate_side, baseline_side, True, differs, flip_mask, end.stopped, hours_text, noise, design_block=block
     ), notes
 
 
@@ -261,18 +261,18 @@ def design_block(segment: Sequence[int | None]) -> int:
 
 def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set[Name | None]) -> Array:
     """Indices of each request on both sides, int64 [requests, 2], by arrival at the baseline; -1 for a missing side."""
-    ours = {name: index for index, name in enumerate(candidate.request)}
+    rows = {name: index for index, name in enumerate(candidate.request)}
     baseline_rows = {name: index for index, name in enumerate(baseline.request)}
     # The two sides may have clocks of their own.
-    common = ours.keys() & baseline_rows.keys()
-    ahead = float(np.median([baseline.time[baseline_rows[name]] - candidate.time[ours[name]] for name in common]))
-    arrivals: dict[Name | None, float] = {name: candidate.time[index] + ahead for name, index in ours.items()}
+    names = rows.keys() & baseline_rows.keys()
+    offset = float(np.median([baseline.time[baseline_rows[name]] - candidate.time[rows[name]] for name in names]))
+    arrivals: dict[Name | None, float] = {name: candidate.time[index] + offset for name, index in rows.items()}
     arrivals |= {name: baseline.time[index] for name, index in baseline_rows.items()}
     pair_names = sorted(
         (name for name in arrivals if name not in without), key=lambda name: (arrivals[name], str(name))
     )
     return np.asarray(
-        [(ours.get(name, -1), baseline_rows.get(name, -1)) for name in pair_names], dtype=np.int64
+        [(rows.get(name, -1), baseline_rows.get(name, -1)) for name in pair_names], dtype=np.int64
     ).reshape(-1, 2)
 
 
@@ -285,7 +285,7 @@ def _answers(
     pairs: int64 [pairs, 2], as of `_pairs`.
     """
     measured_db = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
-    outputs = [(candidate.output[ours], baseline.output[baseline_row]) for ours, baseline_row in pairs]
+    outputs = [(candidate.output[row], baseline.output[baseline_row]) for row, baseline_row in pairs]
     same_digests = np.asarray([a == b for a, b in outputs], bool)
     output_mask = np.asarray([a is not None and b is not None for a, b in outputs], bool)
     distance = np.where(np.isnan(measured_db), np.where(same_digests, EQUAL_DB, -np.inf), measured_db)
@@ -293,7 +293,7 @@ def _answers(
     flips = [candidate.flipped[index] for index in pairs[:, 0]]
     flip_mask = None if None in flips or not flips else np.asarray(flips, bool)
     # The middle half of the distances is not changed by some wrong answers, and says how many their noise explains.
-    low, middle, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
-    spread = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
-    noise = NORMAL.cdf((sqnr_db - middle) / spread) if spread > 0.0 else float(middle < sqnr_db)
+    low, median_db, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
+    std = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
+    noise = NORMAL.cdf((sqnr_db - median_db) / std) if std > 0.0 else float(median_db < sqnr_db)
     return (differs if len(pairs) and bool((output_mask | ~np.isnan(measured_db)).all()) else None), flip_mask, noise

@@ -56,8 +56,8 @@ def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
         bucket_sizes = [{dim.name: getattr(dim, end) for dim in dims} for end in ("min", "opt", "max")]
     else:
         bucket_sizes = list(islice(sizes_product(dims, {dim.name: dim.test_sizes() for dim in dims}), MOST))
-    distinct = {tuple(sizes.items()): sizes for sizes in bucket_sizes}
-    return sorted(distinct.values(), key=lambda sizes: math.prod(sizes.values()))
+    distinct_sizes = {tuple(sizes.items()): sizes for sizes in bucket_sizes}
+    return sorted(distinct_sizes.values(), key=lambda sizes: math.prod(sizes.values()))
 
 
 def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
@@ -112,20 +112,20 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     """
     clock = time.perf_counter_ns
     times_ns: list[int] = []
-    collecting = gc.isenabled()
+    gc_enabled = gc.isenabled()
     gc.disable()  # pauses of Python's garbage collection are not the engine's, as in `timeit`
     try:
-        started_ns = before = clock()
-        soft, hard = started_ns + int(seconds * 1e9), started_ns + int(PATIENCE * seconds * 1e9)
+        started_ns = last_ns = clock()
+        soft_ns, hard_ns = started_ns + int(seconds * 1e9), started_ns + int(PATIENCE * seconds * 1e9)
         while len(times_ns) < MOST_RUNS:
             run()
             now = clock()
-            times_ns.append(now - before)
-            if now >= soft and (len(times_ns) >= least or now >= hard):
+            times_ns.append(now - last_ns)
+            if now >= soft_ns and (len(times_ns) >= least or now >= hard_ns):
                 break
-            before = clock()
+            last_ns = clock()
     finally:
-        if collecting:
+        if gc_enabled:
             gc.enable()
     return np.array(times_ns) * 1e-9
 
@@ -144,22 +144,22 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
     Raises what a call raises.
     """
     barrier = threading.Barrier(len(runs) + 1)
-    until = [0.0]
+    deadline = [0.0]
 
     def stream(run: Run) -> int:
         barrier.wait()
         count = 0
-        while not count or time.perf_counter() < until[0]:
+        while not count or time.perf_counter() < deadline[0]:
             run()
             count += 1
         return count
 
     with ThreadPoolExecutor(len(runs)) as pool:
-        streams = [pool.submit(stream, run) for run in runs]
+        futures = [pool.submit(stream, run) for run in runs]
         started_s = time.perf_counter()
-        until[0] = started_s + seconds
+        deadline[0] = started_s + seconds
         barrier.wait()
-        count = sum(future.result() for future in streams)
+        count = sum(future.result() for future in futures)
         return count / (time.perf_counter() - started_s)
 
 
@@ -177,14 +177,14 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
         return 0, True
     logs = np.log(np.maximum(latencies, 1e-12))
     low, high = np.quantile(logs[len(logs) // 2 :], [0.025, 0.975])
-    batches = len(logs) // BATCH
-    room = high - low + _LEAST_ROOM
-    means = np.clip(logs, low - room, high + room)[: batches * BATCH].reshape(batches, BATCH).mean(1)
+    batch_count = len(logs) // BATCH
+    margin = high - low + _LEAST_ROOM
+    means = np.clip(logs, low - margin, high + margin)[: batch_count * BATCH].reshape(batch_count, BATCH).mean(1)
     # Sums over every tail at once: of means d.. for each cut d.
-    batch_counts = np.arange(batches, 0, -1)
-    sums, squares = (np.cumsum(part[::-1])[::-1] for part in (means, means**2))
+    batch_counts = np.arange(batch_count, 0, -1)
+    sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     error = np.maximum(squares - sums**2 / batch_counts, 0.0) / batch_counts.astype(float) ** 2
-    last_cut = batches // 2
+    last_cut = batch_count // 2
     cut = int(np.argmin(error[: last_cut + 1]))
     return cut * BATCH, cut < last_cut
 
@@ -243,9 +243,11 @@ class ProcessMeasurement:
         """Write it into `folder`."""
         from safetensors.numpy import save_file
 
-        data = {f"session{index}": runs.session for index, runs in enumerate(self.series)}
-        data |= {f"runtime{index}": runs.runtime for index, runs in enumerate(self.series) if runs.runtime is not None}
-        save_file(data, folder / "series.safetensors")
+        arrays = {f"session{index}": runs.session for index, runs in enumerate(self.series)}
+        arrays |= {
+            f"runtime{index}": runs.runtime for index, runs in enumerate(self.series) if runs.runtime is not None
+        }
+        save_file(arrays, folder / "series.safetensors")
         (folder / "figures.json").write_text(json.dumps(encode(self.figures)))
 
     @classmethod
@@ -271,20 +273,20 @@ def measure_once(
     import_s = time_call(imports) if imports else None
     try:
         Path("/proc/self/clear_refs").write_text("5")  # lets the peak of resident memory count from now on (proc(5))
-        resettable = True
+        is_resettable = True
     except OSError:
-        resettable = False
-    before = _status_bytes("VmRSS")
-    with ExitStack() as stack:
+        is_resettable = False
+    rss_before = _status_bytes("VmRSS")
+    with ExitStack() as exit_stack:
         sessions: list[Session] = []
-        load_s = time_call(lambda: sessions.append(stack.enter_context(opens())))
-        loaded_bytes = _status_bytes("VmRSS") - before
-        sizes = [_Size(sessions[0], bucket, seconds, least, before) for bucket in buckets]
+        load_s = time_call(lambda: sessions.append(exit_stack.enter_context(opens())))
+        loaded_bytes = _status_bytes("VmRSS") - rss_before
+        sizes = [_Size(sessions[0], bucket, seconds, least, rss_before) for bucket in buckets]
         for timed_call in [timed_call for _ in range(PASSES) for size in sizes for timed_call in size.calls]:
             timed_call.run_pass()
         figures = tuple(size.figures() for size in sizes)
-    process = ProcessFigures(import_s, load_s, max(loaded_bytes, 0), resettable, figures)
-    return ProcessMeasurement(process, [size.series() for size in sizes])
+    process_figures = ProcessFigures(import_s, load_s, max(loaded_bytes, 0), is_resettable, figures)
+    return ProcessMeasurement(process_figures, [size.series() for size in sizes])
 
 
 def _status_bytes(name: str) -> int:
@@ -307,7 +309,7 @@ class _Timed:
 
     def run_pass(self) -> None:
         """Time one pass; none where those before took all the time."""
-        if not self.parts or sum(float(part.sum()) for part in self.parts) < self.seconds:
+        if not self.parts or sum(float(pass_times.sum()) for pass_times in self.parts) < self.seconds:
             self.parts.append(latencies(self.call, self.seconds / PASSES, 1 if self.parts else self.least))
 
 
@@ -337,8 +339,8 @@ class _Size:
 
     def series(self) -> Series:
         """All runs of this size."""
-        session, *runtime = (np.concatenate(timed_call.parts) for timed_call in self.calls)
-        return Series(session, *runtime)
+        session, *runtime_times = (np.concatenate(timed_call.parts) for timed_call in self.calls)
+        return Series(session, *runtime_times)
 
 
 def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:

@@ -61,24 +61,24 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement], folder: Path) -> Pro
         pid = os.fork()
     if pid == 0:
         _work(work, folder)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code == 0:
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if exit_code == 0:
         return ProcessMeasurement.load(folder)
     if (folder / "error.json").exists():
         raise error_from_json(json.loads((folder / "error.json").read_text()))
-    how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else "its traceback is above"
-    raise EnginesmithError(f"the process that timed the engine gave no result: {how}")
+    ending_text = f"it was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "its traceback is above"
+    raise EnginesmithError(f"the process that timed the engine gave no result: {ending_text}")
 
 
 def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
     """The work of a fork, which ends by `os._exit`, so that it cleans up nothing that its parent still uses."""
-    code = 1
+    exit_code = 1
     try:
         pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
         ballast = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
         work().save(folder)
         del ballast
-        code = 0
+        exit_code = 0
     except EnginesmithError as error:
         (folder / "error.json").write_text(json.dumps(error_to_json(error)))
     except BaseException:
@@ -86,7 +86,7 @@ def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def measure_engine(
@@ -106,23 +106,23 @@ def measure_engine(
     buckets: the inputs of each size.
     Raises what `imports`, `opens` and the session raise.
     """
-    work = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
+    task = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
     monitor = SystemLoadMonitor()
-    measurements = [work()] if processes == 1 else _run_processes(work, seconds, processes, workdir)
+    measurements = [task()] if processes == 1 else _run_processes(task, seconds, processes, workdir)
     load = monitor.stop()
     rows = [
-        _bucket(bucket, [(part.figures.sizes[index], part.series[index]) for part in measurements], load)
+        _bucket(bucket, [(process.figures.sizes[index], process.series[index]) for process in measurements], load)
         for index, bucket in enumerate(buckets)
     ]
     if streams > 1:
         rows = [_with_streams(opens, bucket, row, streams, seconds) for bucket, row in zip(buckets, rows, strict=True)]
-    figures = [part.figures for part in measurements]
+    figures = [process.figures for process in measurements]
     return EngineLatency(
-        load_s=median(part.load_s for part in figures),
-        loaded_bytes=int(median(part.loaded_bytes for part in figures)),
-        memory_resettable=all(part.memory_resettable for part in figures),
+        load_s=median(process.load_s for process in figures),
+        loaded_bytes=int(median(process.loaded_bytes for process in figures)),
+        memory_resettable=all(process.memory_resettable for process in figures),
         buckets=tuple(rows),
-        import_s=_median_of([part.import_s for part in figures]),
+        import_s=_median_of([process.import_s for process in figures]),
         processes=len(measurements),
     )
 
@@ -134,35 +134,35 @@ def _run_processes(
     while len(measurements) < process_count:
         folder = workdir / f"process-{len(measurements)}"
         folder.mkdir()
-        took = time_call(lambda place=folder: measurements.append(measure_in_fork(work, place)))  # type: ignore[misc]
-        if len(measurements) == 1 and took > COSTLY_S + seconds:
+        process_s = time_call(lambda place=folder: measurements.append(measure_in_fork(work, place)))  # type: ignore[misc]
+        if len(measurements) == 1 and process_s > COSTLY_S + seconds:
             process_count = min(process_count, FEWER_PROCESSES)
     return measurements
 
 
 def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]], load: SystemLoad) -> BucketLatency:
     figures, series = zip(*processes, strict=True)
-    warm = [warm_up(part.session) for part in series]
-    steady_series = [part.session[warm_count:] for part, (warm_count, _) in zip(series, warm, strict=True)]
-    runtime_series = [part.runtime[warm_up(part.runtime)[0] :] for part in series if part.runtime is not None]
-    together = np.concatenate(steady_series)
+    warm_ups = [warm_up(runs.session) for runs in series]
+    steady_series = [runs.session[warm_count:] for runs, (warm_count, _) in zip(series, warm_ups, strict=True)]
+    runtime_series = [runs.runtime[warm_up(runs.runtime)[0] :] for runs in series if runs.runtime is not None]
+    times = np.concatenate(steady_series)
     return BucketLatency(
         name=bucket.name,
         sizes=dict(bucket.sizes),
         items=bucket.items,
-        first_s=median(part.first_s for part in figures),
-        runs=sum(len(part.session) for part in series),
-        discarded=sum(warm_count for warm_count, _ in warm),
-        steady=all(steady for _, steady in warm),
-        mean_s=float(together.mean()),
+        first_s=median(process.first_s for process in figures),
+        runs=sum(len(runs.session) for runs in series),
+        discarded=sum(warm_count for warm_count, _ in warm_ups),
+        steady=all(is_steady for _, is_steady in warm_ups),
+        mean_s=float(times.mean()),
         quantiles=quantiles_between(steady_series),
-        curve=curve(together),
-        memory_bytes=int(median(part.memory_bytes for part in figures)),
+        curve=curve(times),
+        memory_bytes=int(median(process.memory_bytes for process in figures)),
         surroundings=load,
         runtime=quantiles_between(runtime_series, (0.5,))[0] if runtime_series else None,
-        process_medians_s=tuple(float(np.median(part)) for part in runtime_series or steady_series),
+        process_medians_s=tuple(float(np.median(run_times)) for run_times in runtime_series or steady_series),
         device_bytes=figures[-1].device_bytes,
-        device_s=_median_of([part.device_s for part in figures]),
+        device_s=_median_of([process.device_s for process in figures]),
     )
 
 
@@ -175,10 +175,10 @@ def _median_of(values: Sequence[float | None]) -> float | None:
 def _with_streams(
     opens: Opens, bucket: BucketInputs, row: BucketLatency, streams: int, seconds: float
 ) -> BucketLatency:
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(opens()) for _ in range(streams)]
-        runs = [partial(session.run, select_inputs(session, bucket.inputs)) for session in sessions]
-        for run in runs:
+    with ExitStack() as exit_stack:
+        sessions = [exit_stack.enter_context(opens()) for _ in range(streams)]
+        calls = [partial(session.run, select_inputs(session, bucket.inputs)) for session in sessions]
+        for run in calls:
             run()
-        rate = streams_per_second(runs, seconds)
+        rate = streams_per_second(calls, seconds)
     return replace(row, streams=streams, streams_items_per_s=rate * bucket.items)

@@ -58,27 +58,27 @@ def run_interleaved(
 
 
 def _run_pair(session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
-    with ExitStack() as stack:
+    with ExitStack() as exit_stack:
         sessions: dict[int, Session] = {}
-        for side in rng.permutation(2):
-            sessions[int(side)] = stack.enter_context(session_openers[side]())
+        for side_index in rng.permutation(2):
+            sessions[int(side_index)] = exit_stack.enter_context(session_openers[side_index]())
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
         for session, session_inputs in pairs:
             session.run(session_inputs)
-        runs = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
-        if len(runs) < len(pairs):
-            runs = [partial(session.run, session_inputs) for session, session_inputs in pairs]
-        warm = [float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs]
-        return _interleave([partial(_time_block, run) for run in runs], max(warm), seconds, rng)
+        calls = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
+        if len(calls) < len(pairs):
+            calls = [partial(session.run, session_inputs) for session, session_inputs in pairs]
+        warm_medians = [float(np.median(latencies(run, _WARM / 2 * seconds))) for run in calls]
+        return _interleave([partial(_time_block, run) for run in calls], max(warm_medians), seconds, rng)
 
 
 def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, openings: int = OPENINGS) -> list[Pair]:
     """As `run_interleaved`, of engines that two processes of `answer_blocks` run. Raises what asking raises."""
     rng, pairs = np.random.default_rng(0), list[Pair]()
     for _ in range(openings):
-        warm = [asks[side]("open", [_WARM / 2 * seconds / openings]) for side in rng.permutation(2)]
+        warm_medians = [asks[side_index]("open", [_WARM / 2 * seconds / openings]) for side_index in rng.permutation(2)]
         blocks = [lambda *numbers, ask=ask: ask("block", numbers) for ask in asks]
-        pairs.append(_interleave(blocks, max(warm), seconds / openings, rng, seconds / openings))
+        pairs.append(_interleave(blocks, max(warm_medians), seconds / openings, rng, seconds / openings))
     return pairs
 
 
@@ -87,22 +87,22 @@ def answer_blocks(opener: Opens, inputs: Tensors, stream: TextIO) -> int:
 
     Requests and answers are lines of JSON. Raises what opening and running raise.
     """
-    blocks = 0
-    with ExitStack() as stack:
+    block_count = 0
+    with ExitStack() as exit_stack:
         for line in iter(stream.readline, ""):
-            word, numbers = json.loads(line)
-            if word == "open":
-                stack.close()
-                session = stack.enter_context(opener())
+            command, arguments = json.loads(line)
+            if command == "open":
+                exit_stack.close()
+                session = exit_stack.enter_context(opener())
                 session_inputs = select_inputs(session, inputs)
                 session.run(session_inputs)
                 run = session.prepare_call(session_inputs) or partial(session.run, session_inputs)
-                answer: object = float(np.median(latencies(run, *numbers)))
+                answer: object = float(np.median(latencies(run, *arguments)))
             else:
-                answer, blocks = _time_block(run, *numbers), blocks + 1
+                answer, block_count = _time_block(run, *arguments), block_count + 1
             stream.write(json.dumps(answer) + "\n")
             stream.flush()
-    return blocks
+    return block_count
 
 
 def _interleave(
@@ -112,15 +112,15 @@ def _interleave(
 
     slowest: seconds of a run of the slower side.  most_s: seconds after which no more blocks are begun.
     """
-    size, lead = (min(max(1, round(part / slowest)), _BLOCK_RUNS) for part in (_BLOCK_S, _LEAD_S))
-    rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
+    size, lead_runs = (min(max(1, round(block_s / slowest)), _BLOCK_RUNS) for block_s in (_BLOCK_S, _LEAD_S))
+    round_count = max(2, round((1 - _WARM) * seconds / (2 * (size + lead_runs) * slowest)))
     run_times: tuple[list[float], list[float]] = ([], [])
     start = time.monotonic()
-    for count in range(rounds):
+    for count in range(round_count):
         if count > 1 and time.monotonic() - start > most_s:
             break
-        for side in rng.permutation(2):
-            run_times[side].extend(blocks[side](lead, size))
+        for side_index in rng.permutation(2):
+            run_times[side_index].extend(blocks[side_index](lead_runs, size))
     return np.array(run_times[0]), np.array(run_times[1])
 
 
@@ -145,14 +145,14 @@ def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLIC
 
 def _ratio(p: float, effect: Effect, pairs: Sequence[Pair]) -> Ratio:
     if math.isnan(effect.log_ratio) or effect.beyond < LEAST_BEYOND:
-        least_runs, have = math.ceil(LEAST_BEYOND / min(p, 1 - p)), sum(len(pair[0]) for pair in pairs)
-        note = f"{have} runs say nothing about it; it takes {least_runs}, or more in bursts"
+        least_runs, run_count = math.ceil(LEAST_BEYOND / min(p, 1 - p)), sum(len(pair[0]) for pair in pairs)
+        note = f"{run_count} runs say nothing about it; it takes {least_runs}, or more in bursts"
         return Ratio(p, None, None, None, None, note)
     error, freedom = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1.0)), effect.freedom
     log_ratios = [math.log(float(np.quantile(a, p)) / float(np.quantile(b, p))) for a, b in pairs]
-    spread = float(np.std(log_ratios, ddof=1)) / math.sqrt(len(log_ratios)) if len(log_ratios) > 1 else 0.0
-    if spread >= error:
-        error, freedom = spread, min(freedom, len(log_ratios) - 1.0)
+    standard_error = float(np.std(log_ratios, ddof=1)) / math.sqrt(len(log_ratios)) if len(log_ratios) > 1 else 0.0
+    if standard_error >= error:
+        error, freedom = standard_error, min(freedom, len(log_ratios) - 1.0)
     factor = t_quantile(1.0 - (1.0 - LEVEL) / 2, freedom)
     low, high = (math.exp(effect.log_ratio + sign * factor * error) for sign in (-1, 1))
     detectable = math.expm1((factor + NORMAL.inv_cdf(POWER)) * error)

@@ -46,15 +46,15 @@ def quantiles(latencies: Array, levels: tuple[float, ...] = SHOWN) -> tuple[Quan
     sorted_times, estimates = np.sort(latencies), []
     for p in levels:
         effect = design_effect(latencies, p)
-        needed_runs, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
-        ranks = order_ranks(math.floor(effective), p)
+        needed_runs, effective_count = math.ceil(runs_needed(p) * effect), len(latencies) / effect
+        ranks = order_ranks(math.floor(effective_count), p)
         if ranks is None:
-            estimates.append(Quantile(p, None, None, None, effective, max(needed_runs, len(latencies) + 1)))
+            estimates.append(Quantile(p, None, None, None, effective_count, max(needed_runs, len(latencies) + 1)))
             continue
         low, high = max(1, math.floor(ranks[0] * effect)), min(len(sorted_times), math.ceil(ranks[1] * effect))
-        middle = min(max(math.ceil(p * len(sorted_times)), low), high)
-        value, lower, upper = (float(sorted_times[rank - 1]) for rank in (middle, low, high))
-        estimates.append(Quantile(p, value, lower, upper, effective, needed_runs))
+        middle_rank = min(max(math.ceil(p * len(sorted_times)), low), high)
+        value, lower, upper = (float(sorted_times[rank - 1]) for rank in (middle_rank, low, high))
+        estimates.append(Quantile(p, value, lower, upper, effective_count, needed_runs))
     return tuple(estimates)
 
 
@@ -62,11 +62,11 @@ def design_effect(latencies: Array, p: float) -> float:
     """How many consecutive runs count as one, for the share of runs beyond the quantile p; at least 1."""
     if len(latencies) < 2 or float(np.ptp(latencies)) == 0.0:
         return 1.0
-    beyond = (latencies > np.quantile(latencies, p)).astype(float)
-    length = block_length(np.log(np.maximum(latencies, 1e-12)), beyond)
-    longest = max(1, len(latencies) // LEAST_BLOCKS)
+    exceedances = (latencies > np.quantile(latencies, p)).astype(float)
+    length = block_length(np.log(np.maximum(latencies, 1e-12)), exceedances)
+    max_block = max(1, len(latencies) // LEAST_BLOCKS)
     # Blocks hide dependence that lasts longer than they do.
-    return max(estimate_design_effect(beyond, min(length * times, longest)) for times in (1, 2, 4))
+    return max(estimate_design_effect(exceedances, min(length * multiple, max_block)) for multiple in (1, 2, 4))
 
 
 @lru_cache(maxsize=4096)
@@ -76,9 +76,9 @@ def order_ranks(count: int, p: float) -> tuple[int, int] | None:
     tail = (1.0 - LEVEL) / 2
     k = np.arange(1.0, count + 1.0)
     ratios = np.log((count - k + 1.0) / k) + math.log(p) - math.log1p(-p)  # of P(Bin = k) to P(Bin = k - 1)
-    chances = np.exp(count * math.log1p(-p) + np.concatenate([[0.0], np.cumsum(ratios)]))
-    up_to = np.cumsum(chances)  # P(Bin <= k) for k from 0
-    low, high = int(np.searchsorted(up_to, tail, "right")), int(np.searchsorted(up_to, 1.0 - tail)) + 1
+    probabilities = np.exp(count * math.log1p(-p) + np.concatenate([[0.0], np.cumsum(ratios)]))
+    cdf = np.cumsum(probabilities)  # P(Bin <= k) for k from 0
+    low, high = int(np.searchsorted(cdf, tail, "right")), int(np.searchsorted(cdf, 1.0 - tail)) + 1
     return (low, high) if low >= 1 and high <= count else None
 
 
@@ -102,22 +102,22 @@ def quantiles_between(series: Sequence[Array], levels: tuple[float, ...] = SHOWN
     pooled_quantiles = quantiles(np.concatenate(series), levels)
     if len(series) < LEAST_PROCESSES:
         return pooled_quantiles
-    shift = half_width(np.log([float(np.median(times)) for times in series]))
-    return tuple(_widen(quantile, series, shift) for quantile in pooled_quantiles)
+    widening = half_width(np.log([float(np.median(times)) for times in series]))
+    return tuple(_widen(quantile, series, widening) for quantile in pooled_quantiles)
 
 
 def _widen(quantile: Quantile, series: Sequence[Array], shift: float) -> Quantile:
     if quantile.p != 0.5 and min(map(len, series)) < runs_needed(quantile.p):
         if quantile.value is None or quantile.low is None or quantile.high is None:
             return quantile
-        down, up = (
+        log_low, log_high = (
             math.hypot(shift, math.log(ratio))
             for ratio in (quantile.value / quantile.low, quantile.high / quantile.value)
         )
-        return replace(quantile, low=quantile.value * math.exp(-down), high=quantile.value * math.exp(up))
+        return replace(quantile, low=quantile.value * math.exp(-log_low), high=quantile.value * math.exp(log_high))
     log_values = np.log([float(np.quantile(values, quantile.p)) for values in series])
-    half = half_width(log_values)
-    low, high = (math.exp(float(log_values.mean()) + sign * half) for sign in (-1, 1))
+    half_log = half_width(log_values)
+    low, high = (math.exp(float(log_values.mean()) + sign * half_log) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
     # Where processes agree by chance, the interval is still that of their runs.

@@ -56,12 +56,12 @@ def diagnose(
     """What bounds a time. compute, bandwidth, overhead: least times of its operations, its bytes and of an empty run
     with as many nodes, each over `seconds`.  outside: as in `Diagnosis`."""
     ratios: dict[Bound, float] = {"compute": compute, "bandwidth": bandwidth, "overhead": overhead}
-    sound = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
+    is_fit = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
     nearest_bound, next_bound, _ = sorted(ratios, key=lambda name: -ratios[name])
-    bound = nearest_bound if sound or ratios[nearest_bound] >= CERTAIN * ratios[next_bound] else None
-    clear = bound is not None and ratios[bound] >= CLEAR
-    compute_share, bandwidth_share, overhead_share = (min(ratio, 1.0) if sound else None for ratio in ratios.values())
-    return Diagnosis(seconds, compute_share, bandwidth_share, overhead_share, outside, bound, clear)
+    bound = nearest_bound if is_fit or ratios[nearest_bound] >= CERTAIN * ratios[next_bound] else None
+    is_clear = bound is not None and ratios[bound] >= CLEAR
+    compute_share, bandwidth_share, overhead_share = (min(ratio, 1.0) if is_fit else None for ratio in ratios.values())
+    return Diagnosis(seconds, compute_share, bandwidth_share, overhead_share, outside, bound, is_clear)
 
 
 def diagnose_run(
@@ -72,22 +72,22 @@ def diagnose_run(
     footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
     seconds: the time of a run.
     """
-    compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
+    compute_s = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved_bytes = sum(cost.moved_bytes for cost in costs)
-    overhead = roofs.run_s + len(costs) * roofs.node_s
-    bandwidth = moved_bytes / roofs.bandwidth(footprint_bytes)
+    overhead_s = roofs.run_s + len(costs) * roofs.node_s
+    bandwidth_s = moved_bytes / roofs.bandwidth(footprint_bytes)
     outside_share = None  # where the profiled runs took longer than those that were timed
     if kernels_s is not None and kernels_s <= (1.0 + NOISE) * seconds:
         outside_share = max(0.0, 1.0 - kernels_s / seconds)
-    return diagnose(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside_share)
+    return diagnose(seconds, compute_s / seconds, bandwidth_s / seconds, overhead_s / seconds, outside_share)
 
 
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
     """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run."""
     seconds = max(seconds, 1e-6)
-    bandwidth = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
-    parts = (cost.operations / roofs.rate(cost.dtype), bandwidth, roofs.node_s)
-    return diagnose(seconds, *(part / seconds for part in parts))
+    bandwidth_s = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
+    bounds_s = (cost.operations / roofs.rate(cost.dtype), bandwidth_s, roofs.node_s)
+    return diagnose(seconds, *(bound_s / seconds for bound_s in bounds_s))
 
 
 def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraffic:
@@ -111,26 +111,26 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     """
     dequantizers = [node for node in graph.nodes if node.cost.op_type == "DequantizeLinear"]
     dequantized_reads = {name: node.reads for node in dequantizers for name in node.makes}
-    readers = Counter(name for node in graph.nodes for name in node.reads)
+    reader_counts = Counter(name for node in graph.nodes for name in node.reads)
     output_names = set(graph.outputs)
-    group_of: dict[str, int] = {}
+    tensor_groups: dict[str, int] = {}
     groups: list[list[GraphNode]] = []
-    for original in graph.nodes:
-        if original.cost.op_type == "DequantizeLinear" and not output_names & original.makes.keys():
+    for original_node in graph.nodes:
+        if original_node.cost.op_type == "DequantizeLinear" and not output_names & original_node.makes.keys():
             continue
-        reads: dict[str, int] = {}
-        for name, size in original.reads.items():
-            reads |= dequantized_reads.get(name, {name: size})
-        node = GraphNode(original.cost, reads, original.makes)
-        sole_reads = [name for name in node.reads if readers[name] == 1 and name not in output_names]
-        joined_groups = [group_of[name] for name in sole_reads if name in group_of]
+        read_bytes: dict[str, int] = {}
+        for name, size in original_node.reads.items():
+            read_bytes |= dequantized_reads.get(name, {name: size})
+        node = GraphNode(original_node.cost, read_bytes, original_node.makes)
+        sole_names = [name for name in node.reads if reader_counts[name] == 1 and name not in output_names]
+        joined_groups = [tensor_groups[name] for name in sole_names if name in tensor_groups]
         if node.cost.op_type in ELEMENTWISE and joined_groups:
             group_index = max(joined_groups)
         else:
             group_index = len(groups)
             groups.append([])
         groups[group_index].append(node)
-        group_of |= dict.fromkeys(node.makes, group_index)
+        tensor_groups |= dict.fromkeys(node.makes, group_index)
     return groups
 
 
@@ -155,14 +155,14 @@ def break_down(
     graph: costs of the graph that the engine was built from.
     """
     run_costs = executed_costs(profile)
-    kernels = sum(node.seconds for node in profile.nodes) if profile else None
+    kernels_s = sum(node.seconds for node in profile.nodes) if profile else None
     costs = run_costs or graph.costs
     return TimeBreakdown(
         bucket=bucket,
         graph=graph_cost(graph.costs, graph.working_bytes, graph.unsized),
         traffic=traffic(graph, run_costs),
         roofs=roofs,
-        diagnosis=diagnose_run(seconds, costs, roofs, graph.working_bytes, kernels) if roofs else None,
+        diagnosis=diagnose_run(seconds, costs, roofs, graph.working_bytes, kernels_s) if roofs else None,
         profile=_node_times(profile, run_costs, roofs, graph.working_bytes) if profile else None,
     )
 
@@ -180,17 +180,18 @@ def _node_times(profile: RunProfile, run_costs: list[NodeCost], roofs: Roofs | N
     for node, cost in zip(profile.nodes, costs, strict=True):
         diagnosis = diagnose_node(node.seconds, cost, roofs, footprint) if roofs and cost else None
         rows.append(TimedNode(node.name, node.op_type, node.seconds, cost, diagnosis))
-    kernels = sum(node.seconds for node in profile.nodes)
+    total_s = sum(node.seconds for node in profile.nodes)
     times: dict[str, list[float]] = {}
     for node in profile.nodes:
         times.setdefault(node.op_type, []).append(node.seconds)
     types = [
-        OperatorTime(op, len(each), sum(each), sum(each) / kernels if kernels else 0.0) for op, each in times.items()
+        OperatorTime(op, len(times_s), sum(times_s), sum(times_s) / total_s if total_s else 0.0)
+        for op, times_s in times.items()
     ]
     return NodeTimes(
         runs=profile.runs,
         seconds=profile.seconds,
-        kernels_s=kernels,
+        kernels_s=total_s,
         op_types=tuple(sorted(types, key=lambda row: -row.seconds)),
         nodes=tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_NODES]),
         omitted=max(0, len(rows) - MOST_NODES),

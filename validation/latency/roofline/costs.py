@@ -69,12 +69,12 @@ def multiplications(
         weight, input_shape = _at(inputs, TRANSPOSED_CONVOLUTIONS[op_type]), _at(inputs, 0)
         return math.prod(input_shape) * per_value(op_type, weight) if weight and input_shape else 0
     if op_type in PRODUCTS:
-        left, right = _at(inputs, 0), _at(inputs, PRODUCTS[op_type])
-        if not left or not right or not outputs:
+        left_shape, right_shape = _at(inputs, 0), _at(inputs, PRODUCTS[op_type])
+        if not left_shape or not right_shape or not outputs:
             return 0
         # Whether the matrix is transposed follows from which of its sizes is the last one of the result.
-        is_transposed = len(right) > 1 and right[-1] != outputs[0][-1]
-        return math.prod(outputs[0]) * per_value(op_type, right, is_transposed)
+        is_transposed = len(right_shape) > 1 and right_shape[-1] != outputs[0][-1]
+        return math.prod(outputs[0]) * per_value(op_type, right_shape, is_transposed)
     if op_type in RECURRENT:
         return _recurrent(inputs)
     if op_type == "MatMulNBits":  # the weight is packed: its sizes are not the matrix's
@@ -93,10 +93,10 @@ def _at(shapes: Sequence[Shape | None], index: int) -> Shape | None:
 
 def _recurrent(inputs: Sequence[Shape | None]) -> int:
     """inputs: (length, batch, in) and two weights (directions, gates * hidden, in or hidden), applied at each step."""
-    input_shape, weight, again = (_at(inputs, index) for index in range(3))
-    if not input_shape or not weight or not again:
+    input_shape, weight, recurrence_shape = (_at(inputs, index) for index in range(3))
+    if not input_shape or not weight or not recurrence_shape:
         return 0
-    return input_shape[0] * input_shape[1] * (math.prod(weight) + math.prod(again))
+    return input_shape[0] * input_shape[1] * (math.prod(weight) + math.prod(recurrence_shape))
 
 
 def _attention(inputs: Sequence[Shape | None]) -> int:
@@ -195,9 +195,9 @@ def cost_of(
     present_inputs = [spec for spec in inputs if spec is not None]
     shapes = [None if spec is None else spec[1] for spec in inputs]
     macs = multiplications(op_type, shapes, [shape for _, shape in outputs], equation)
-    values_in = math.prod(present_inputs[0][1]) if present_inputs else 0
-    values_out = math.prod(outputs[0][1]) if outputs else 0
-    value_ops = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
+    input_count = math.prod(present_inputs[0][1]) if present_inputs else 0
+    output_count = math.prod(outputs[0][1]) if outputs else 0
+    value_ops = _PER_VALUE.get(op_type, 0) * output_count + _PER_INPUT.get(op_type, 0) * input_count
     is_countable = macs is not None or op_type in _COUNTED
     output_bytes = 0 if op_type in VIEWS else sum(map(size_bytes, outputs))
     input_bytes = [0] if op_type in VIEWS | _SHAPES else list(map(size_bytes, present_inputs))
@@ -213,11 +213,11 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Seq
 
     working_bytes, unsized_nodes: as in `GraphCosts`.
     """
-    by_type = operations_by_dtype(costs)
+    operation_counts = operations_by_dtype(costs)
     return GraphCost(
         name="all",
         op_type="",
-        dtype=max(by_type, key=by_type.__getitem__, default="float32"),
+        dtype=max(operation_counts, key=operation_counts.__getitem__, default="float32"),
         macs=sum(cost.macs for cost in costs),
         operations=sum(cost.operations for cost in costs),
         read_bytes=sum(cost.read_bytes for cost in costs),
@@ -225,7 +225,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Seq
         known=all(cost.known for cost in costs),
         nodes=len(costs),
         working_bytes=working_bytes,
-        by_dtype=by_type,
+        by_dtype=operation_counts,
         uncounted=list_uncounted(costs),
         unsized=tuple(unsized_nodes),
     )
@@ -273,14 +273,14 @@ class GraphCosts:
         """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
         produced_sizes = {name: size for node in self.nodes for name, size in node.makes.items()}
         read_sizes = {name: size for node in self.nodes for name, size in node.reads.items()}
-        last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
-        last |= dict.fromkeys(self.outputs, len(self.nodes))
-        alive = peak = 0
+        last_readers = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
+        last_readers |= dict.fromkeys(self.outputs, len(self.nodes))
+        live_bytes = peak = 0
         for index, node in enumerate(self.nodes):
-            alive += sum(node.makes.values())
-            peak = max(peak, alive)
+            live_bytes += sum(node.makes.values())
+            peak = max(peak, live_bytes)
             names = produced_sizes.keys() & {*node.reads, *node.makes}
-            alive -= sum(produced_sizes[name] for name in names if last.get(name, index) == index)
+            live_bytes -= sum(produced_sizes[name] for name in names if last_readers.get(name, index) == index)
         return sum(size for name, size in read_sizes.items() if name not in produced_sizes) + peak
 
     @property
@@ -324,18 +324,20 @@ def count(graph: "GraphProto") -> GraphCosts:
     for initializer in graph.initializer:
         tensor_types[initializer.name] = (element_name(initializer.data_type), tuple(initializer.dims))
     dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
-    behind = {node.output[0]: tensor_types.get(node.input[0]) for node in dequantizers}
+    quantized_types = {node.output[0]: tensor_types.get(node.input[0]) for node in dequantizers}
     nodes, unsized_nodes = [], []
     for node in graph.node:
-        ins = [None if not name else tensor_types.get(name) for name in node.input]
-        outs = [tensor_types.get(name) for name in node.output if name]
+        operands = [None if not name else tensor_types.get(name) for name in node.input]
+        results = [tensor_types.get(name) for name in node.output if name]
         name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
-        if None in outs or any(spec is None and input_name for spec, input_name in zip(ins, node.input, strict=True)):
+        if None in results or any(
+            spec is None and input_name for spec, input_name in zip(operands, node.input, strict=True)
+        ):
             unsized_nodes.append(name)
-        output_types = [spec for spec in outs if spec is not None]
+        output_types = [spec for spec in results if spec is not None]
         equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
-        cost = cost_of(name, node.op_type, ins, output_types, _dtype(node, behind), equation)
-        nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
+        cost = cost_of(name, node.op_type, operands, output_types, _dtype(node, quantized_types), equation)
+        nodes.append(_with_edges(node, cost, operands, dict(zip(node.output, results, strict=False))))
     return GraphCosts(nodes, [value.name for value in graph.output], unsized_nodes)
 
 
@@ -343,12 +345,12 @@ def _with_edges(
     node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
 ) -> GraphNode:
     moves = cost.moved_bytes > 0
-    reads = {name: size_bytes(spec) if spec else 0 for name, spec in zip(node.input, ins, strict=True) if name}
-    first_input = next(iter(reads), None)
+    sizes = {name: size_bytes(spec) if spec else 0 for name, spec in zip(node.input, ins, strict=True) if name}
+    first_input = next(iter(sizes), None)
     if first_input is not None:  # what is picked of it, not all
-        rest = sum(size for name, size in reads.items() if name != first_input)
-        reads[first_input] = max(0, min(reads[first_input], cost.read_bytes - rest)) if moves else reads[first_input]
-    return GraphNode(cost, reads, {name: size_bytes(spec) if spec else 0 for name, spec in outs.items() if name})
+        others = sum(size for name, size in sizes.items() if name != first_input)
+        sizes[first_input] = max(0, min(sizes[first_input], cost.read_bytes - others)) if moves else sizes[first_input]
+    return GraphNode(cost, sizes, {name: size_bytes(spec) if spec else 0 for name, spec in outs.items() if name})
 
 
 def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | None:
@@ -402,14 +404,14 @@ def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], second
     large_array, small_array = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     unit = np.ones(1, np.float32)
     memory = 2 * large_array.nbytes / _best(opener, _chain(1), {"x": large_array, "c": unit}, workdir, seconds)
-    chains = (_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2) for count in (1, NODES))
-    run_1, run_n = (float(statistics.median(times)) for times in chains)
-    node = max((run_n - run_1) / (NODES - 1), 1e-9)
+    chain_times = (_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2) for count in (1, NODES))
+    run_1, run_n = (float(statistics.median(times)) for times in chain_times)
+    node_s = max((run_n - run_1) / (NODES - 1), 1e-9)
     chain_s = _best(opener, _chain(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
     moved_bytes = 2 * small_array.nbytes * CHAIN
-    busy_s = max(chain_s - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chain_s)
+    busy_s = max(chain_s - max(run_1 - node_s, 0.0) - CHAIN * node_s, 0.25 * chain_s)
     cached_rate = float(max(moved_bytes / busy_s, memory))
-    return Roofs(rates, memory, cached_rate, cache // 2, max(run_1 - node, 0.0), node)
+    return Roofs(rates, memory, cached_rate, cache // 2, max(run_1 - node_s, 0.0), node_s)
 
 
 def _best(opener: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
@@ -432,11 +434,11 @@ def _product_roofs(kind: str) -> tuple["ModelProto", Tensors]:
     rng = np.random.default_rng(0)
     if kind == "int8":
         left, right = rng.integers(0, 255, (SIDE, SIDE), np.uint8), rng.integers(-127, 127, (SIDE, SIDE), np.int8)
-        node, result = helper.make_node("MatMulInteger", ["x", "w"], ["y"]), "int32"
+        node, result_dtype = helper.make_node("MatMulInteger", ["x", "w"], ["y"]), "int32"
     else:
         left, right = (rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2))
-        node, result = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
-    model = _model([node], {"x": left}, result)
+        node, result_dtype = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
+    model = _model([node], {"x": left}, result_dtype)
     model.graph.initializer.append(numpy_helper.from_array(right, "w"))
     return model, {"x": left}
 

@@ -83,8 +83,8 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
 def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
     """The boxes of a sample that count: finite ones of `least_score` or more that `nms` leaves, at most MOST_BOXES.
     corners: [boxes, 4].  scores, classes: [boxes]."""
-    finite = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
-    candidates = np.flatnonzero(finite & (scores >= terms.least_score))
+    finite_mask = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
+    candidates = np.flatnonzero(finite_mask & (scores >= terms.least_score))
     candidates = candidates[np.argsort(-scores[candidates], kind="stable")][:MOST_CANDIDATES]
     if terms.nms is not None:
         candidates = candidates[suppress(corners[candidates], classes[candidates], terms.nms)]
@@ -97,10 +97,10 @@ def suppress(corners: Array, classes: Array, max_overlap: float) -> Array:
     non-maximum suppression)."""
     candidates, selection = np.arange(len(corners)), list[int]()
     while len(candidates) and len(selection) < MOST_BOXES:
-        pick, candidates = candidates[0], candidates[1:]
-        selection.append(int(pick))
-        over = overlaps(corners[pick : pick + 1], corners[candidates])[0] > max_overlap
-        candidates = candidates[~(over & (classes[candidates] == classes[pick]))]
+        best_index, candidates = candidates[0], candidates[1:]
+        selection.append(int(best_index))
+        overlap_mask = overlaps(corners[best_index : best_index + 1], corners[candidates])[0] > max_overlap
+        candidates = candidates[~(overlap_mask & (classes[candidates] == classes[best_index]))]
     return np.array(selection, np.int64)
 
 
@@ -109,7 +109,7 @@ def overlaps(one: Array, other: Array) -> Array:
     low_corners = np.maximum(one[:, None, :2], other[None, :, :2])
     high_corners = np.minimum(one[:, None, 2:], other[None, :, 2:])
     shared_areas = np.prod(np.clip(high_corners - low_corners, 0, None), axis=2)
-    areas = [np.prod(np.clip(side[:, 2:] - side[:, :2], 0, None), axis=1) for side in (one, other)]
+    areas = [np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0, None), axis=1) for boxes in (one, other)]
     union = areas[0][:, None] + areas[1][None] - shared_areas
     return np.asarray(np.divide(shared_areas, union, out=np.zeros_like(shared_areas), where=union > 0))
 
@@ -123,8 +123,8 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
     classes = labels[..., 4] if labels.shape[2] == 5 else np.zeros(labels.shape[:2])
     valid_mask = (classes >= 0) & np.isfinite(corners).all(axis=2) & (corners[..., 2:] > corners[..., :2]).all(axis=2)
     return [
-        BoxSet(box[keep], np.ones(int(keep.sum())), sample_classes[keep])
-        for box, sample_classes, keep in zip(corners, classes, valid_mask, strict=True)
+        BoxSet(box[is_valid], np.ones(int(is_valid.sum())), sample_classes[is_valid])
+        for box, sample_classes, is_valid in zip(corners, classes, valid_mask, strict=True)
     ]
 
 
@@ -162,9 +162,9 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
         for target, answer in zip(targets, answers, strict=True):
             self._both += len(target.classes) + len(answer.classes)
             for name in np.unique(np.concatenate([target.classes, answer.classes])).tolist():
-                right, class_mask = target.corners[target.classes == name], answer.classes == name
-                overlap_matrix = overlaps(answer.corners[class_mask], right)
-                self._wanted[name] = self._wanted.get(name, 0) + len(right)
+                target_corners, class_mask = target.corners[target.classes == name], answer.classes == name
+                overlap_matrix = overlaps(answer.corners[class_mask], target_corners)
+                self._wanted[name] = self._wanted.get(name, 0) + len(target_corners)
                 self._found.setdefault(name, []).append((answer.scores[class_mask], match(overlap_matrix, OVERLAPS)))
                 self._matched += int(match(overlap_matrix, np.array([self.terms.iou])).sum())
 
@@ -180,7 +180,7 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
 
 
 def _join(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    return np.concatenate([scores for scores, _ in parts]), np.concatenate([right for _, right in parts], axis=1)
+    return np.concatenate([scores for scores, _ in parts]), np.concatenate([hits for _, hits in parts], axis=1)
 
 
 def match(shared: Array, least: Array) -> Array:
@@ -189,14 +189,14 @@ def match(shared: Array, least: Array) -> Array:
     shared: intersection over union [boxes, wanted].  least: of a match [overlaps]. Each takes the wanted box that it
     shares most with.
     """
-    right = np.zeros((len(least), len(shared)), bool)
+    hits = np.zeros((len(least), len(shared)), bool)
     for index, limit in enumerate(least):
-        free = np.ones(shared.shape[1], bool)
-        for box, row in enumerate(shared):
-            free_overlaps = np.where(free, row, -1.0)
+        is_free = np.ones(shared.shape[1], bool)
+        for box_index, row in enumerate(shared):
+            free_overlaps = np.where(is_free, row, -1.0)
             if len(free_overlaps) and free_overlaps.max() >= limit:
-                right[index, box], free[int(np.argmax(free_overlaps))] = True, False
-    return right
+                hits[index, box_index], is_free[int(np.argmax(free_overlaps))] = True, False
+    return hits
 
 
 def average_precision(scores: Array, right: Array, target_count: int) -> float:
@@ -210,6 +210,6 @@ def average_precision(scores: Array, right: Array, target_count: int) -> float:
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     precisions = []
     for row, recalls in zip(precision, hits / target_count, strict=True):
-        places = np.searchsorted(recalls, RECALLS, side="left")
-        precisions.append(np.append(row, 0.0)[np.minimum(places, len(row))].mean())
+        recall_indices = np.searchsorted(recalls, RECALLS, side="left")
+        precisions.append(np.append(row, 0.0)[np.minimum(recall_indices, len(row))].mean())
     return float(np.mean(precisions))

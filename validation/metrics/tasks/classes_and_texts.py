@@ -103,8 +103,8 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
     """Class indices: integers as they are, else the argmax over an axis. none: class of a row with NaN."""
     if is_exact(value):
         return value.astype(np.int64)
-    gaps = np.isnan(value).any(axis=axis)
-    return np.where(gaps, none, np.argmax(value, axis=axis)) if value.shape[axis] else np.full(gaps.shape, none)
+    nan_mask = np.isnan(value).any(axis=axis)
+    return np.where(nan_mask, none, np.argmax(value, axis=axis)) if value.shape[axis] else np.full(nan_mask.shape, none)
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
@@ -187,11 +187,11 @@ class TopK(Score[Array, Array]):
     def add(self, targets: Array, answers: Array) -> None:
         """Count the rows whose wanted class has fewer than k before it."""
         valid_mask = (targets >= 0) & (targets < answers.shape[1])
-        rows, places = answers[valid_mask], targets[valid_mask].astype(np.int64)[:, None]
-        target_scores = np.take_along_axis(rows, places, axis=1)
-        before = (rows > target_scores) | ((rows == target_scores) & (np.arange(rows.shape[1]) < places))
-        sound = ~np.isnan(rows).any(axis=1)
-        self._right += int(np.count_nonzero(sound & (before.sum(axis=1) < self.terms.k)))
+        rows, target_classes = answers[valid_mask], targets[valid_mask].astype(np.int64)[:, None]
+        target_scores = np.take_along_axis(rows, target_classes, axis=1)
+        is_above = (rows > target_scores) | ((rows == target_scores) & (np.arange(rows.shape[1]) < target_classes))
+        numeric_mask = ~np.isnan(rows).any(axis=1)
+        self._right += int(np.count_nonzero(numeric_mask & (is_above.sum(axis=1) < self.terms.k)))
         self._rows += len(targets)
 
     def values(self) -> list[TaskValue]:
@@ -231,8 +231,10 @@ class Perplexity(Score[Following, Array]):
         logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
-            form = f"{value.dtype} {value.shape}"
-            raise DataError(f"metric output {self.terms.output!r} is {form}; perplexity takes logits [.., vocabulary]")
+            layout = f"{value.dtype} {value.shape}"
+            raise DataError(
+                f"metric output {self.terms.output!r} is {layout}; perplexity takes logits [.., vocabulary]"
+            )
         logprobs = log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
         return logprobs if none == NO_ANSWER else Following(logprobs)
 
@@ -252,20 +254,22 @@ class Perplexity(Score[Following, Array]):
         if expected.shape != answers.shape:
             raise DataError(f"expected a vocabulary of {expected.shape[1]}, got {answers.shape[1]}")
         if tokens is None:
-            chances = np.exp(expected)
+            probabilities = np.exp(expected)
             # A token of no chance adds nothing, however unlikely the candidate has it.
-            gaps = np.subtract(answers, expected, out=np.zeros_like(answers), where=chances != 0)
-            self._kept, self._places = self._kept + float((chances * gaps).sum()), self._places + len(answers)
+            gaps = np.subtract(answers, expected, out=np.zeros_like(answers), where=probabilities != 0)
+            self._kept, self._places = self._kept + float((probabilities * gaps).sum()), self._places + len(answers)
             return
         if tokens.size and tokens.max() >= answers.shape[1]:
             raise DataError(f"label {tokens.max()} is no token of a vocabulary of {answers.shape[1]}")
-        rows = np.flatnonzero(tokens >= 0)
-        expected_logprobs, candidate_logprobs = (side[rows, tokens[rows]] for side in (expected, answers))
+        row_indices = np.flatnonzero(tokens >= 0)
+        expected_logprobs, candidate_logprobs = (
+            array[row_indices, tokens[row_indices]] for array in (expected, answers)
+        )
         self._kept, self._nats = (
             self._kept + float((candidate_logprobs - expected_logprobs).sum()),
             self._nats - float(candidate_logprobs.sum()),
         )
-        self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
+        self._places, self._tokens = self._places + len(row_indices), self._tokens + len(row_indices)
 
     def values(self) -> list[TaskValue]:
         """The kept likelihood and the perplexity."""
@@ -276,8 +280,8 @@ class Perplexity(Score[Following, Array]):
         ]
         with np.errstate(over="ignore"):
             return [
-                TaskValue(name, float(np.exp(total / count)) if count else None, "" if count else none)
-                for name, total, count, none in metric_totals
+                TaskValue(name, float(np.exp(total / count)) if count else None, "" if count else empty_note)
+                for name, total, count, empty_note in metric_totals
             ]
 
 
@@ -351,20 +355,20 @@ def decode(frames: Symbols, blank: int) -> list[int]:
 
 def number_words(target: Symbols, answer: Symbols, space: int) -> tuple[list[int], list[int]]:
     """The words of two texts, each distinct one as a number."""
-    numbers: dict[tuple[int, ...], int] = {}
-    sides = []
+    word_numbers: dict[tuple[int, ...], int] = {}
+    number_lists = []
     for text in (target, answer):
         words = [tuple(group) for is_space, group in groupby(text, lambda symbol: symbol == space) if not is_space]
-        sides.append([numbers.setdefault(word, len(numbers)) for word in words])
-    return sides[0], sides[1]
+        number_lists.append([word_numbers.setdefault(word, len(word_numbers)) for word in words])
+    return number_lists[0], number_lists[1]
 
 
 def edit_distance(text: Symbols, other_text: Symbols) -> int:
     """The least number of insertions, deletions and replacements that turn one sequence into the other."""
-    places, target = np.arange(len(other_text) + 1), np.asarray(other_text, np.int64)
-    row = places.copy()
+    columns, target = np.arange(len(other_text) + 1), np.asarray(other_text, np.int64)
+    row = columns.copy()
     for index, symbol in enumerate(text, start=1):
         steps = np.minimum(row[1:] + 1, row[:-1] + (target != symbol))
         # Insertions go along the row: row[j] = min over i <= j of steps[i] + j - i.
-        row = np.minimum.accumulate(np.concatenate(([index], steps)) - places) + places
+        row = np.minimum.accumulate(np.concatenate(([index], steps)) - columns) + columns
     return int(row[-1])

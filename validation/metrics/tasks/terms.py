@@ -95,8 +95,8 @@ class Metric(Declared):
         """The metric of one precision (None: the export, whose limits on drift always count). labelled: whether the
         golden set has labels."""
         default: Against = self.answers if labelled else "original"
-        decides = tuple(name for name in self.decides if name == precision)
-        return replace(self, against=self.against or default, decides=decides)
+        deciding_names = tuple(name for name in self.decides if name == precision)
+        return replace(self, against=self.against or default, decides=deciding_names)
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """(key, message) of each key that does not fit the others."""

@@ -78,12 +78,12 @@ class Embeddings(Score[Array, Array]):
     def values(self) -> list[TaskValue]:
         """Both, or why they are not defined. Raises DataError for vectors of several sizes, or none."""
         try:
-            sides = [np.concatenate(side)[:MOST_SAMPLES] for side in (self._wanted, self._answers)]
+            vector_pair = [np.concatenate(vectors)[:MOST_SAMPLES] for vectors in (self._wanted, self._answers)]
         except ValueError as error:
             raise DataError(f"vectors of several sizes, or none, cannot be compared: {error}") from error
-        if len(sides[0]) < 3:
+        if len(vector_pair[0]) < 3:
             return [TaskValue(name, None, _FEW) for name in ("spearman", "neighbours")]
-        expected_cosines, answers = (cosine_similarities(side) for side in sides)
+        expected_cosines, answers = (cosine_similarities(vectors) for vectors in vector_pair)
         pairs = np.triu_indices(len(expected_cosines), 1)
         order = rank_correlation(expected_cosines[pairs], answers[pairs])
         note = "" if order is not None else "all similarities are equal"
@@ -94,8 +94,8 @@ class Embeddings(Score[Array, Array]):
 def cosine_similarities(vectors: Array) -> Array:
     """The cosine of each pair of vectors [n, size] -> [n, n]; 0 for one of length 0, NaN for one that is not finite."""
     vectors = np.where(np.isfinite(vectors), vectors, np.nan)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths != 0)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms != 0)
     return np.asarray(unit @ unit.T)
 
 
@@ -115,12 +115,12 @@ def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
     k = min(k, count - 1)
     if np.isnan(answers).any() or np.isnan(targets).any():
         return float("nan")
-    neighbours = []
+    neighbour_lists = []
     for matrix in (targets, answers):
         scores = matrix.copy()
         np.fill_diagonal(scores, -np.inf)
-        neighbours.append(np.argsort(-scores, axis=1, kind="stable")[:, :k])
-    return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*neighbours, strict=True)])) / k
+        neighbour_lists.append(np.argsort(-scores, axis=1, kind="stable")[:, :k])
+    return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*neighbour_lists, strict=True)])) / k
 
 
 class Regression(Score[Array, Array]):
@@ -152,10 +152,10 @@ class Regression(Score[Array, Array]):
         self._sums += [np.abs(errors).sum(), np.abs(targets).sum()]
         self._squares += float(np.square(errors).sum())
         self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(targets).max()])
-        total, shift = self._count + targets.size, float(targets.mean()) - self._mean
+        total, mean_shift = self._count + targets.size, float(targets.mean()) - self._mean
         case_spread = float(np.square(targets - targets.mean()).sum())
-        self._spread += case_spread + shift * shift * self._count * targets.size / total
-        self._mean += shift * targets.size / total
+        self._spread += case_spread + mean_shift * mean_shift * self._count * targets.size / total
+        self._mean += mean_shift * targets.size / total
         self._count = total
 
     def values(self) -> list[TaskValue]:
@@ -163,8 +163,8 @@ class Regression(Score[Array, Array]):
         (errors, numbers), (worst_error, peak) = self._sums.tolist(), self._most.tolist()
         unexplained = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
         r2 = TaskValue("r2", None if unexplained.value is None else 1 - unexplained.value, unexplained.note)
-        relative = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
-        task_values = [r2, relative, _over("largest_error", worst_error, peak, "the wanted numbers are all 0")]
+        relative_error = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
+        task_values = [r2, relative_error, _over("largest_error", worst_error, peak, "the wanted numbers are all 0")]
         return task_values if self._count else [TaskValue(value.name, None, NOTHING) for value in task_values]
 
 
@@ -196,8 +196,8 @@ class Segmentation(Score[Array, Array]):
     def values(self) -> list[TaskValue]:
         """Mean of intersection over union, and the share of equal pixels."""
         classes = (self._wanted.keys() | self._found.keys()) - {NO_WANTED, NO_ANSWER}
-        union = {name: self._wanted[name] + self._found[name] - self._both[name] for name in classes}
-        overlaps = [self._both[name] / union[name] for name in sorted(classes)]
+        union_counts = {name: self._wanted[name] + self._found[name] - self._both[name] for name in classes}
+        overlaps = [self._both[name] / union_counts[name] for name in sorted(classes)]
         mean = TaskValue("mean_iou", float(np.mean(overlaps))) if overlaps else TaskValue("mean_iou", None, NOTHING)
         return [mean, share("equal_pixels", self._both.total(), self._wanted.total())]
 
@@ -246,7 +246,9 @@ class Signals(Score[Array, Array]):
         """Measure each signal of a case. Labels and answers may differ in axes of one."""
         targets = align(targets, answers)
         length = targets.shape[-1]
-        for target, answer in zip(*(side.reshape(-1, max(length, 1)) for side in (targets, answers)), strict=True):
+        for target, answer in zip(
+            *(signals.reshape(-1, max(length, 1)) for signals in (targets, answers)), strict=True
+        ):
             if target.any() or answer.any():
                 self._ratios.append(si_sdr_db(target.astype(np.float64), answer.astype(np.float64)))
 
@@ -293,17 +295,17 @@ class Tokens(Score[Array, Array]):
         """Count the equal places and sequences of each sample."""
         for target, answer in zip(targets, answers, strict=True):
             # Places up to the first `until`, with it; all where there is none.
-            ends = () if self.terms.until is None else tuple(np.flatnonzero(target == self.terms.until))
-            length = int(ends[0]) + 1 if ends else len(target)
+            end_indices = () if self.terms.until is None else tuple(np.flatnonzero(target == self.terms.until))
+            length = int(end_indices[0]) + 1 if end_indices else len(target)
             guess = np.full(len(target), NO_ANSWER)
             guess[: len(answer)] = answer[: len(target)]
             mask = np.arange(len(target)) < length
             if self.terms.pad is not None:
                 mask &= target != self.terms.pad
             excess = max(len(answer) - len(target), 0) if self.terms.until is None and self.terms.pad is None else 0
-            hits, places = int(np.count_nonzero(mask & (target == guess))), int(mask.sum()) + excess
-            self._equal, self._places = self._equal + hits, self._places + places
-            self._same, self._samples = self._same + (hits == places), self._samples + 1
+            hits, total = int(np.count_nonzero(mask & (target == guess))), int(mask.sum()) + excess
+            self._equal, self._places = self._equal + hits, self._places + total
+            self._same, self._samples = self._same + (hits == total), self._samples + 1
 
     def values(self) -> list[TaskValue]:
         """The shares of equal tokens and of equal sequences."""
