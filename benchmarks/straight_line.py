@@ -11,7 +11,7 @@ import onnx
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.optional_methods import profiles
+from builders.backends.request_checks import profiles
 from enginesmith.core.errors import EnginesmithError, digest_of_file
 from enginesmith.core.types import BuildRequest, Engine
 from pipeline.compile.plan import PlanCandidate, candidates

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 
-from builders.execution.forking import fork_server
+from builders.execution.fork_client import fork_server
 from builders.execution.process import Start, environment
 
 CURRENT_TEST = "PYTEST_CURRENT_TEST"

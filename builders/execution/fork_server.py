@@ -1,4 +1,4 @@
-"""The server's side of `forking`: `python -m builders.execution.fork_server SOCKET MODULE ...`.
+"""The server's side of `fork_client`: `python -m builders.execution.fork_server SOCKET MODULE ...`.
 
 It imports the modules, then answers three messages until the other end of the socket is closed: {"start": WORKDIR},
 which comes with the job's lifeline and log as open files, with [pid], or [] where it cannot be forked; {"kill": pid},
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from builders.execution import child
-from builders.execution.forking import MOST_BYTES, ForkServer
+from builders.execution.fork_client import MOST_BYTES, ForkServer
 from builders.execution.process import Start, spawn, variables_of
 
 

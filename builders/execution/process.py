@@ -119,7 +119,7 @@ def _by_psutil(pid: int) -> float:
     return total / 1024
 
 
-# How a job's process comes to be: as a new interpreter (`spawn`), or forked from one that is warm (`forking`).
+# How a job's process comes to be: as a new interpreter (`spawn`), or forked from one that is warm (`fork_client`).
 
 # How an interpreter is started; -P keeps its current folder out of what it imports.
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")

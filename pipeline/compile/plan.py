@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery as backends
-from builders.backends.optional_methods import get_scheme, profiles
+from builders.backends.optional_methods import get_scheme
+from builders.backends.request_checks import profiles
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import OVERLAP, describe
 from enginesmith.core.state import with_int8_states

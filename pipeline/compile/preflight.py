@@ -180,7 +180,7 @@ def _wrong_samples(
             yield loc, str(error)
 
 
-# What the workers of several steps import, for the server that they are forked from (`builders.execution.forking`).
+# What the workers of several steps import, for the server that they are forked from (`builders.execution.fork_client`).
 #
 # Our own modules, and libraries that start no thread of their own; ONNX Runtime, PyTorch and compilers do, and sympy,
 # which the export alone needs, would take memory in every other step.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from builders.backends.optional_methods import versions_of
+from builders.backends.installed_versions import versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginesmith.core.codec import decode, encode_fields
 from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError, digest_of

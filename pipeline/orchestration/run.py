@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from builders.backends import discovery as backends
-from builders.execution.forking import fork_server
+from builders.execution.fork_client import fork_server
 from builders.execution.jobs import Executor, Needs
 from builders.execution.local import LocalExecutor
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError, digest_of

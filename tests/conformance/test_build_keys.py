@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from builders.backends import discovery
-from builders.backends.optional_methods import profiles
+from builders.backends.request_checks import profiles
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware import machine
 from enginesmith.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec

@@ -15,7 +15,7 @@ import onnx
 
 from builders.backends import discovery
 from builders.backends.discovery import check_compatible
-from builders.backends.optional_methods import profiles
+from builders.backends.request_checks import profiles
 from enginesmith.core.errors import EnginesmithError, digest_of_file
 from enginesmith.core.hardware import machine
 from enginesmith.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec

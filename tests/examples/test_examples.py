@@ -8,7 +8,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.optional_methods import profiles
+from builders.backends.request_checks import profiles
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware.machine import parse_targets

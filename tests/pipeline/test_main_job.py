@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from builders.backends.optional_methods import versions_of
+from builders.backends.installed_versions import versions_of
 from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
 from tests.pipeline.projects import SPEC, Project, arrays, rebuilt, units, weights, write_model

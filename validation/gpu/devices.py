@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from builders.backends.optional_methods import PackageNotFoundError, version
+from builders.backends.installed_versions import PackageNotFoundError, version
 from builders.onnx_graphs.bodies import list_shards
 from enginesmith.arrays import Array
 from enginesmith.core import parsing

@@ -24,9 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import optional_methods
+from builders.backends import request_checks
 from builders.backends.discovery import check_compatible
-from builders.backends.optional_methods import versions_of
+from builders.backends.installed_versions import versions_of
 from builders.execution.local import require_plain
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError
@@ -82,8 +82,8 @@ class AotInductor:
     compiler: str = "g++"
 
     def __post_init__(self) -> None:
-        optional_methods.check_choice(self, "cpu", (HOST, *_INSTRUCTIONS))
-        optional_methods.check_not_negative(self, "threads", "leaves it to the process that runs the engine")
+        request_checks.check_choice(self, "cpu", (HOST, *_INSTRUCTIONS))
+        request_checks.check_not_negative(self, "threads", "leaves it to the process that runs the engine")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - the protocol's
         """CPUs and GPUs."""
@@ -125,7 +125,7 @@ class AotInductor:
             return f"there is no C++ compiler {self.compiler!r}; {remedy}"
         if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
             return f"{_AVX2}, and {request.target.name} has not; use onnxruntime"
-        return cpu_kinds.refusal(request, "AOTInductor") or optional_methods.refusal(request, "AOTInductor")
+        return cpu_kinds.refusal(request, "AOTInductor") or request_checks.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The torch that built it, and the CPU's instructions; nothing of the C++ compiler."""

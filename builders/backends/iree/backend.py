@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import optional_methods
+from builders.backends import request_checks
 from builders.backends.discovery import check_compatible
-from builders.backends.optional_methods import versions_of
+from builders.backends.installed_versions import versions_of
 from builders.execution.local import require_plain
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.hardware import cpu_kinds, cuda
@@ -54,8 +54,8 @@ class Iree:
     multithreaded: bool = True
 
     def __post_init__(self) -> None:
-        optional_methods.check_choice(self, "cpu", (*LEVELS, HOST))
-        optional_methods.check_choice(self, "optimization", ("O0", "O1", "O2", "O3"))
+        request_checks.check_choice(self, "cpu", (*LEVELS, HOST))
+        request_checks.check_choice(self, "optimization", ("O0", "O1", "O2", "O3"))
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - both kinds
         """CPUs and GPUs."""
@@ -74,7 +74,7 @@ class Iree:
         """GPU generations and precisions that IREE lacks, shapes without bounds, and all where it is not installed."""
         return (
             _target_refusal(request)
-            or optional_methods.refusal(request, _TITLE)
+            or request_checks.refusal(request, _TITLE)
             or cpu_kinds.refusal(request, _TITLE)
             or (None if self.versions() else f"IREE is not installed; {self.install}")
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from builders.backends.known_faults import find_faults
-from builders.backends.optional_methods import FunctionSession
+from builders.backends.request_checks import FunctionSession
 from builders.onnx_graphs.bodies import Names, list_bodies, opset_of, plain, walk_nodes
 from builders.onnx_graphs.rewriting import Scope, Writer, Writing, attributes_of, rewrite
 from enginesmith.arrays import Array

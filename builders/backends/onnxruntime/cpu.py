@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible
+from builders.backends.installed_versions import versions_of
 from builders.backends.onnxruntime.session import OrtSession, open_model, session_options
-from builders.backends.optional_methods import RunProfile, check_choice, check_not_negative, unbounded, versions_of
+from builders.backends.optional_methods import RunProfile
+from builders.backends.request_checks import check_choice, check_not_negative, unbounded
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import ModelError
 from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible
+from builders.backends.installed_versions import versions_of
 from builders.backends.onnxruntime.session import OrtSession, failures, words_of
-from builders.backends.optional_methods import check_choice, check_not_negative, versions_of
+from builders.backends.request_checks import check_choice, check_not_negative
 from builders.onnx_graphs.bodies import check_model
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError

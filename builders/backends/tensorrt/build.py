@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible, find_compatible_gpu
-from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, check_choice, check_not_negative, versions_of
+from builders.backends.installed_versions import versions_of
+from builders.backends.optional_methods import GIVEN, GROWN, RunProfile
+from builders.backends.request_checks import check_choice, check_not_negative
 from builders.backends.tensorrt.library import (
     Opening,
     builder_reason,

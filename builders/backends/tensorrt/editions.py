@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.optional_methods import check_choice
+from builders.backends.request_checks import check_choice
 from builders.backends.tensorrt import library
 from builders.backends.tensorrt.build import (
     LEAST,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import optional_methods
+from builders.backends import request_checks
 from builders.backends.discovery import check_compatible
-from builders.backends.optional_methods import versions_of
+from builders.backends.installed_versions import versions_of
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
@@ -43,7 +43,7 @@ class Tvm:
     cpu: str = "x86-64-v3"
 
     def __post_init__(self) -> None:
-        optional_methods.check_choice(self, "cpu", (*LEVELS, HOST))
+        request_checks.check_choice(self, "cpu", (*LEVELS, HOST))
 
     def serves(self, target: Target) -> bool:
         """CPUs."""
@@ -62,10 +62,10 @@ class Tvm:
         """Precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
         return (
             _REFUSED_PRECISIONS.get(request.precision)
-            or optional_methods.refusal(request, _TITLE)
+            or request_checks.refusal(request, _TITLE)
             or cpu_kinds.refusal(request, _TITLE)
             or _empty_refusal(request)
-            or optional_methods.sum_refusal(request, _TITLE)
+            or request_checks.sum_refusal(request, _TITLE)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or (None if shutil.which("c++") or shutil.which("g++") else _NO_LINKER)
         )
@@ -104,7 +104,7 @@ class Tvm:
 
 def _empty_refusal(request: BuildRequest) -> str | None:
     """Dims that can be 0: TVM leaves sums over no rows unset, found by running."""
-    empty_dim = next((dim for dim, (low, _) in optional_methods.sizes(request).items() if low < 1), None)
+    empty_dim = next((dim for dim, (low, _) in request_checks.sizes(request).items() if low < 1), None)
     if empty_dim is None:
         return None
     return f"dims.{empty_dim}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import helper, numpy_helper
 
-from builders.backends import optional_methods
+from builders.backends import request_checks
 from builders.onnx_graphs.bodies import Names, plain, set_items, walk_nodes
 from builders.onnx_graphs.rewriting import attributes_of
 from builders.onnx_graphs.structure import settle_shapes
@@ -51,7 +51,7 @@ def _compile_module(request: BuildRequest, model: Path) -> Untyped:
 
     proto, names = plain(model)
     # Write the size of each dim that has one size in all profiles into the graph.
-    fixed_sizes = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
+    fixed_sizes = {repr(dim): low for dim, (low, high) in request_checks.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param and (size := fixed_sizes.get(names.original_names.get(dim.dim_param, ""))):
@@ -203,7 +203,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
             entry = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
             raise EnginesmithError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
-    with closing(optional_methods.FunctionSession(engine.request, "TVM", partial(_run, entry))) as session:
+    with closing(request_checks.FunctionSession(engine.request, "TVM", partial(_run, entry))) as session:
         yield session
 
 

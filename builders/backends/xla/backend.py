@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import optional_methods
+from builders.backends import request_checks
 from builders.backends.discovery import check_compatible
-from builders.backends.optional_methods import versions_of
+from builders.backends.installed_versions import versions_of
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cuda
@@ -48,7 +48,7 @@ class Xla:
     kept_sizes: int = 32
 
     def __post_init__(self) -> None:
-        optional_methods.check_choice(self, "matmul_precision", ("highest", "high", "default"))
+        request_checks.check_choice(self, "matmul_precision", ("highest", "high", "default"))
         if self.kept_sizes < 1:
             raise InputError(f"backends.xla.kept_sizes: {self.kept_sizes} is not at least 1")
 
@@ -115,7 +115,7 @@ class Xla:
         import jax  # noqa: F401
 
     def _open_dim(self, request: BuildRequest) -> str | None:
-        sizes = optional_methods.sizes(request)
+        sizes = request_checks.sizes(request)
         for spec in request.inputs:
             for dim in spec.shape:
                 if isinstance(dim, str) and dim not in sizes:
@@ -123,4 +123,4 @@ class Xla:
         for dim, (low, _) in sizes.items():
             if low < 1:
                 return f"dims.{dim}.min is {low}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
-        return optional_methods.sum_refusal(request, "XLA")
+        return request_checks.sum_refusal(request, "XLA")

@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from builders.backends.optional_methods import sizes
+from builders.backends.request_checks import sizes
 from builders.backends.xla.file import write_engine
 from builders.backends.xla.jax_arrays import JAX
 from builders.onnx_ops.graph import BoundGraph, known_operators

@@ -223,7 +223,7 @@ class RayExecutor:
     jobs: how many run at once; by default as many as the cluster has room for.
     wait_s: how long a job waits for a node that suits it to come, and all jobs together for a cluster that does not
     answer, at the first connection or after it was lost; by default they fail at once.
-    modules: what the processes of jobs have imported already, where they can be forked (`builders.execution.forking`).
+    modules: what the processes of jobs have imported already, where they can be forked (`execution.fork_client`).
     None runs jobs in the workers themselves, without limits: for work that is known to be harmless.
     """
 

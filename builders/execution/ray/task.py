@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
 
-from builders.execution.forking import keep_fork_server
+from builders.execution.fork_client import keep_fork_server
 from builders.execution.jobs import Job, JobEvent, MemoryHeld, Needs, Started, Usage, WorkerContext
 from builders.execution.local import workdir
 from builders.execution.process import run_job
@@ -93,7 +93,7 @@ def connect_ahead(jobs: int | None, work_beside: Callable[[], object]) -> None:
 
     The next `connect` takes the Ray, or tries again where it failed. This process's variables and path of modules are
     afterwards what they were: jobs on this host would have what Ray puts there, and those that another process forks
-    would not (`builders.execution.forking`).
+    would not (`builders.execution.fork_client`).
     """
     variables, path = dict(os.environ), list(sys.path)
     with ThreadPoolExecutor(1) as pool:
@@ -259,7 +259,7 @@ def _describe(labels: Mapping[str, str], gpus: float) -> str:
 #
 # The task is a generator of batches of events, a `TaskAnswer` the last one (`work`). For jobs that need no process of
 # their own it is a plain function that returns one batch (`work_here`). A worker runs one job after another of a run,
-# and holds nothing of them: it keeps the server that their processes are forked from (`forking`), unless a job has a
+# and holds nothing of them: it keeps the server that forks their processes (`fork_client`), unless a job has a
 # GPU, whose worker Ray itself uses once.
 
 # Seconds between two batches of events; the answer comes at once.

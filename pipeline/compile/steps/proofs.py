@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from builders.backends import discovery, optional_methods
+from builders.backends import discovery, request_checks
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, IntegrityError
@@ -308,7 +308,7 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
     from validation.fuzz.cases import Groups, make, parse_only
     from validation.golden.golden_set import Case, GoldenSet
 
-    dims = [Dim(name, low, low, high) for name, (low, high) in optional_methods.sizes(request).items()]
+    dims = [Dim(name, low, low, high) for name, (low, high) in request_checks.sizes(request).items()]
     groups = Groups(golden)
     inputs_by_size = {
         text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes

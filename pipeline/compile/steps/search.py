@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
-from builders.backends.optional_methods import get_scheme, profiles
+from builders.backends.optional_methods import get_scheme
+from builders.backends.request_checks import profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
 from enginesmith.core.errors import DataError

@@ -2,7 +2,7 @@ from importlib import metadata
 
 import pytest
 
-from builders.backends import optional_methods
+from builders.backends import installed_versions
 
 
 def test_a_version_is_read_once_until_something_is_installed(tmp_path, monkeypatch):
@@ -11,10 +11,10 @@ def test_a_version_is_read_once_until_something_is_installed(tmp_path, monkeypat
     monkeypatch.setattr(metadata, "version", lambda name: reads.append(name) or real(name))
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(3):
-        with pytest.raises(optional_methods.PackageNotFoundError):
-            optional_methods.version("a-thing-of-ours")
+        with pytest.raises(installed_versions.PackageNotFoundError):
+            installed_versions.version("a-thing-of-ours")
     assert reads == ["a-thing-of-ours"]
     (tmp_path / "a_thing_of_ours-1.5.dist-info").mkdir()
     (tmp_path / "a_thing_of_ours-1.5.dist-info" / "METADATA").write_text("Name: a-thing-of-ours\nVersion: 1.5\n")
-    assert optional_methods.version("a-thing-of-ours") == optional_methods.version("a-thing-of-ours") == "1.5"
+    assert installed_versions.version("a-thing-of-ours") == installed_versions.version("a-thing-of-ours") == "1.5"
     assert len(reads) == 2

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from builders.backends import optional_methods
+from builders.backends import request_checks
 from enginesmith.arrays import InputCheck
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, EnginesmithError
@@ -21,25 +21,25 @@ def image(batch, width=8, dtype="float32"):
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_shapes_inside_the_profiles_are_taken(batch):
-    (array,), sizes = optional_methods.checked_inputs(check(), image(batch))
+    (array,), sizes = request_checks.checked_inputs(check(), image(batch))
     assert array.shape == (batch, 8) and sizes == {"batch": batch}
 
 
 @pytest.mark.parametrize("inputs", [image(0), image(17), image(2, 9), image(2, 8, "float64"), {}])
 def test_every_other_shape_type_and_name_is_a_data_error(inputs):
     with pytest.raises(DataError):
-        optional_methods.checked_inputs(check(), inputs)
+        request_checks.checked_inputs(check(), inputs)
 
 
 def test_without_profiles_any_size_will_do():
-    optional_methods.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
+    request_checks.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
 
 
 def steps():
     """A request whose image has a width of 32, 64 or 96."""
     dims = [Dim("batch", 1, 2, 4), Dim("width", 32, 64, 96, multiple=32)]
     inputs = (TensorSpec("image", "float32", ("batch", "width")), TensorSpec("mask", "float32", ("batch",)))
-    return graphs.request("cpu", inputs=inputs, profiles=tuple(optional_methods.profiles(inputs, dims)))
+    return graphs.request("cpu", inputs=inputs, profiles=tuple(request_checks.profiles(inputs, dims)))
 
 
 def test_sizes_between_multiples_are_refused_with_the_nearest():
@@ -49,11 +49,11 @@ def test_sizes_between_multiples_are_refused_with_the_nearest():
         check(request)({**image(3, width), "mask": np.zeros(3, "f")})
     with pytest.raises(DataError, match=r"size 80 on axis 1 \(shape \(3, 80\)\).*multiples of 32.* to 64 or 96"):
         check(request)({**image(3, 80), "mask": np.zeros(3, "f")})
-    free = InputCheck(request.inputs, optional_methods.unbounded(request.profiles))
+    free = InputCheck(request.inputs, request_checks.unbounded(request.profiles))
     free({**image(9, 320), "mask": np.zeros(9, "f")})
     with pytest.raises(DataError, match="multiples of 32 there: pad, crop or scale it to 32"):
         free({**image(9, 20), "mask": np.zeros(9, "f")})
-    assert optional_methods.unbounded(REQUEST.profiles) == ()
+    assert request_checks.unbounded(REQUEST.profiles) == ()
 
 
 def test_profiles_are_written_with_all_fields():
@@ -67,7 +67,7 @@ def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars()
     inputs = (TensorSpec("b", "float32", ()), TensorSpec("a", "float32", (3, 2)))
     request = graphs.request("cpu", inputs=inputs, profiles=())
     given = {"a": np.arange(6, dtype="f").reshape(2, 3).T, "b": np.array(1, "f")}
-    (scalar, matrix), _ = optional_methods.checked_inputs(check(request), given)
+    (scalar, matrix), _ = request_checks.checked_inputs(check(request), given)
     assert scalar.shape == () and matrix.flags.c_contiguous and (matrix == given["a"]).all()
 
 
@@ -76,22 +76,22 @@ def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars()
 )
 def test_an_answer_of_another_shape_or_type_is_never_handed_on(wrong):
     right = np.zeros((2, 3), "f")
-    assert optional_methods.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
+    assert request_checks.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
     with pytest.raises(EnginesmithError, match=r"TVM answers 'logits' with .*should be float32 \('batch', 3\)"):
-        optional_methods.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
+        request_checks.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
 
 
 def test_a_size_that_depends_on_data_is_not_known_beforehand():
     request = graphs.request("cpu", outputs=(TensorSpec("logits", "float32", ("found", 3)),))
-    optional_methods.checked_outputs(request, [np.zeros((7, 3), "f")], {"batch": 2}, "TVM")
+    request_checks.checked_outputs(request, [np.zeros((7, 3), "f")], {"batch": 2}, "TVM")
 
 
 def test_more_profiles_than_a_plan_keeps_and_empty_tensors_are_refused():
     many = tuple(ShapeProfile((("image", (n, 8), (n, 8), (n, 8)),)) for n in range(1, 66))
-    assert optional_methods.refusal(graphs.request("cpu", profiles=many[:64]), "TVM") is None
-    assert "more than 64 profiles" in optional_methods.refusal(graphs.request("cpu", profiles=many), "TVM")
+    assert request_checks.refusal(graphs.request("cpu", profiles=many[:64]), "TVM") is None
+    assert "more than 64 profiles" in request_checks.refusal(graphs.request("cpu", profiles=many), "TVM")
     empty = (TensorSpec("image", "float32", ("batch", 0)),)
-    assert "'image' has shape ('batch', 0)" in optional_methods.refusal(graphs.request("cpu", inputs=empty), "TVM")
+    assert "'image' has shape ('batch', 0)" in request_checks.refusal(graphs.request("cpu", inputs=empty), "TVM")
 
 
 def test_a_session_of_a_function_gives_its_outputs_by_name_and_none_after_it_was_closed():
@@ -101,7 +101,7 @@ def test_a_session_of_a_function_gives_its_outputs_by_name_and_none_after_it_was
         taken.extend(arrays)
         return [np.ones((2, 3), "f")]
 
-    session = optional_methods.FunctionSession(REQUEST, "TVM", function)
+    session = request_checks.FunctionSession(REQUEST, "TVM", function)
     assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken] == [(2, 8)]
     with pytest.raises(DataError):
         session.run(image(17))

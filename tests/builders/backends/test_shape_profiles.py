@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from builders.backends.optional_methods import profiles, sum_refusal
+from builders.backends.request_checks import profiles, sum_refusal
 from enginesmith.core.types import BuildRequest, Dim, Target, TensorSpec
 
 

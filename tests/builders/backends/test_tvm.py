@@ -8,7 +8,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.optional_methods import profiles
+from builders.backends.request_checks import profiles
 from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm.compile import _one_dimension

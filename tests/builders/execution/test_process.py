@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from builders.execution import process
-from builders.execution.forking import fork_server
+from builders.execution.fork_client import fork_server
 from builders.execution.jobs import (
     Job,
     JobEvent,
@@ -218,7 +218,7 @@ def parent_of(how: str, workdir: Path, function: str, arguments: dict) -> subpro
     code = f"""
 from contextlib import nullcontext
 from pathlib import Path
-from builders.execution.forking import fork_server
+from builders.execution.fork_client import fork_server
 from builders.execution.process import run_job
 from builders.execution.process import spawn
 from tests.calls import call_job

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from builders.backends import discovery
 from builders.backends.known_faults import Verdict
-from builders.backends.optional_methods import profiles
+from builders.backends.request_checks import profiles
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
 from enginesmith.core.codec import encode

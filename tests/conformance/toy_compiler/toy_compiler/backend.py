@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible
-from builders.backends.optional_methods import PackageNotFoundError, version
+from builders.backends.installed_versions import PackageNotFoundError, version
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.requirements import Requirement, for_target, same_versions
 from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from builders.execution.forking import fork_server
+from builders.execution.fork_client import fork_server
 from builders.execution.local import LocalExecutor
 from builders.execution.process import Start, run_job
 from enginesmith.core.errors import StepError
@@ -72,7 +72,7 @@ def test_a_killed_server_takes_its_job_along_and_later_jobs_are_spawned(tmp_path
 
 
 def test_a_server_that_cannot_be_started_costs_nothing_but_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("builders.execution.forking.PYTHON", ("/bin/false",))
+    monkeypatch.setattr("builders.execution.fork_client.PYTHON", ("/bin/false",))
     with fork_server(WARM) as start:
         assert where(LocalExecutor(1, start))["parent"] == os.getpid()
 
