@@ -394,8 +394,8 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], 
         except DataError as error:
             raise DataError(f"{location}: {error}") from error
         for name, array in request.items():
-            if array.dtype.kind == "f" and (nonfinite := describe_nonfinite(array)):
-                raise DataError(f"{location}: input {name!r} holds {nonfinite}; remove or repair that request")
+            if array.dtype.kind == "f" and (nonfinite_text := describe_nonfinite(array)):
+                raise DataError(f"{location}: input {name!r} holds {nonfinite_text}; remove or repair that request")
         if not is_single or batch_dim is None:
             yield request
             continue

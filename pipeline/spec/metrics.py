@@ -24,8 +24,8 @@ class _Schema:
             del keys["name"]["default"]
             definition["required"] = ["name", *definition["required"]]
         array_schema = {"type": "array", "items": {"enum": list(PRECISIONS), "type": "string"}}
-        about = {key: keys["decides"][key] for key in ("default", "description", "title")}
-        keys["decides"] = {"anyOf": [{"type": "boolean"}, array_schema], **about}
+        metadata = {key: keys["decides"][key] for key in ("default", "description", "title")}
+        keys["decides"] = {"anyOf": [{"type": "boolean"}, array_schema], **metadata}
         return reference
 
 

@@ -247,8 +247,8 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
     target = request.target
     if target.is_cpu:
         return Needs(memory_mib=memory_mib)
-    tunes = discovery.capabilities_of(request.backend).tunes_on_target
-    return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+    is_tuned = discovery.capabilities_of(request.backend).tunes_on_target
+    return Needs(gpu_labels(target), required=is_tuned, gpus=int(is_tuned), memory_mib=memory_mib)
 
 
 def gpu_labels(target: Target) -> dict[str, str]:

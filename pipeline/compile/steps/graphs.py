@@ -359,8 +359,8 @@ def write_graph(
     new_graph = work.context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(new_graph.recipe, new_graph.written_from if new_graph.written_from != model.digest else None)
     notes = (*not_searched(variant, spec, export), *new_graph.notes)
-    graph_facts = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
-    graph = Graph(variant, new_graph.model, *graph_facts, record=new_graph.record, recipe=recipe)
+    graph_fields = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
+    graph = Graph(variant, new_graph.model, *graph_fields, record=new_graph.record, recipe=recipe)
     own_int8, states = model.own_int8, new_graph.quantized_states
     return replace(
         graph,

@@ -74,8 +74,8 @@ class CompiledLimits:
         backend = discovery.configure(self.request.backend, dict(self.request.options))
         rounds_blocks = precision in IN_BLOCKS and backend.capabilities.rounds_activations
         opener, opens_whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
-        perturbed = perturb_graph(self.graph, opener, self.workdir, activation_blocks=rounds_blocks)
-        rounding = measure_rounding([self.graph], perturbed, golden, reference, thorough=True, whole=opens_whole)
+        perturbed_graph = perturb_graph(self.graph, opener, self.workdir, activation_blocks=rounds_blocks)
+        rounding = measure_rounding([self.graph], perturbed_graph, golden, reference, thorough=True, whole=opens_whole)
         scales = {state.output: state.scale for state in self.request.quantized_states}
         limit_stages = measured_limits("engine", precision, rounding, reference, golden, self.limits, scales)
         if self.limits:
@@ -104,8 +104,8 @@ class WrittenLimits:
             return quantized_limits(reference, self.precision, golden, self.limits, bool(self.metrics))
         half_type: Precision | None = None if self.precision == "fp32" else self.precision
         opener, opens_whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
-        perturbed = perturb_graph(self.path, opener, self.workdir, half_type)
-        rounding = measure_rounding([self.path], perturbed, golden, reference, thorough=True, whole=opens_whole)
+        perturbed_graph = perturb_graph(self.path, opener, self.workdir, half_type)
+        rounding = measure_rounding([self.path], perturbed_graph, golden, reference, thorough=True, whole=opens_whole)
         limit_stages = measured_limits("quantization", self.precision, rounding, reference, golden, self.limits)
         return StagedLimits(next(limit_stages), limit_stages)
 

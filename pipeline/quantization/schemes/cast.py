@@ -223,12 +223,12 @@ def cast_float(
 def _find_kept(
     model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
 ) -> list[FloatNode]:
-    unfit, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
+    misfits, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
     return [
         FloatNode(node.name, node.op_type, reason)
         for node in model.graph.node
         if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name)
-        and (reason := _obstacle(node, half, types, keep, unfit, opset))
+        and (reason := _obstacle(node, half, types, keep, misfits, opset))
     ]
 
 
