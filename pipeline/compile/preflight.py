@@ -157,14 +157,12 @@ def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:
-    header = _first_bytes(path)
+    head = _first_bytes(path)
     if path.suffix.lower() == ".safetensors":
-        is_valid = (
-            len(header) > 8 and int.from_bytes(header[:8], "little") + 8 <= path.stat().st_size and header[8:9] == b"{"
-        )
+        is_valid = len(head) > 8 and int.from_bytes(head[:8], "little") + 8 <= path.stat().st_size and head[8:9] == b"{"
         format_hint = "safetensors; save it with safetensors.torch.save_file"
     else:
-        is_valid = header.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
+        is_valid = head.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
         format_hint = "a file that torch.save wrote; save it again"
     if not is_valid:
         yield ("source", "weights"), f"{path} is truncated or not {format_hint}"

@@ -165,15 +165,8 @@ def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     is_quantized = carries_qdq(model)
     share = narrow_share(tidy(model), (), sizes_at(shapes)) if is_quantized else None
     entries = tuple(library.entry for library in list_libraries(path).libraries)
-    model_fields = (
-        is_quantized,
-        stored_graph.blob.blake3,
-        count_integer_nodes(model),
-        stored_graph.shards,
-        share,
-        entries,
-    )
-    return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *model_fields)
+    details = is_quantized, stored_graph.blob.blake3, count_integer_nodes(model), stored_graph.shards, share, entries
+    return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *details)
 
 
 # Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
