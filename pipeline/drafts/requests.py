@@ -64,8 +64,8 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     elif suffix == ".parquet":
         return _read_parquet(path, inputs)
     elif suffix not in _ARRAYS:
-        suffixes = ", ".join(sorted(FILES | _ARRAYS))
-        raise InputError(f"{path} has the ending {suffix or 'none'}; files of requests are {suffixes}, or a folder")
+        suffix_text = ", ".join(sorted(FILES | _ARRAYS))
+        raise InputError(f"{path} has the ending {suffix or 'none'}; files of requests are {suffix_text}, or a folder")
     return (request for _, request in Samples.open(path, inputs, dims).runs())
 
 

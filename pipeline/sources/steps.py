@@ -50,9 +50,9 @@ class StateModel:
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
         """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
         bound of a cache takes, if two do."""
-        steps = step_inputs(self.inputs, self.states)
+        step_specs = step_inputs(self.inputs, self.states)
         numbered_steps = (
-            (group_number, {spec.name: group[spec.name] for spec in steps})
+            (group_number, {spec.name: group[spec.name] for spec in step_specs})
             for group_number, group in enumerate(groups, 1)
         )
         complete_inputs: list[dict[str, Array]] = []

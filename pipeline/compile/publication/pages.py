@@ -250,9 +250,9 @@ _PURL_NAME = re.compile(r"[-_.]+")
 
 def with_provenance(store: Store, draft: Manifest, entries: Sequence[EngineEntry], started_at: str) -> Manifest:
     """The draft with its statement and SBOM stored and named among its sources. started_at: ISO 8601, UTC."""
-    sbom = store.put_bytes(canonical_json(environment_sbom()))
-    statement = store.put_bytes(canonical_json(provenance_statement(draft, entries, started_at, sbom)))
-    return replace(draft, sources={**draft.sources, STATEMENT: statement, SBOM: sbom})
+    sbom_digest = store.put_bytes(canonical_json(environment_sbom()))
+    statement_digest = store.put_bytes(canonical_json(provenance_statement(draft, entries, started_at, sbom_digest)))
+    return replace(draft, sources={**draft.sources, STATEMENT: statement_digest, SBOM: sbom_digest})
 
 
 def provenance_statement(draft: Manifest, entries: Sequence[EngineEntry], started_at: str, sbom: str) -> Json:

@@ -190,7 +190,7 @@ def _judge_trials(
 
     failed_cases = {check.case for check in before if not check.passed}
     names = [name for name in attribution.cases if name in failed_cases]
-    edges = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
+    edge_cases = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
     limits = list_limits(check for check in before if not check.passed)
     # A quarter of the golden cases, those first that the two graphs differ most on.
     case_ranks = {name: index for index, name in enumerate(attribution.cases)}
@@ -202,7 +202,7 @@ def _judge_trials(
         with ReferenceSession(path) as session:
             if failed_check := find_broken(session, worst_cases, usual_drifts, limits):
                 return [failed_check]
-            edge_checks = check(session, edges) if edges.cases else []
+            edge_checks = check(session, edge_cases) if edge_cases.cases else []
             return edge_checks if _list_failed(edge_checks) else check(session, golden)
 
     return judge

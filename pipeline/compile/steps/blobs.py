@@ -101,8 +101,8 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
         if not (shard_path := folder / digest).exists():
             _link(store, digest, shard_path)
     is_stripped = any(isinstance(requirement, Weights) for requirement in requires)
-    weights = fetch_graph(store, request.model, folder / "weights.onnx") if is_stripped else None
-    return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
+    weights_path = fetch_graph(store, request.model, folder / "weights.onnx") if is_stripped else None
+    return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights_path)
 
 
 def open_session(store: Store, blob: EngineBlob, folder: Path) -> AbstractContextManager[Session]:

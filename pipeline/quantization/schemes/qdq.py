@@ -116,8 +116,8 @@ def finish_rest(
     """
     if scheme.float_precision == "fp32":
         return finish(graph), notes
-    cast, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)
-    return cast, replace(notes, cast=cast_notes)
+    cast_graph, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)
+    return cast_graph, replace(notes, cast=cast_notes)
 
 
 def usable_sites(
