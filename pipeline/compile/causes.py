@@ -82,17 +82,19 @@ def remember_builds(
     `reads` is another than at the last build.
     """
     previous_builds = recall_builds(model, context)
-    before = [previous_builds.get(request.unit) for request in build_requests]
+    last_builds = [previous_builds.get(request.unit) for request in build_requests]
     if not new and all(
-        last and (last.request, last.sources.reads) == (request, reads)
-        for last, request in zip(before, build_requests, strict=True)
+        last_build and (last_build.request, last_build.sources.reads) == (request, reads)
+        for last_build, request in zip(last_builds, build_requests, strict=True)
     ):
         return
     sources = read_sources()
     builds = {**previous_builds, **{request.unit: LastBuild(request, sources) for request in build_requests}}
-    named_builds = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
-    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named_builds.items()}
-    value = _LatestBuilds(units, {name: last.sources for last, name in named_builds.values()})
+    named_builds = {
+        unit: (last_build, digest_of(encode(last_build.sources))) for unit, last_build in sorted(builds.items())
+    }
+    units = {unit: _NamedBuild(last_build.request, name) for unit, (last_build, name) in named_builds.items()}
+    value = _LatestBuilds(units, {name: last_build.sources for last_build, name in named_builds.values()})
     context.remember("latest-builds", {"model": model}, encode(value), [])
 
 
@@ -109,8 +111,8 @@ def inputs_of(work: Work) -> Inputs:
     """
     spec = work.spec
     calibration, golden = spec.calibration, spec.golden
-    observing = [ObservePart, ObservePartRemotely, MergeParts] if calibration else []
-    searching = [SearchQuantization] if calibration and spec.quantization.searches else []
+    observe_types = [ObservePart, ObservePartRemotely, MergeParts] if calibration else []
+    search_types = [SearchQuantization] if calibration and spec.quantization.searches else []
     metric = golden.model_dump(mode="json", include={"metric"})["metric"] if golden else None
     limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
     return {
@@ -118,7 +120,7 @@ def inputs_of(work: Work) -> Inputs:
         "calibration": {
             **({f"calibration data {calibration.data}": calibration_digest(spec)} if calibration else {}),
             **_flatten(spec.model_dump(mode="json", include={"calibration", "quantization"})),
-            **_code(WriteGraph, *observing, *searching),
+            **_code(WriteGraph, *observe_types, *search_types),
         },
         "golden": {
             **({f"golden data {golden.data}": digest_of_path(spec.file(golden.data))} if golden else {}),
@@ -139,7 +141,7 @@ def _export_inputs(work: Work) -> dict[str, str]:
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
         input_digests = {"files": {spec.source_file: digest_of_file(spec.file(spec.source_file))}, "packages": {}}
     return {
-        **{_name_file(place, spec): digest for place, digest in input_digests["files"].items()},
+        **{_name_file(file, spec): digest for file, digest in input_digests["files"].items()},
         **_flatten(spec.model_dump(mode="json", include={"source", "inputs", "outputs", "dims"})),
         **_name_versions(input_digests["packages"]),
         **_code(*WRITE_MODEL),
@@ -173,11 +175,11 @@ def _name_file(place: str, spec: ModelSpec) -> str:
 def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
     """The leaves of a part of a spec, by their dotted names; what is not set is left out."""
     flat_values: dict[str, str] = {}
-    for name, part in value.items():
-        if isinstance(part, dict):
-            flat_values |= _flatten(part, f"{prefix}{name}.")
-        elif part is not None:
-            text = part if isinstance(part, str) else json.dumps(part)
+    for name, item in value.items():
+        if isinstance(item, dict):
+            flat_values |= _flatten(item, f"{prefix}{name}.")
+        elif item is not None:
+            text = item if isinstance(item, str) else json.dumps(item)
             flat_values[f"{prefix}{name}"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return flat_values
 
@@ -189,19 +191,21 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
     """
     names, changes = sorted(before.keys() | now.keys()), list[str]()
-    if code := [name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)]:
-        module_names = [name.removeprefix(_CODE) for name in code[:_MOST_MODULES]]
-        if more := len(code) - len(module_names):
-            module_names.append(pluralize(more, "other module"))
+    if changed_code := [name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)]:
+        module_names = [name.removeprefix(_CODE) for name in changed_code[:_MOST_MODULES]]
+        if other_count := len(changed_code) - len(module_names):
+            module_names.append(pluralize(other_count, "other module"))
         changes.append(f"{_CODE}{' and '.join(filter(None, (', '.join(module_names[:-1]), module_names[-1])))} changed")
     for name in (name for name in names if not name.startswith(_CODE)):
-        old, new = before.get(name), now.get(name)
-        if old == new or (new is None and is_digest(str(old))):
+        old_value, new_value = before.get(name), now.get(name)
+        if old_value == new_value or (new_value is None and is_digest(str(old_value))):
             continue
-        if is_digest(str(new)):
-            changes.append(f"{name} is new" if old is None else f"{name} changed")
+        if is_digest(str(new_value)):
+            changes.append(f"{name} is new" if old_value is None else f"{name} changed")
         else:
-            changes.append(f"{name}: {'none' if old is None else old} -> {'none' if new is None else new}")
+            changes.append(
+                f"{name}: {'none' if old_value is None else old_value} -> {'none' if new_value is None else new_value}"
+            )
     return changes
 
 
@@ -223,22 +227,24 @@ class Causes:
 
     def list_changes(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""
-        before = self.before.get(unit)
+        last_build = self.before.get(unit)
         change_groups = (
-            [differences(before.sources.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
+            [differences(last_build.sources.inputs[stage], self.inputs[stage]) for stage in stages]
+            if last_build
+            else []
         )
         return list(dict.fromkeys(cause for causes in change_groups for cause in causes))
 
     def of_build(self, request: BuildRequest, onnx: str) -> str:
         """Why an engine has to be built. onnx: digest of the exported model."""
-        before = self.before.get(request.unit)
-        if before is None:
+        last_build = self.before.get(request.unit)
+        if last_build is None:
             return explain_change(None, request)
-        is_exported_anew = before.sources.onnx != onnx or _shapes(before.request) != _shapes(request)
+        is_exported_anew = last_build.sources.onnx != onnx or _shapes(last_build.request) != _shapes(request)
         stages = ["export"] if is_exported_anew else ["calibration"]
-        if request.precision in CALIBRATED and before.request.model != request.model:
+        if request.precision in CALIBRATED and last_build.request.model != request.model:
             stages = [*stages, "calibration"]
-        return explain_change(before.request, request, self.list_changes(request.unit, *stages))
+        return explain_change(last_build.request, request, self.list_changes(request.unit, *stages))
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:
@@ -250,10 +256,10 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
         return "no engine for this unit yet"
     has_new_graph = before.model != now.model
     has_new_shapes = _shapes(before) != _shapes(now)
-    of_shapes = [cause for cause in causes if cause.startswith(_SHAPES)]
+    shape_causes = [cause for cause in causes if cause.startswith(_SHAPES)]
     reasons = [
         *((causes or ["its graph changed"]) if has_new_graph else []),
-        *((of_shapes or ["the shapes changed"]) if has_new_shapes and not (has_new_graph and of_shapes) else []),
+        *((shape_causes or ["the shapes changed"]) if has_new_shapes and not (has_new_graph and shape_causes) else []),
         *differences(_name("option", before.options), _name("option", now.options)),
         *differences(_name("version of", before.toolchain), _name("version of", now.toolchain)),
     ]

@@ -155,7 +155,7 @@ class Run(Work):
     def build_and_prove(self, plan: Iterable[Prepared]) -> Judged:
         """Every unit built and judged, in the order of the spec. When a step raises, what is under way is finished and
         on record before that is raised. Raises EnginesmithError where a unit that must be is refused."""
-        batches, judging = list[Prepared](), list[Future[list[JudgedUnit]]]()
+        batches, futures = list[Prepared](), list[Future[list[JudgedUnit]]]()
         with ThreadPoolExecutor(MOST_THREADS) as pool:
             for batch in plan:
                 batches.append(batch)
@@ -163,12 +163,12 @@ class Run(Work):
                     self.context.progress.emit(Planned(batch.plan))
                     check_required(batch.plan)
                 # In this context: what a runner knows of its run is kept in variables of it.
-                judging.append(pool.submit(copy_context().run, self._judge, batch))
-        verdicts = {unit.built.unit.name: unit for future in judging for unit in future.result()}
+                futures.append(pool.submit(copy_context().run, self._judge, batch))
+        judged_units = {unit.built.unit.name: unit for future in futures for unit in future.result()}
         units = {unit.name: unit for batch in batches for unit in batch.plan.units}
         order = [candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.unit in units]
         whole_plan = BuildPlan(self.spec.model, tuple(units[name] for name in order))
-        return Judged(batches[-1].exported, whole_plan, tuple(verdicts[unit.name] for unit in whole_plan.wanted))
+        return Judged(batches[-1].exported, whole_plan, tuple(judged_units[unit.name] for unit in whole_plan.wanted))
 
     def prepare(self) -> Iterator[Prepared]:
         """The first three steps, for who does not go on as `compile_model` does."""
@@ -190,10 +190,10 @@ class Run(Work):
         draft = self.draft(judgement)
         outcome = self.runner.call(publish_version, draft, self.context)
         # What is proven is published by now: it does not wait for what failed.
-        broken = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
-        if broken:
-            reference, golden = judgement.exported.model.digest, judgement.exported.golden
-            attributions = self.runner.map(attribute, broken, reference, golden, self)
+        suspects = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
+        if suspects:
+            reference_digest, golden = judgement.exported.model.digest, judgement.exported.golden
+            attributions = self.runner.map(attribute, suspects, reference_digest, golden, self)
             outcome = self.runner.call(publish_attributions, outcome, draft, attributions, self.context)
         self.context.progress.emit(RunConcluded(outcome))
         return outcome
@@ -201,8 +201,8 @@ class Run(Work):
     def observe(self, export_result: Exported) -> Observed | None:
         """What calibration samples show, observed in as many parts as the spec says; None when there are none. Raises
         what observing raises."""
-        parts = self.runner.map(observe, parts_of(self.spec, export_result), export_result, self)
-        return parts[0] if len(parts) == 1 else self.runner.call(merge, parts, self) if parts else None
+        results = self.runner.map(observe, parts_of(self.spec, export_result), export_result, self)
+        return results[0] if len(results) == 1 else self.runner.call(merge, results, self) if results else None
 
     def _search(
         self, kinds: Sequence[Searched], export_result: Exported, ranges: Observed | StepFailure | None
@@ -230,8 +230,8 @@ class Run(Work):
         export_result, ranges = batch.exported, batch.ranges
         plan = self.runner.call(plan_builds, export_result, batch.graphs, self)
         missed_graphs = find_missed(plan, self.spec, export_result)
-        waiting = {graph.variant for kind in missed_graphs for graph in kind.graphs}
-        ready_units = tuple(unit for unit in plan.units if unit.graph.variant not in waiting)
+        missed_variants = {graph.variant for kind in missed_graphs for graph in kind.graphs}
+        ready_units = tuple(unit for unit in plan.units if unit.graph.variant not in missed_variants)
         yield Prepared(export_result, batch.graphs, replace(plan, units=ready_units))
         if missed_graphs:
             observed_ranges = None if isinstance(ranges, StepFailure) else ranges

@@ -96,17 +96,17 @@ def on_record(run: Run) -> OnRecord:
         return OnRecord(missing=(str(step),))
     if export is None:
         return OnRecord(missing=("export",))
-    recalling, batches = _Recalling(), list[Quantized]()
+    recall_runner, batches = _Recalling(), list[Quantized]()
     missing_parts = [] if export.golden else ["golden set"]
     try:
-        batches.extend(replace(run, runner=recalling).quantize(export))
+        batches.extend(replace(run, runner=recall_runner).quantize(export))
     except NotOnRecord as step:
         missing_parts.append(str(step))
     ranges = batches[-1].ranges if batches else None
     record_state = OnRecord(
         export,
         tuple(graph for batch in batches for graph in batch.graphs),
-        tuple(dict.fromkeys([*missing_parts, *recalling.missing])),
+        tuple(dict.fromkeys([*missing_parts, *recall_runner.missing])),
     )
     return _search_on_record(record_state, export, None if isinstance(ranges, StepFailure) else ranges, run)
 
@@ -116,17 +116,17 @@ def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | No
     not on record."""
     if not any(graph.proof.failed for graph in records.graphs):
         return records
-    searched_graphs, waiting = list[Graph](), list[MissedGraphs]()
+    searched_graphs, searches = list[Graph](), list[MissedGraphs]()
     for missed_graphs in find_missed(plan_builds(export, records.graphs, run), run.spec, export):
         try:
             searched_graphs += search_missed([missed_graphs], export, ranges, run)
         except NotOnRecord:
-            waiting.append(missed_graphs)
-    other_graphs = [graph for graphs_of_kind in waiting for graph in graphs_of_kind.graphs]
-    by_variant = {graph.variant: graph for graph in searched_graphs}
-    graphs = tuple(by_variant.get(graph.variant, graph) for graph in records.graphs if graph not in other_graphs)
-    missing_parts = (*records.missing, *(f"search of {graphs_of_kind.kind.name}" for graphs_of_kind in waiting))
-    return OnRecord(export, graphs, missing_parts, tuple(waiting))
+            searches.append(missed_graphs)
+    other_graphs = [graph for graphs_of_kind in searches for graph in graphs_of_kind.graphs]
+    graphs_by_variant = {graph.variant: graph for graph in searched_graphs}
+    graphs = tuple(graphs_by_variant.get(graph.variant, graph) for graph in records.graphs if graph not in other_graphs)
+    missing_parts = (*records.missing, *(f"search of {graphs_of_kind.kind.name}" for graphs_of_kind in searches))
+    return OnRecord(export, graphs, missing_parts, tuple(searches))
 
 
 # What a proof depends on beside the engine.
@@ -223,14 +223,14 @@ def _foresee_unit(
     if unit is None or records.exported is None:
         is_required = any(matches_unit(pattern, candidate.unit) for pattern in work.spec.build.required)
         return UnitForecast(candidate, "unknown", _explain_unknown(candidate, records, causes), is_required)
-    reason, again = unit.reason, False
+    reason, is_reproven = unit.reason, False
     if unit.action == "cached":
         try:
             validate(build(unit, work), records.exported, work)
         except NotOnRecord:  # the engine runs here, and its proof is not on record
             change_text = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "this proof is not in the registry"
-            reason, again = f"{reason}; it is proven again: {change_text}", True
-    return UnitForecast(candidate, unit.action, reason, unit.required, unit, again)
+            reason, is_reproven = f"{reason}; it is proven again: {change_text}", True
+    return UnitForecast(candidate, unit.action, reason, unit.required, unit, is_reproven)
 
 
 def _explain_unknown(candidate: PlanCandidate, records: OnRecord, causes: Causes) -> str:
@@ -241,30 +241,32 @@ def _explain_unknown(candidate: PlanCandidate, records: OnRecord, causes: Causes
             )
     name, is_exported = candidate.unit, records.exported is not None
     stages = ["calibration"] if is_exported else ["export", *(["calibration"] if candidate.precision != "fp32" else [])]
-    none = "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(records.missing)}"
-    after = "quantized" if is_exported else "exported"
-    follows = candidate.variant.searched and search_follows(causes.work.spec)
-    search_text = (
-        "; if plain calibration misses the limits, build searches for a better quantization" if follows else ""
+    reason_text = (
+        "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(records.missing)}"
     )
-    changes = "; ".join(causes.list_changes(name, *stages)) or none
-    return f"{changes}; the action is known once the model is {after}{search_text}"
+    state_text = "quantized" if is_exported else "exported"
+    needs_search = candidate.variant.searched and search_follows(causes.work.spec)
+    search_text = (
+        "; if plain calibration misses the limits, build searches for a better quantization" if needs_search else ""
+    )
+    change_text = "; ".join(causes.list_changes(name, *stages)) or reason_text
+    return f"{change_text}; the action is known once the model is {state_text}{search_text}"
 
 
 def _changes(forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]) -> list[ForecastChange]:
     """Each change once, with what follows from it as far as that is known. new_steps: those that are not on record; a
     graph that is written for new units alone follows from no change."""
     effects: dict[str, str] = {}
-    before = [unit.candidate for unit in forecast.units if unit.candidate.unit in causes.before]
-    write_steps = {f"write {candidate.variant.name}" for candidate in before}
-    if any(unit.action == "unknown" and unit.candidate in before for unit in forecast.units):
+    known_candidates = [unit.candidate for unit in forecast.units if unit.candidate.unit in causes.before]
+    write_steps = {f"write {candidate.variant.name}" for candidate in known_candidates}
+    if any(unit.action == "unknown" and unit.candidate in known_candidates for unit in forecast.units):
         write_steps.add("quantize")
     new_steps = [name for name in new_steps if name in write_steps or not name.startswith(("write ", "quantize"))]
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
             for change in causes.list_changes(unit.candidate.unit, stage):
                 effects.setdefault(change, _follows(change, stage, forecast, records, causes, new_steps))
-    return [ForecastChange(change, follows) for change, follows in effects.items()]
+    return [ForecastChange(change, effect) for change, effect in effects.items()]
 
 
 def _follows(
@@ -275,14 +277,16 @@ def _follows(
         if stage == "export":
             return "the model is exported again; if the ONNX model differs, its engines are built and proven again"
         if stage != "calibration":
-            again = "the golden set is made again; " if stage == "golden" else ""
-            return f"{again}which engines are proven again is known after the export"
+            golden_text = "the golden set is made again; " if stage == "golden" else ""
+            return f"{golden_text}which engines are proven again is known after the export"
     caused_units = [unit for unit in forecast.units if change in unit.reason]
     built_text = _count(sum(unit.action == "build" for unit in caused_units), "built and proven")
-    proven = _count(sum(unit.proven_again for unit in caused_units), "proven again")
+    proven_text = _count(sum(unit.proven_again for unit in caused_units), "proven again")
     if stage == "export":
-        before = [causes.before[unit.candidate.unit] for unit in forecast.units if unit.candidate.unit in causes.before]
-        is_same_export = records.exported is not None and {entry.sources.onnx for entry in before} == {
+        last_builds = [
+            causes.before[unit.candidate.unit] for unit in forecast.units if unit.candidate.unit in causes.before
+        ]
+        is_same_export = records.exported is not None and {entry.sources.onnx for entry in last_builds} == {
             records.exported.model.digest
         }
         return f"{_say_export(new_steps, is_same_export)}; {built_text or 'no engine changes'}"
@@ -291,24 +295,24 @@ def _follows(
         done_text = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
         open_text = "which graphs change is known then" if steps and forecast.count("unknown") else ""
         return f"{done_text}; {open_text or built_text or 'no engine changes'}"
-    proven = proven or "no engine is proven again"
+    proven_text = proven_text or "no engine is proven again"
     if stage != "golden":
-        return proven
-    anew = _has(new_steps, "golden set", "export")
-    return f"{'the golden set is made again' if anew else 'its golden set is in the registry'}; {proven}"
+        return proven_text
+    redo_steps = _has(new_steps, "golden set", "export")
+    return f"{'the golden set is made again' if redo_steps else 'its golden set is in the registry'}; {proven_text}"
 
 
 def _say_export(new_steps: Sequence[str], is_same_export: bool) -> str:
     if not _has(new_steps, "export"):
         return "its export is in the registry"
-    to = "the same ONNX model" if is_same_export else "a different ONNX model"
+    result_text = "the same ONNX model" if is_same_export else "a different ONNX model"
     steps = _list_steps(new_steps)
-    return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
+    return f"the model is exported again, to {result_text}" + (f", {' and '.join(steps)}" if steps else "")
 
 
 def _list_steps(new_steps: Sequence[str]) -> list[str]:
-    words = {"calibrated": ("calibrate", "merge"), "quantized": ("write", "quantize", "choose", "search")}
-    return [word for word, steps in words.items() if _has(new_steps, *steps)]
+    verbs = {"calibrated": ("calibrate", "merge"), "quantized": ("write", "quantize", "choose", "search")}
+    return [verb for verb, steps in verbs.items() if _has(new_steps, *steps)]
 
 
 def _has(new_steps: Sequence[str], *steps: str) -> bool:

@@ -89,22 +89,22 @@ class PlanCandidate:
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
     """Every target, backend and precision of the spec that the run asks for and the backend builds for, in the spec's
     order."""
-    tools = [backends.configure(name, options) for name, options in spec.backends.items()]
-    tunes = any(tool.capabilities.tunes_on_target and tool.versions() for tool in tools)
+    compilers = [backends.configure(name, options) for name, options in spec.backends.items()]
+    is_tuning = any(compiler.capabilities.tunes_on_target and compiler.versions() for compiler in compilers)
     workers = dict(selection.workers)
 
     def is_wanted(target: Target, tool: Backend, precision: Precision) -> bool:
         if not (tool.serves(target) and selection.covers(target, precision, tool.name)):
             return False
         is_named = tool.name in selection.backends
-        return is_named or spec.has_unit(target, precision, tool.name, tunes and target.name in workers)
+        return is_named or spec.has_unit(target, precision, tool.name, is_tuning and target.name in workers)
 
-    combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
+    combinations = itertools.product(spec.target_list(), compilers, spec.precision_list())
     native_io = spec.quantization.io == "native"
     return tuple(
-        PlanCandidate(target, precision, tool, native_io, workers.get(target.name, ""))
-        for target, tool, precision in combinations
-        if is_wanted(target, tool, precision)
+        PlanCandidate(target, precision, compiler, native_io, workers.get(target.name, ""))
+        for target, compiler, precision in combinations
+        if is_wanted(target, compiler, precision)
     )
 
 
@@ -164,10 +164,10 @@ def plan_builds(export: Exported, graphs: Sequence[Graph], work: Work) -> BuildP
     """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
     graph, which no target's engine can put right; and say why."""
     spec = work.spec
-    by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
+    graphs_by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
     model, units = export.model, list[Unit]()
     for candidate in candidates(spec, work.selection):
-        graph = by_variant.get(candidate.variant)
+        graph = graphs_by_variant.get(candidate.variant)
         if graph is None and _refuse_files(export, candidate):
             # None was written for a refusal.
             graph = Graph(candidate.variant, model.digest, model.inputs, model.outputs)
@@ -178,8 +178,8 @@ def plan_builds(export: Exported, graphs: Sequence[Graph], work: Work) -> BuildP
 
 def check_required(plan: BuildPlan) -> None:
     """Stop when a unit that the spec requires is refused, or has no graph. Raises EnginesmithError."""
-    without = [unit for unit in plan.units if unit.action == "refused" or unit.graph.failure]
-    lines = [f"{unit.name}: {unit.reason}" for unit in without if unit.required]
+    missing_units = [unit for unit in plan.units if unit.action == "refused" or unit.graph.failure]
+    lines = [f"{unit.name}: {unit.reason}" for unit in missing_units if unit.required]
     if lines:
         remedy = "change the spec, or take them out of build.required"
         raise EnginesmithError(
@@ -189,7 +189,7 @@ def check_required(plan: BuildPlan) -> None:
 
 def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
     context = work.context
-    request, aside = _request(work.spec, candidate, graph), ""
+    request, remark = _request(work.spec, candidate, graph), ""
     is_required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     search_text = f"; {graph.searched}" if graph.searched else ""
     reason = _refusal(export, candidate, request, graph.idle)
@@ -205,23 +205,23 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
     if reason:
         return Unit(request, graph, "refused", reason + (search_text if graph.idle else ""), is_required)
     if graph.own_int8 and candidate.precision != "int8-dynamic":
-        aside = f"; {graph.own_int8}"
-    aside += search_text + "".join(f"; {note}" for note in (judgement.notes if judgement else ()))
+        remark = f"; {graph.own_int8}"
+    remark += search_text + "".join(f"; {note}" for note in (judgement.notes if judgement else ()))
     if graph.failure:
         return Unit(request, graph, "failed", graph.failure.reason, is_required)
     if failed_checks := [*export.proof.failed, *graph.proof.failed]:
-        more = f" (and {len(failed_checks) - 1} more)" if len(failed_checks) > 1 else ""
-        failure = f"not built: its graph failed: {describe(failed_checks[0])}{more}"
-        return Unit(request, graph, "failed", f"{failure}{search_text}", is_required)
+        more_text = f" (and {len(failed_checks) - 1} more)" if len(failed_checks) > 1 else ""
+        failure_text = f"not built: its graph failed: {describe(failed_checks[0])}{more_text}"
+        return Unit(request, graph, "failed", f"{failure_text}{search_text}", is_required)
     if stored_engine is None and (reduced_request := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
-        before, now = (dict(build_request.options)[option] for build_request in (request, reduced_request))
-        aside = f"{aside}; with {option} {now}, because a build with {before} ran out of memory"
+        full_mib, reduced_mib = (dict(build_request.options)[option] for build_request in (request, reduced_request))
+        remark = f"{remark}; with {option} {reduced_mib}, because a build with {full_mib} ran out of memory"
         request, stored_engine = reduced_request, recall_engine(reduced_request, context)
     if stored_engine:
-        reason = f"an engine with this build key is in the registry{aside}"
+        reason = f"an engine with this build key is in the registry{remark}"
         return Unit(request, graph, "cached", reason, is_required)
-    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + aside, is_required)
+    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + remark, is_required)
 
 
 def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":
@@ -299,8 +299,8 @@ class MissedGraphs:
     def why(self) -> str:
         """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
         first_check, *other_checks = self.graphs[0].proof.failed
-        more = f" (and {len(other_checks)} more)" if other_checks else ""
-        return f"plain ranges missed {describe(replace(first_check, note=''))}{more}"
+        more_text = f" (and {len(other_checks)} more)" if other_checks else ""
+        return f"plain ranges missed {describe(replace(first_check, note=''))}{more_text}"
 
 
 def search_follows(spec: ModelSpec) -> bool:
@@ -341,8 +341,8 @@ def search_missed(
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:
-        words = f"{group.why}; it is searched what int8 takes"
-        work.context.progress.emit(Finished(f"plain {group.kind.name}", words=words))
+        text = f"{group.why}; it is searched what int8 takes"
+        work.context.progress.emit(Finished(f"plain {group.kind.name}", words=text))
     try:
         choices = search_for_limits([group.kind for group in missed_graphs], export, ranges, work)
         pairs = [(group, graph) for group in missed_graphs for graph in group.graphs]
@@ -354,8 +354,8 @@ def search_missed(
     except EnginesmithError as error:
         if stops_run(error):
             raise
-        names = " and ".join(group.kind.name for group in missed_graphs)
-        work.context.progress.emit(Finished(f"search {names}", "failed", str(error)))
+        kinds_text = " and ".join(group.kind.name for group in missed_graphs)
+        work.context.progress.emit(Finished(f"search {kinds_text}", "failed", str(error)))
         failure_text = f"the search that followed failed: {error}"
         return tuple(replace(graph, searched=failure_text) for group in missed_graphs for graph in group.graphs)
 
@@ -363,18 +363,18 @@ def search_missed(
 def describe_deciding(spec: ModelSpec) -> str:
     """What a search does about a task metric that decides: nothing, which is said; '' where none does."""
     metrics = spec.golden.metrics if spec.golden else ()
-    deciding = [metric.name for metric in metrics if "int8" in metric.decides]
-    if not deciding:
+    deciding_names = [metric.name for metric in metrics if "int8" in metric.decides]
+    if not deciding_names:
         return ""
-    return f"; its trials were held to decibels, not to {' and '.join(deciding)}, by which the graph is judged"
+    return f"; its trials were held to decibels, not to {' and '.join(deciding_names)}, by which the graph is judged"
 
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, deciding_text: str = "") -> Graph:
     """The graph with what came of the search that made it. deciding_text: what else is to be said of it."""
-    share = f"{100 * choice.share:.1f} % of the multiplications with weights"
+    share_text = f"{100 * choice.share:.1f} % of the multiplications with weights"
     float_text = (
         f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
     )
     end_text = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
-    search_text = f"searched, because {why}: {share} in int8, {float_text}{end_text}{deciding_text}"
+    search_text = f"searched, because {why}: {share_text} in int8, {float_text}{end_text}{deciding_text}"
     return replace(graph, searched=search_text, notes=(search_text, *graph.notes))

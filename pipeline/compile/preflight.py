@@ -42,9 +42,9 @@ def check_files(spec: ModelSpec) -> None:
 def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
     pointers = [(loc, f"{name!r} {POINTER}") for loc, name in spec.named_files() if is_pointer(spec.file(name))]
     yield from pointers
-    unread = {loc for loc, _ in pointers}
+    pointer_locs = {loc for loc, _ in pointers}
     header: GraphHeader | None = None
-    if ("source", spec.source.kind) not in unread:
+    if ("source", spec.source.kind) not in pointer_locs:
         try:
             header = _check_source(spec)
         except ModelError as error:
@@ -56,39 +56,41 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         yield from _compare(spec, header)
         yield from _weights_too_large(spec)
     yield from _inputs_too_large(spec)
-    if spec.source.weights and ("source", "weights") not in unread:
+    if spec.source.weights and ("source", "weights") not in pointer_locs:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
-    wrong = {name for name, _ in wrong_inputs(header, spec.tensors())} if header else set()
-    sound = tuple(tensor for tensor in step_inputs(spec.tensors(), spec.states()) if tensor.name not in wrong)
-    others = (wrong | {tensor.name for tensor in header.inputs} if header else wrong) - {
-        tensor.name for tensor in sound
+    wrong_names = {name for name, _ in wrong_inputs(header, spec.tensors())} if header else set()
+    sound_specs = tuple(
+        tensor for tensor in step_inputs(spec.tensors(), spec.states()) if tensor.name not in wrong_names
+    )
+    other_names = (wrong_names | {tensor.name for tensor in header.inputs} if header else wrong_names) - {
+        tensor.name for tensor in sound_specs
     }
-    others -= spec.state.keys()  # data that has them is told so
-    if spec.calibration and ("calibration", "data") not in unread:
+    other_names -= spec.state.keys()  # data that has them is told so
+    if spec.calibration and ("calibration", "data") not in pointer_locs:
         path, function = spec.file(spec.calibration.file), spec.calibration.function
-        place: Loc = ("calibration", "data")
+        data_loc: Loc = ("calibration", "data")
         if function:
             if reason := why_no_function(spec.folder, path, function):
-                yield place, reason
+                yield data_loc, reason
         else:
-            columns = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
-            yield from _wrong_samples(place, spec, path, sound, columns, others)
-    if spec.golden and ("golden", "data") not in unread:
+            column_names = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
+            yield from _wrong_samples(data_loc, spec, path, sound_specs, column_names, other_names)
+    if spec.golden and ("golden", "data") not in pointer_locs:
         path = spec.file(spec.golden.data)
-        columns = [name for name in (spec.golden.labels, *spec.golden.orders) if name]
-        yield from _wrong_samples(("golden", "data"), spec, path, sound, columns, others)
+        column_names = [name for name in (spec.golden.labels, *spec.golden.orders) if name]
+        yield from _wrong_samples(("golden", "data"), spec, path, sound_specs, column_names, other_names)
 
 
 def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     """An input that this machine's memory cannot hold once at the largest sizes of its dims: edge cases are."""
     import numpy as np
 
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     sizes = {dim.name: dim.max for dim in spec.named_dims()}
     for tensor in spec.tensors():
         size_bytes = math.prod(tensor.at(sizes)) * np.dtype(tensor.dtype).itemsize
-        if size_bytes > memory:
+        if size_bytes > memory_bytes:
             remedy = "lower the max of its dims"
             yield (
                 ("inputs", tensor.name),
@@ -125,10 +127,10 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
         yield ("outputs", index), text
     if spec.outputs is not None:  # what else names outputs was held to these when the spec was read
         return
-    contract = spec.validation.contract.outputs()
-    golden = spec.golden.outputs() if spec.golden else []
-    named_outputs: list[tuple[Loc, str]] = [(("golden", *inner_path), output) for inner_path, output in golden]
-    named_outputs += [(("validation", "contract", *inner_path), output) for inner_path, output in contract]
+    contract_outputs = spec.validation.contract.outputs()
+    golden_outputs = spec.golden.outputs() if spec.golden else []
+    named_outputs: list[tuple[Loc, str]] = [(("golden", *inner_path), output) for inner_path, output in golden_outputs]
+    named_outputs += [(("validation", "contract", *inner_path), output) for inner_path, output in contract_outputs]
     named_outputs += [(("state", name, "output"), state.output) for name, state in spec.state.items()]
     for loc, name in named_outputs:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
@@ -141,29 +143,29 @@ def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     size = graph_bytes(path)
     if not list_weight_files(path) or size <= MOST_EMBEDDED_BYTES:
         return
-    tools = (discovery.configure(name, options) for name, options in spec.backends.items())
-    reasons = [discovery.refuse_shards(tool, size) for tool in tools]
+    compilers = (discovery.configure(name, options) for name, options in spec.backends.items())
+    reasons = [discovery.refuse_shards(compiler, size) for compiler in compilers]
     if all(reasons):
         yield ("backends",), str(reasons[0])
     # ONNX Runtime packs weights for its kernels: mapped files do not hold them.
     weight_bits = max(TRAITS[precision].bits for precision in spec.precision_list())
-    held_mib = (size * weight_bits // 32) >> 20
-    if held_mib > spec.build.memory_mib:
-        need_text = f"an engine with {weight_bits} bits a weight holds {held_mib} MiB of them"
-        text = f"{spec.build.memory_mib} MiB are too few: {need_text}; set {held_mib + 2048}"
+    weights_mib = (size * weight_bits // 32) >> 20
+    if weights_mib > spec.build.memory_mib:
+        need_text = f"an engine with {weight_bits} bits a weight holds {weights_mib} MiB of them"
+        text = f"{spec.build.memory_mib} MiB are too few: {need_text}; set {weights_mib + 2048}"
         yield ("build", "memory_mib"), text
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:
     head = _first_bytes(path)
     if path.suffix.lower() == ".safetensors":
-        good = len(head) > 8 and int.from_bytes(head[:8], "little") + 8 <= path.stat().st_size and head[8:9] == b"{"
-        kind = "safetensors; save it with safetensors.torch.save_file"
+        is_valid = len(head) > 8 and int.from_bytes(head[:8], "little") + 8 <= path.stat().st_size and head[8:9] == b"{"
+        format_hint = "safetensors; save it with safetensors.torch.save_file"
     else:
-        good = head.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
-        kind = "a file that torch.save wrote; save it again"
-    if not good:
-        yield ("source", "weights"), f"{path} is truncated or not {kind}"
+        is_valid = head.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
+        format_hint = "a file that torch.save wrote; save it again"
+    if not is_valid:
+        yield ("source", "weights"), f"{path} is truncated or not {format_hint}"
 
 
 def _wrong_samples(

@@ -26,8 +26,8 @@ def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
     """(input, axis) and the only size with which the graph can run: the channels of a convolution, the features of a
     matrix product. Looked at are weights that the input meets first, behind casts and transpositions too."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    constants = [node for node in graph.node if node.op_type == "Constant"]
-    weights |= {node.output[0]: tuple(attribute.t.dims) for node in constants for attribute in node.attribute}
+    constant_nodes = [node for node in graph.node if node.op_type == "Constant"]
+    weights |= {node.output[0]: tuple(attribute.t.dims) for node in constant_nodes for attribute in node.attribute}
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         users.setdefault(node.input[0] if node.input else "", []).append(node)
@@ -47,16 +47,16 @@ def _sizes(
         if node.op_type in _SAME_AXES:
             yield from _sizes(node.output[0], axes, users, weights)
         elif node.op_type == "Transpose":
-            order = next(
+            permutation = next(
                 (attribute.ints for attribute in node.attribute if attribute.name == "perm"),
                 [*reversed(range(len(axes)))],
             )
-            yield from _sizes(node.output[0], [axes[axis] for axis in order], users, weights)
+            yield from _sizes(node.output[0], [axes[axis] for axis in permutation], users, weights)
         elif node.op_type in _WEIGHTED and len(node.input) > 1 and (dims := weights.get(node.input[1])):
-            axis, of_weight = _WEIGHTED[node.op_type]
-            if -len(axes) <= axis < len(axes) and -len(dims) <= of_weight < len(dims):
+            axis, weight_index = _WEIGHTED[node.op_type]
+            if -len(axes) <= axis < len(axes) and -len(dims) <= weight_index < len(dims):
                 groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-                yield axes[axis], dims[of_weight] * (groups if node.op_type == "Conv" else 1)
+                yield axes[axis], dims[weight_index] * (groups if node.op_type == "Conv" else 1)
 
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
@@ -124,20 +124,22 @@ class FoundModel:
         dims = dict(self.dims)
         for name, dim in self.dims.items():
             size, (least, greatest) = sizes[name], ranges[name]
-            if misfit := next((edge for edge in (size, least, greatest) if edge % dim.multiple), None):
+            if bad_edge := next((edge for edge in (size, least, greatest) if edge % dim.multiple), None):
                 raise DataError(
-                    f"the requests have {name} {misfit}; the model takes multiples of {dim.multiple}: pad them"
+                    f"the requests have {name} {bad_edge}; the model takes multiples of {dim.multiple}: pad them"
                 )
-            why = f"{dim.why}; requests have {size if least == greatest else f'{least} to {greatest}, mostly {size}'}"
+            reason = (
+                f"{dim.why}; requests have {size if least == greatest else f'{least} to {greatest}, mostly {size}'}"
+            )
             if dim.guessed:
-                dims[name] = FoundDim(size, size, size, why)
+                dims[name] = FoundDim(size, size, size, reason)
             elif is_batch(name):
-                dims[name] = replace(dim, min=min(dim.min, least), max=max(dim.max, greatest), why=why)
+                dims[name] = replace(dim, min=min(dim.min, least), max=max(dim.max, greatest), why=reason)
             else:
-                half = max(least // 2 // dim.multiple * dim.multiple, dim.multiple)
-                low = min(max(dim.min, half), least)
-                why += f", and {low} is half of the least" if low > dim.min else ""
-                dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, greatest), why=why)
+                half_size = max(least // 2 // dim.multiple * dim.multiple, dim.multiple)
+                low = min(max(dim.min, half_size), least)
+                reason += f", and {low} is half of the least" if low > dim.min else ""
+                dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, greatest), why=reason)
         return replace(self, dims=dims)
 
 
@@ -163,11 +165,11 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     names_by_dim: dict[str, str] = {}
     named_specs = []
     leading_dims = {spec.shape[0] for spec in inputs if spec.shape}
-    every = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
+    all_dims = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     for spec in inputs:
         shape: list[int | str] = []
         for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, int) or _terms(dim, every):
+            if isinstance(dim, int) or _terms(dim, all_dims):
                 shape.append(dim)
             elif dim != "?" and dim in names_by_dim:
                 shape.append(names_by_dim[dim])
@@ -175,7 +177,7 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
                 own_name = _identifier(dim) if dim != "?" else None
                 if own_name and is_batch(own_name) and "batch" not in own_name.lower() and dim not in leading_dims:
                     own_name = None  # an n that is no axis 0 counts samples of a signal, or points
-                if own_name and axis == 0 and is_batch(own_name) and "batch" not in every:
+                if own_name and axis == 0 and is_batch(own_name) and "batch" not in all_dims:
                     own_name = "batch"
                 name = _free(own_name or _usual_name(spec, axis), spec.name, names_by_dim)
                 names_by_dim[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
@@ -183,7 +185,7 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         named_specs.append(replace(spec, shape=tuple(shape)))
 
     def rename(dim: int | str) -> int | str:
-        terms = () if isinstance(dim, int) else _terms(dim, every)
+        terms = () if isinstance(dim, int) else _terms(dim, all_dims)
         return PLUS.join(names_by_dim.get(term, term) for term in terms) if terms else dim
 
     return tuple(replace(spec, shape=tuple(map(rename, spec.shape))) for spec in named_specs)
@@ -221,9 +223,9 @@ def _free(name: str, owner: str, names: Mapping[str, str]) -> str:
     used_names = set(names.values())
     if name not in used_names:
         return name
-    base = re.sub(r"\W+", "_", f"{owner}_{name}").strip("_")
-    base = base if base.isidentifier() else f"_{base}"
-    return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used_names)
+    base_name = re.sub(r"\W+", "_", f"{owner}_{name}").strip("_")
+    base_name = base_name if base_name.isidentifier() else f"_{base_name}"
+    return next(text for text in (base_name, *(f"{base_name}_{n}" for n in range(2, 1000))) if text not in used_names)
 
 
 # What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
@@ -250,12 +252,12 @@ def find_states(
             spec for spec in namesakes if spec.dtype == input_spec.dtype and can_be_equal(spec.shape, input_spec.shape)
         ]
         rivals = [spec for spec in inputs if stem_of(spec.name) == stem_of(input_spec.name)]
-        changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in matches)
+        is_changed = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in matches)
         if (
             stem_of(input_spec.name)
             and len(matches) == len(rivals) == 1
             and matches[0].name != input_spec.name
-            and changes
+            and is_changed
         ):
             states.append(State(input_spec.name, matches[0].name))
     return tuple(states) if len(states) < len(inputs) else ()
@@ -265,11 +267,13 @@ def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     """The same with 0 as the least size of dims that states alone have and that grow: the output does not give its axis
     the input's name."""
     input_dims = {dim for spec in without_states(facts.inputs, facts.states) for dim in spec.shape}
-    into, out = ({spec.name: spec.shape for spec in specs} for specs in (facts.inputs, outputs))
-    axes = (zip(into[state.input], out[state.output], strict=True) for state in facts.states)
-    grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - input_dims
-    why = "what calls have left; none before the first"
-    dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in facts.dims.items() if name in grown}
+    input_shapes, output_shapes = ({spec.name: spec.shape for spec in specs} for specs in (facts.inputs, outputs))
+    axis_pairs = (zip(input_shapes[state.input], output_shapes[state.output], strict=True) for state in facts.states)
+    grown_dims = {
+        dim for pairs in axis_pairs for dim, output_dim in pairs if isinstance(dim, str) and output_dim != dim
+    } - input_dims
+    reason = "what calls have left; none before the first"
+    dims = {name: replace(dim, min=0, multiple=1, why=reason) for name, dim in facts.dims.items() if name in grown_dims}
     return replace(facts, dims={**facts.dims, **dims})
 
 
@@ -289,8 +293,8 @@ def as_inputs(facts: FoundModel, states: Collection[State] | None = None) -> Fou
 
 def stem_of(name: str) -> tuple[str, ...]:
     """The words of a name that do not say which way it goes; numbers are words, and a 0 at the end of a letter goes."""
-    spread = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
-    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", spread)) if word]
+    split_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", split_name)) if word]
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
 
 
@@ -308,43 +312,43 @@ def suggest_metric(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
 def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Iterator[dict[str, object]]:
     states = find_states(inputs, outputs)
     inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
-    image = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
-    integers = [spec for spec in inputs if spec.dtype in ("int64", "int32")]
-    text = any(len(spec.shape) == 2 for spec in integers)
-    has_token_ids = len([spec for spec in integers if _IDS.search(spec.name)]) == 1
+    images = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
+    integer_inputs = [spec for spec in inputs if spec.dtype in ("int64", "int32")]
+    is_text = any(len(spec.shape) == 2 for spec in integer_inputs)
+    has_token_ids = len([spec for spec in integer_inputs if _IDS.search(spec.name)]) == 1
     for spec in outputs:
         name, shape = spec.name, spec.shape
-        last = shape[-1] if shape and isinstance(shape[-1], int) else 0
+        last_size = shape[-1] if shape and isinstance(shape[-1], int) else 0
         if "float" not in spec.dtype:
             continue
-        if image and last == 4 and "box" in name.lower():
+        if images and last_size == 4 and "box" in name.lower():
             scores = next((output_spec.name for output_spec in outputs if "score" in output_spec.name.lower()), None)
             score_options = {"scores": scores, "least_score": 0.25} if scores else {}
             yield {"name": "detection", "output": name, **score_options, "floor": 0.95}
-        elif image and len(shape) == 3 and _is_head(shape, image):
-            head = {"form": "cxcywh", "head": True, "least_score": 0.25, "nms": 0.45}
-            yield {"name": "detection", "output": name, **head, "floor": 0.95}
-        elif image and len(shape) == 3 and last > 10:
+        elif images and len(shape) == 3 and _is_head(shape, images):
+            metric_options = {"form": "cxcywh", "head": True, "least_score": 0.25, "nms": 0.45}
+            yield {"name": "detection", "output": name, **metric_options, "floor": 0.95}
+        elif images and len(shape) == 3 and last_size > 10:
             yield {"name": "ctc", "output": name, "floor": 0.98}
-        elif states and has_token_ids and "logits" in name.lower() and last > 1:
+        elif states and has_token_ids and "logits" in name.lower() and last_size > 1:
             yield {"name": "perplexity", "output": name, "floor": 0.95}
-        elif text and len(shape) == 3 and last >= _VOCABULARY:
+        elif is_text and len(shape) == 3 and last_size >= _VOCABULARY:
             yield {"name": "tokens", "output": name, "floor": 0.99}
-        elif text and (name == "last_hidden_state" or "embedding" in name.lower()):
-            pool = {"pool": "mean"} if len(shape) == 3 else {}
-            yield {"name": "embeddings", "output": name, **pool, "floor": 0.99}
-        elif image and len(shape) == 2 and last > 2:
+        elif is_text and (name == "last_hidden_state" or "embedding" in name.lower()):
+            pool_options = {"pool": "mean"} if len(shape) == 3 else {}
+            yield {"name": "embeddings", "output": name, **pool_options, "floor": 0.99}
+        elif images and len(shape) == 2 and last_size > 2:
             yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
 
 
 def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:
     """Whether [batch, 4 + classes, places] is a detector's head: a place for each 8, 16 and 32 pixels of an image; of
     images of any size an expression of these is the name of the axis."""
-    rows, places = shape[1:]
-    if isinstance(places, str):
-        return isinstance(rows, int) and rows > 4 and "floor" in places
+    rows, anchor_count = shape[1:]
+    if isinstance(anchor_count, str):
+        return isinstance(rows, int) and rows > 4 and "floor" in anchor_count
     sizes = [[size for size in spec.shape[2:] if isinstance(size, int)] for spec in images]
     anchor_counts = {
-        sum((size[0] // step) * (size[1] // step) for step in (8, 16, 32)) for size in sizes if len(size) == 2
+        sum((size[0] // stride) * (size[1] // stride) for stride in (8, 16, 32)) for size in sizes if len(size) == 2
     }
-    return isinstance(rows, int) and rows > 4 and places in anchor_counts
+    return isinstance(rows, int) and rows > 4 and anchor_count in anchor_counts

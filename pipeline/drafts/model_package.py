@@ -82,25 +82,25 @@ def look_at_package(package: Path, folder: Path) -> FoundModel:
             "for their devices; give the ONNX file that they were made of"
         )
     chosen_variant = min(sources, key=lambda variant: variant.provider not in ("", _CPU))
-    facts = look_at_onnx(chosen_variant.path, str(chosen_variant.path.resolve().relative_to(folder.resolve())))
+    model_facts = look_at_onnx(chosen_variant.path, str(chosen_variant.path.resolve().relative_to(folder.resolve())))
     other_texts = [f"{variant.name} ({variant.provider})" for variant in models if variant != chosen_variant]
     notes = (
         f"{package.name}: variant {chosen_variant.name} ({chosen_variant.provider})",
         *(f"not taken: {text}" for text in other_texts),
     )
-    name = model_name(manifest.package_name) if manifest.package_name else facts.name
-    return replace(facts, name=name, notes=(*facts.notes, *notes), serve="onnxruntime")
+    name = model_name(manifest.package_name) if manifest.package_name else model_facts.name
+    return replace(model_facts, name=name, notes=(*model_facts.notes, *notes), serve="onnxruntime")
 
 
 def _components(package: Path, manifest: _Package) -> list[tuple[str, tuple[Path, _Component]]]:
     """Each component by its name, with the folder that its variants lie in."""
     if isinstance(manifest.components, list):
-        places = {str(name): f"models/{name}/metadata.json" for name in manifest.components}
+        paths = {str(name): f"models/{name}/metadata.json" for name in manifest.components}
     elif isinstance(manifest.components, dict):
-        places = manifest.components
+        paths = manifest.components
     else:
         raise InputError(f"{package / MANIFEST}: components is neither a list nor a table; give a model package")
-    return [(name, _read_component(package, name, place)) for name, place in places.items()]
+    return [(name, _read_component(package, name, path)) for name, path in paths.items()]
 
 
 def _read_component(package: Path, name: str, place: object) -> tuple[Path, _Component]:
@@ -131,14 +131,14 @@ def _find_file(package: Path, folder: Path, variant: _Variant) -> Path:
             raise InputError(f"{folder} has {file_text}; name one of the files, or several of them for an ensemble")
         return inside_folder(files[0], package, "the package")
     if isinstance(info, str):
-        ort = _read(inside_folder(_below(package, folder, info), package, "the package"), _Ort)
+        ort_info = _read(inside_folder(_below(package, folder, info), package, "the package"), _Ort)
     else:
-        ort = _checked(package, lambda: decode(info, _Ort, f"{folder.name}: executor_info.ort"))
-    scheme, _, digest_text = ort.model_file.partition(":")
-    base, file = (
-        (package / "shared_assets", f"sha256-{digest_text}") if scheme == "sha256" else (folder, ort.model_file)
+        ort_info = _checked(package, lambda: decode(info, _Ort, f"{folder.name}: executor_info.ort"))
+    scheme, _, digest_text = ort_info.model_file.partition(":")
+    base_path, file = (
+        (package / "shared_assets", f"sha256-{digest_text}") if scheme == "sha256" else (folder, ort_info.model_file)
     )
-    return inside_folder(_below(package, base, file), package, "the package")
+    return inside_folder(_below(package, base_path, file), package, "the package")
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -53,37 +53,39 @@ def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
     inputs that no spec can have.
     """
     model = load_onnx(path, path.resolve().parent)
-    left_out = _find_left_out(model)
-    output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in left_out)
+    omitted_outputs = _find_left_out(model)
+    output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in omitted_outputs)
     if not output_names:
-        raise ModelError("; ".join(left_out.values()))
+        raise ModelError("; ".join(omitted_outputs.values()))
     outputs = choose_outputs(model, [*output_names])
     inputs = _inputs(model)
-    unknown = {value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)}
+    unknown_inputs = {
+        value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)
+    }
     # Without all ranks it has no canonical form, and cannot be run.
-    tidy = model if unknown else canonical(model)
-    fixed_sizes = fixed_axes(tidy.graph)
+    tidy_model = model if unknown_inputs else canonical(model)
+    fixed_sizes = fixed_axes(tidy_model.graph)
     if not inputs:
         raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
-    counts = Counter(node.op_type for node in all_nodes(tidy) if node.op_type != "Constant")
+    counts = Counter(node.op_type for node in all_nodes(tidy_model) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
         source={"onnx": spec_path},
         inputs=name_axes(tuple(_read_input(value, fixed_sizes) for value in inputs)),
         outputs=outputs,
-        precisions=_precisions(tidy, counts),
+        precisions=_precisions(tidy_model, counts),
         notes=tuple(_notes(model, counts, path)),
-        unknown=unknown,
-        left_out=left_out,
-        metric=_suggest_metric(tidy, outputs),
+        unknown=unknown_inputs,
+        left_out=omitted_outputs,
+        metric=_suggest_metric(tidy_model, outputs),
     )
-    if unknown:
+    if unknown_inputs:
         return model_facts
-    results = [spec_of(value, "output") for value in tidy.graph.output]
-    model_facts = find_dims(model_facts, lambda: open_graph(tidy, path, model_facts.name))
-    states = find_states(model_facts.inputs, results, _sources(tidy))
-    notes = (*model_facts.notes, *_share(tidy, model_facts), *_refusals(tidy))
-    return begin_empty(replace(model_facts, states=states, notes=notes), results)
+    output_specs = [spec_of(value, "output") for value in tidy_model.graph.output]
+    model_facts = find_dims(model_facts, lambda: open_graph(tidy_model, path, model_facts.name))
+    states = find_states(model_facts.inputs, output_specs, _sources(tidy_model))
+    notes = (*model_facts.notes, *_share(tidy_model, model_facts), *_refusals(tidy_model))
+    return begin_empty(replace(model_facts, states=states, notes=notes), output_specs)
 
 
 def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
@@ -97,18 +99,18 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
     except ModelError:  # of an opset that is not lifted: a build says so
         return
     if share is not None:
-        few = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
-        yield f"int8 can take {100 * share:.0f} % of the multiplications with weights{few}"
+        share_note = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
+        yield f"int8 can take {100 * share:.0f} % of the multiplications with weights{share_note}"
 
 
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
     """What compilers are known to refuse of a graph, one line each. model: canonical."""
     for compiler in sorted(COMPILERS):
-        faults = [(node, words) for fault, node, words in find_faults(model, compiler) if not fault.write]
+        faults = [(node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write]
         if faults:
-            node, words = faults[0]
-            more = f" (and {len(faults) - 1} more)" if faults[1:] else ""
-            yield f"{compiler} may refuse node {node.name!r}{more}: {node.op_type} {words}"
+            node, fault_text = faults[0]
+            more_text = f" (and {len(faults) - 1} more)" if faults[1:] else ""
+            yield f"{compiler} may refuse node {node.name!r}{more_text}: {node.op_type} {fault_text}"
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
@@ -118,10 +120,15 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
         return {}
-    takes, gives = [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in output_values]
-    states = find_states(takes, gives, _sources(model))
-    handed_on = {state.output for state in states}
-    metric = suggest_metric(without_states(takes, states), [spec for spec in gives if spec.name not in handed_on])
+    input_specs, output_specs = (
+        [spec_of(value, "input") for value in inputs],
+        [spec_of(value, "output") for value in output_values],
+    )
+    states = find_states(input_specs, output_specs, _sources(model))
+    state_outputs = {state.output for state in states}
+    metric = suggest_metric(
+        without_states(input_specs, states), [spec for spec in output_specs if spec.name not in state_outputs]
+    )
     if metric and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
         # Boxes of nearly equal scores change places, and others are selected, with any rounding.
         metric["decides"] = ["fp32", "fp16", "int8"]
@@ -144,9 +151,9 @@ def _name(path: Path) -> str:
 
 
 def _find_left_out(model: onnx.ModelProto) -> dict[str, str]:
-    inputs = {value.name for value in model.graph.input}
+    input_names = {value.name for value in model.graph.input}
     reasons = {value.name: why_no_tensor(value) for value in model.graph.output}
-    reasons |= {name: "is an input that is passed on as it is" for name in reasons if name in inputs}
+    reasons |= {name: "is an input that is passed on as it is" for name in reasons if name in input_names}
     return {name: f"output {name!r} {reason}" for name, reason in reasons.items() if reason}
 
 
@@ -178,11 +185,11 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
     producer_note = (
         f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
     )
-    op_counts = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
-    weights = external_files(path, path.resolve().parent)
-    size = sum(file.stat().st_size for file in (path, *weights)) / (1 << 20)
+    op_text = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
+    weight_files = external_files(path, path.resolve().parent)
+    size = sum(file.stat().st_size for file in (path, *weight_files)) / (1 << 20)
     return [
-        f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_counts}",
+        f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_text}",
         *(
             f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
             "that branch alone is built, in every precision"
@@ -193,15 +200,15 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
 
 def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
-    makers = {name: node for node in model.graph.node for name in node.output}
+    producers = {name: node for node in model.graph.node for name in node.output}
     inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
     deciding_names = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
-        visited_names, unread = set[str](), {node.input[0]}
-        while unread:
-            name = unread.pop()
+        visited_names, pending_names = set[str](), {node.input[0]}
+        while pending_names:
+            name = pending_names.pop()
             visited_names.add(name)
-            unread |= {*makers[name].input} - visited_names if name in makers else set()
+            pending_names |= {*producers[name].input} - visited_names if name in producers else set()
         deciding_inputs = visited_names & inputs.keys()
         if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
             deciding_names |= deciding_inputs
@@ -212,22 +219,22 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     if "QuantizeLinear" in counts or counts.keys() >= {"DequantizeLinear", "DynamicQuantizeLinear"}:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
     if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
-        names = ", ".join(sorted(quantized_ops))
+        op_text = ", ".join(sorted(quantized_ops))
         return (
-            ("fp32", f"the graph as it is: it came quantized ({names}), and other precisions would quantize twice"),
+            ("fp32", f"the graph as it is: it came quantized ({op_text}), and other precisions would quantize twice"),
         )
     if "DequantizeLinear" in counts:
         return (("fp32", "the graph as it is: it computes in float with weights that came in 8 or 4 bits"),)
     if counts.keys() & _TREES:
         return (("fp32", "the graph as it is: decision trees have no weights that 16 or 8 bits would make smaller"),)
-    bits = {tensor.data_type for tensor in all_tensors(model) if len(tensor.dims) > 1}
-    other_kinds = bits & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
-    if other_kinds and onnx.TensorProto.FLOAT not in bits:
-        names = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_kinds))
-        return (("fp32", f"the graph as it is: its weights are {names}"),)
-    heavy = sum(counts[name] for name in _HEAVY)
+    data_types = {tensor.data_type for tensor in all_tensors(model) if len(tensor.dims) > 1}
+    other_types = data_types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
+    if other_types and onnx.TensorProto.FLOAT not in data_types:
+        op_text = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_types))
+        return (("fp32", f"the graph as it is: its weights are {op_text}"),)
+    heavy_count = sum(counts[name] for name in _HEAVY)
     precisions = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
-    return tuple(precisions if heavy else precisions[:1])
+    return tuple(precisions if heavy_count else precisions[:1])
 
 
 # The fields of a configuration are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
@@ -254,20 +261,20 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
             f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name the model"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
-    served_numbers = config_message.message("version_policy").message("specific").numbers("versions")
+    version_numbers = config_message.message("version_policy").message("specific").numbers("versions")
     versions = sorted(
-        config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in served_numbers, _version(path))
+        config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in version_numbers, _version(path))
     )
-    places = [config.parent / name, *versions]
-    model = next((place for place in reversed(places) if place.is_file()), None)
+    paths = [config.parent / name, *versions]
+    model = next((model_path for model_path in reversed(paths) if model_path.is_file()), None)
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
     model_facts = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
-    unfit = (*_find_unfit(model_facts, config_message), *_find_dropped(config_message))
+    misfit_texts = (*_find_unfit(model_facts, config_message), *_find_dropped(config_message))
     notes = (
         *model_facts.notes,
         f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
-        *(f"{config.name}: {wrong}" for wrong in unfit),
+        *(f"{config.name}: {text}" for text in misfit_texts),
     )
     model_facts = replace(
         model_facts,
@@ -276,7 +283,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         serve="triton",
         triton=_read_serving(config_message, config.parent, folder),
         # Clients may ask for a version that the configuration names.
-        version=str(_version(model)) if _version(model) in served_numbers else "",
+        version=str(_version(model)) if _version(model) in version_numbers else "",
     )
     # What runs the instances that are served becomes the targets of the spec.
     kinds = {group.text("kind") for group in config_message.messages("instance_group")}
@@ -315,13 +322,13 @@ def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, 
         serving["preferred_batch_sizes"] = list(sizes)
     if "dynamic_batching" in config.fields:
         serving["max_queue_delay_us"] = next(iter(batching.numbers("max_queue_delay_microseconds")), 0)
-    files = {output.text("name"): output.text("label_filename") for output in config.messages("output")}
-    labels = {name: (place / file).resolve() for name, file in files.items() if file}
-    for name, path in labels.items():
+    label_files = {output.text("name"): output.text("label_filename") for output in config.messages("output")}
+    label_paths = {name: (place / file).resolve() for name, file in label_files.items() if file}
+    for name, path in label_paths.items():
         if not (path.is_file() and path.is_relative_to(folder.resolve())):
-            raise InputError(f"output {name!r} has the label file {files[name]!r}, which is no file in {folder}")
-    if labels:
-        serving["labels"] = {name: str(path.relative_to(folder.resolve())) for name, path in labels.items()}
+            raise InputError(f"output {name!r} has the label file {label_files[name]!r}, which is no file in {folder}")
+    if label_paths:
+        serving["labels"] = {name: str(path.relative_to(folder.resolve())) for name, path in label_paths.items()}
     return serving
 
 
@@ -358,9 +365,11 @@ def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
             if isinstance(axis, str) and axis in facts.dims:
                 sizes.setdefault(axis, set()).add(size)
     served_dims = {
-        name: FoundDim(min(all_of), max(all_of), max(all_of), f"served at {' and '.join(map(str, sorted(all_of)))}")
-        for name, all_of in sizes.items()
-        if min(all_of) > 0
+        name: FoundDim(
+            min(all_sizes), max(all_sizes), max(all_sizes), f"served at {' and '.join(map(str, sorted(all_sizes)))}"
+        )
+        for name, all_sizes in sizes.items()
+        if min(all_sizes) > 0
     }
     return replace(facts, dims={**facts.dims, **served_dims})
 
@@ -375,10 +384,12 @@ def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
 def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """The largest batch that is served becomes the largest of the spec, the preferred one the size to tune for."""
     max_batch = config.text("max_batch_size")
-    batch = facts.inputs[0].shape[0] if facts.inputs and facts.inputs[0].shape else None
-    if not max_batch.isdigit() or int(max_batch) < 1 or not isinstance(batch, str):
+    batch_dim = facts.inputs[0].shape[0] if facts.inputs and facts.inputs[0].shape else None
+    if not max_batch.isdigit() or int(max_batch) < 1 or not isinstance(batch_dim, str):
         return facts
     preferred_sizes = config.message("dynamic_batching").numbers("preferred_batch_size")
-    top = int(max_batch)
-    dim = FoundDim(1, min(max(preferred_sizes, default=1), top), top, f"max_batch_size is {top}")
-    return replace(facts, dims={**facts.dims, batch: dim})
+    batch_limit = int(max_batch)
+    dim = FoundDim(
+        1, min(max(preferred_sizes, default=1), batch_limit), batch_limit, f"max_batch_size is {batch_limit}"
+    )
+    return replace(facts, dims={**facts.dims, batch_dim: dim})

@@ -47,8 +47,8 @@ def open_graph(model: onnx.ModelProto, path: Path, title: str) -> Run:
     tables = find_tables(model.graph)
 
     def run(inputs: Tensors) -> object:
-        places = {name: np.minimum(inputs[name], tables[name] - 1) for name in inputs.keys() & tables.keys()}
-        return session.run(None, {**inputs, **places})
+        indices = {name: np.minimum(inputs[name], tables[name] - 1) for name in inputs.keys() & tables.keys()}
+        return session.run(None, {**inputs, **indices})
 
     return run
 
@@ -96,15 +96,17 @@ def _hold_edges(
         name = next((name for name in names if probe.runs({**edge, name: sizes[name]})), None)
         if name is None or probe.is_over:  # none fails, none helps alone, or nothing more is known
             return narrow_dims
-        dim, pivot = narrow_dims[name], sizes[name]
+        dim, usual_size = narrow_dims[name], sizes[name]
         low, high = dim.min, dim.max
-        if edge[name] < pivot:
+        if edge[name] < usual_size:
             trial_sizes = (edge[name] << power for power in range(1, 20))
-            low = min(pivot, next(size for size in trial_sizes if size >= pivot or probe.runs({**edge, name: size})))
+            low = min(
+                usual_size, next(size for size in trial_sizes if size >= usual_size or probe.runs({**edge, name: size}))
+            )
         else:
-            high = pivot
-        why = f"with all sizes of the others the graph ran at {low} and {high}"
-        narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=why)
+            high = usual_size
+        reason = f"with all sizes of the others the graph ran at {low} and {high}"
+        narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=reason)
 
 
 def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> dict[str, FoundDim]:
@@ -113,11 +115,11 @@ def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> d
     bounded_dims = dict(dims)
     while _count_elements(inputs, {name: dim.max for name, dim in bounded_dims.items()}) > _MOST_ELEMENTS:
         name, dim = max(bounded_dims.items(), key=lambda named_dim: named_dim[1].max // named_dim[1].min)
-        half = max(dim.min, dim.max // 2 // dim.multiple * dim.multiple)
-        if half == dim.max:
+        half_size = max(dim.min, dim.max // 2 // dim.multiple * dim.multiple)
+        if half_size == dim.max:
             break
-        why = f"{dim.why.partition(';')[0]}; more would be too large with the other dims"
-        bounded_dims[name] = replace(dim, opt=min(dim.opt, half), max=half, why=why)
+        reason = f"{dim.why.partition(';')[0]}; more would be too large with the other dims"
+        bounded_dims[name] = replace(dim, opt=min(dim.opt, half_size), max=half_size, why=reason)
     return bounded_dims
 
 
@@ -164,8 +166,8 @@ class _Probe:
         """Dims that must be as large as an earlier one, and that one: the graph runs when both grow, and with neither
         alone."""
         twin_names: dict[str, str] = {}
-        stuck = [name for name in names if not self._grows((name,), sizes)]
-        for earlier_dim, later_dim in itertools.combinations(stuck, 2):
+        stuck_dims = [name for name in names if not self._grows((name,), sizes)]
+        for earlier_dim, later_dim in itertools.combinations(stuck_dims, 2):
             is_pair = (
                 later_dim not in twin_names and earlier_dim not in twin_names and sizes[earlier_dim] == sizes[later_dim]
             )
@@ -178,32 +180,40 @@ class _Probe:
 
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
         """The smallest and largest size that were seen to run, all other dims staying as they are."""
-        at, max_size = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
+        base_size, max_size = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         step = next(
             (
                 step
                 for sign in (1, -1)  # none larger runs where the size tried is that of a table of positions
                 for step in _STEPS
-                if at % step == 0 and at + sign * step > 0 and self.runs({**sizes, name: at + sign * step})
+                if base_size % step == 0
+                and base_size + sign * step > 0
+                and self.runs({**sizes, name: base_size + sign * step})
             ),
             0,
         )
         if not step:
-            over = f"only {at} was tried: the {_SECONDS} s were over; widen it"
-            return FoundDim(at, at, at, over if self.is_over else f"only {at} ran of the sizes that were tried")
-        smaller = (size for size in sorted({step, 2 * step, 4 * step}) if size < at)
-        low = next((size for size in smaller if self.runs({**sizes, name: size})), at)
-        high = max(max_size // step * step, low) if at < max_size else 2 * at
+            timeout_text = f"only {base_size} was tried: the {_SECONDS} s were over; widen it"
+            return FoundDim(
+                base_size,
+                base_size,
+                base_size,
+                timeout_text if self.is_over else f"only {base_size} ran of the sizes that were tried",
+            )
+        small_sizes = (size for size in sorted({step, 2 * step, 4 * step}) if size < base_size)
+        low = next((size for size in small_sizes if self.runs({**sizes, name: size})), base_size)
+        high = max(max_size // step * step, low) if base_size < max_size else 2 * base_size
         if not self.runs({**sizes, name: high}):
-            beyond = range(at + step, high, step)  # ascending: the first that fails is the end of a table, as CLIP's 77
-            fail_index = bisect.bisect_left(beyond, True, key=lambda size: not self.runs({**sizes, name: size}))
-            high = beyond[fail_index - 1] if fail_index else at
+            # Ascending: the first that fails is the end of a table, as CLIP's 77.
+            trial_sizes = range(base_size + step, high, step)
+            fail_index = bisect.bisect_left(trial_sizes, True, key=lambda size: not self.runs({**sizes, name: size}))
+            high = trial_sizes[fail_index - 1] if fail_index else base_size
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         trial_text = f"the graph ran at {low} and {high}"
-        only = "" if step == 1 else f", and only at multiples of {step}"
-        opt = low if is_batch(name) else min(max(at, low), high)
-        return FoundDim(low, opt, high, trial_text + only, step)
+        multiple_text = "" if step == 1 else f", and only at multiples of {step}"
+        opt = low if is_batch(name) else min(max(base_size, low), high)
+        return FoundDim(low, opt, high, trial_text + multiple_text, step)
 
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
         shape = spec.at(sizes)
@@ -215,22 +225,24 @@ class _Probe:
 
 def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others."""
-    batches = [name for name in names if is_batch(name)]
-    free_dims = [name for name in names if name not in batches]
-    ones = dict.fromkeys(names, 1)
+    batch_names = [name for name in names if is_batch(name)]
+    free_dims = [name for name in names if name not in batch_names]
+    unit_sizes = dict.fromkeys(names, 1)
     for count in range(len(free_dims), 0, -1):
         for name_group in itertools.combinations(free_dims, count):
-            yield from ({**ones, **dict.fromkeys(name_group, size)} for size in _SIZES[:-1])
-    yield ones
-    yield from ({**dict.fromkeys(free_dims, _SIZES[0]), **dict.fromkeys(batches, size)} for size in _BATCHES if batches)
+            yield from ({**unit_sizes, **dict.fromkeys(name_group, size)} for size in _SIZES[:-1])
+    yield unit_sizes
+    yield from (
+        {**dict.fromkeys(free_dims, _SIZES[0]), **dict.fromkeys(batch_names, size)} for size in _BATCHES if batch_names
+    )
     for sizes in itertools.product(_SIZES[:8], repeat=len(free_dims)):
         if len(set(sizes)) > 1:
-            yield {**ones, **dict(zip(free_dims, sizes, strict=True))}
+            yield {**unit_sizes, **dict(zip(free_dims, sizes, strict=True))}
 
 
 def _guess_all(facts: FoundModel, names: Sequence[str], why: str) -> FoundModel:
     dims = {}
     for name in names:
-        top = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
-        dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why, guessed=True)
+        max_size = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
+        dims[name] = FoundDim(1, 1 if is_batch(name) else max_size, max_size, why, guessed=True)
     return replace(facts, dims=_fit_memory(dims, facts.inputs))

@@ -49,23 +49,23 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; name a file or folder of requests")
-    kind = path.suffix.lower()
+    suffix = path.suffix.lower()
     if path.is_dir():
         if images := sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES):
             return _read_images(images, inputs, dims, scaling)
         if files := sorted(file for file in path.iterdir() if file.suffix.lower() in FILES):
             return itertools.chain.from_iterable(read_requests(file, inputs, dims, scaling) for file in files)
-    elif kind in IMAGES:
+    elif suffix in IMAGES:
         return _read_images([path], inputs, dims, scaling)
-    elif kind in LINES:
+    elif suffix in LINES:
         return _read_lines(path, inputs)
-    elif kind == ".json":
+    elif suffix == ".json":
         return _read_json(path, inputs)
-    elif kind == ".parquet":
+    elif suffix == ".parquet":
         return _read_parquet(path, inputs)
-    elif kind not in _ARRAYS:
-        endings = ", ".join(sorted(FILES | _ARRAYS))
-        raise InputError(f"{path} has the ending {kind or 'none'}; files of requests are {endings}, or a folder")
+    elif suffix not in _ARRAYS:
+        suffix_text = ", ".join(sorted(FILES | _ARRAYS))
+        raise InputError(f"{path} has the ending {suffix or 'none'}; files of requests are {suffix_text}, or a folder")
     return (request for _, request in Samples.open(path, inputs, dims).runs())
 
 
@@ -75,8 +75,8 @@ def _read_lines(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     if not first_record or "inputs" in first_record or "kind" in first_record:
         yield from (request.inputs for request in read_traffic(path, inputs).requests)
         return
-    for number, record in JsonLinesReader(path, MOST_LINE_BYTES):
-        yield _as_arrays(record, inputs, f"{path}:{number}")
+    for line_number, record in JsonLinesReader(path, MOST_LINE_BYTES):
+        yield _as_arrays(record, inputs, f"{path}:{line_number}")
 
 
 def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
@@ -87,11 +87,11 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
         document = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
-    for number, request in enumerate(document if isinstance(document, list) else [document]):
+    for entry_number, request in enumerate(document if isinstance(document, list) else [document]):
         tensors = request.get("inputs", request) if isinstance(request, dict) else None
         if not isinstance(tensors, dict):
-            raise DataError(f"{path}: entry {number} is no object of inputs by name; give a list of such objects")
-        yield _as_arrays(tensors, inputs, f"{path}: entry {number}")
+            raise DataError(f"{path}: entry {entry_number} is no object of inputs by name; give a list of such objects")
+        yield _as_arrays(tensors, inputs, f"{path}: entry {entry_number}")
 
 
 def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
@@ -136,12 +136,12 @@ def _read_images(
     height, width = shape[:2] if channels_last else shape[1:]
     channels = shape[-1] if channels_last else shape[0]
     scaling = scaling if np.dtype(spec.dtype).kind == "f" else "bytes"
-    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+    image_errors = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
     for file in files:
         try:
             with Image.open(file) as source_image:
                 image = source_image.convert("L" if channels == 1 else "RGB")
-        except unreadable as error:
+        except image_errors as error:
             raise DataError(f"{file} is no image that can be read ({error}); remove or repair it") from error
         pixels = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR))
         pixels = _scale(pixels[..., None] if pixels.ndim == 2 else pixels, scaling)
@@ -189,10 +189,10 @@ def observe_requests(path: Path) -> dict[str, RequestInput]:
         if request_inputs and request_inputs.keys() != request.keys():
             return {}
         for name, request_input in request.items():
-            before = request_inputs.get(name, request_input)
-            if len(before.sizes) != len(request_input.sizes):
+            known_input = request_inputs.get(name, request_input)
+            if len(known_input.sizes) != len(request_input.sizes):
                 return {}
-            pairs = zip(before.sizes, request_input.sizes, strict=True)
+            pairs = zip(known_input.sizes, request_input.sizes, strict=True)
             sizes = tuple((min(span[0], new_span[0]), max(span[1], new_span[1])) for span, new_span in pairs)
             request_inputs[name] = RequestInput(request_input.dtype, request_input.kind, sizes, request_input.stacked)
     return request_inputs
@@ -200,23 +200,25 @@ def observe_requests(path: Path) -> dict[str, RequestInput]:
 
 def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
     """Each request, or each file of stacked ones. A file that cannot be read ends it: whoever reads all says why."""
-    kind = path.suffix.lower()
+    suffix = path.suffix.lower()
     try:
         if path.is_dir():
             for file in sorted(file for file in path.iterdir() if file.suffix.lower() in FILES):
                 yield from _observe(file)
-        elif kind in (".npz", ".npy", ".safetensors"):
-            arrays = stored_arrays(path) if kind != ".safetensors" else find_arrays(path, [])
+        elif suffix in (".npz", ".npy", ".safetensors"):
+            arrays = stored_arrays(path) if suffix != ".safetensors" else find_arrays(path, [])
             yield {
-                name: RequestInput(array.dtype.name, array.dtype.kind, tuple((n, n) for n in array.shape), True)
+                name: RequestInput(
+                    array.dtype.name, array.dtype.kind, tuple((size, size) for size in array.shape), True
+                )
                 for name, array in arrays.items()
                 if array.shape
             }
-        elif kind in LINES:
+        elif suffix in LINES:
             for _, record in JsonLinesReader(path, MOST_LINE_BYTES):
                 if "kind" not in record:
                     yield _observe_json(record)
-        elif kind == ".json" and path.stat().st_size <= MOST_JSON_BYTES:
+        elif suffix == ".json" and path.stat().st_size <= MOST_JSON_BYTES:
             document = json.loads(path.read_text(encoding="utf-8"))
             yield from (_observe_json(request) for request in (document if isinstance(document, list) else [document]))
     except (EnginesmithError, ValueError, TypeError, AttributeError, OSError, RecursionError):
@@ -266,21 +268,23 @@ def list_readings(
         requests = {guesses[0].name: requests[""]}
     if {spec.name for spec in guesses} != requests.keys():
         return
-    ways = [_read(guesses, requests, complete) for complete in (False, True)]
-    fit = [all(len(a.shape) == len(b.shape) for a, b in zip(way.inputs, guesses, strict=True)) for way in ways]
-    singles = all(
+    readings = [_read(guesses, requests, is_complete) for is_complete in (False, True)]
+    same_ranks = [
+        all(len(a.shape) == len(b.shape) for a, b in zip(reading.inputs, guesses, strict=True)) for reading in readings
+    ]
+    is_stacked = all(
         request_input.stacked and request_input.sizes[1:2] == ((1, 1),) for request_input in requests.values()
     )
-    if fit[1] and not fit[0] and (singles or not any_rank):
-        ways.reverse()
-    yield from ways
+    if same_ranks[1] and not same_ranks[0] and (is_stacked or not any_rank):
+        readings.reverse()
+    yield from readings
 
 
 def _read(guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], complete: bool) -> Reading:
     sizes = tuple(requests[spec.name].as_read(complete) for spec in guesses)
-    first_axis = "batch" if len({ends[:1] for ends in sizes}) == 1 else "?"
+    first_axis = "batch" if len({spans[:1] for spans in sizes}) == 1 else "?"
     pairs = zip(guesses, sizes, strict=True)
-    return Reading(tuple(_read_input(spec, ends, requests[spec.name], first_axis) for spec, ends in pairs), sizes)
+    return Reading(tuple(_read_input(spec, spans, requests[spec.name], first_axis) for spec, spans in pairs), sizes)
 
 
 def _read_input(
@@ -293,8 +297,8 @@ def _read_input(
         own_dim = low if low == high and axis else first_axis if axis == 0 else "?"
         shape.append(guessed_dim if isinstance(guessed_dim, str) else own_dim)
     usual_dtype = "float32" if request_input.kind == "f" else "int64" if request_input.kind in "iu" else "bool"
-    own_kind = guess.dtype and dtype_of(guess.dtype).kind == request_input.kind
-    return TensorSpec(guess.name, request_input.dtype or (guess.dtype if own_kind else usual_dtype), tuple(shape))
+    same_kind = guess.dtype and dtype_of(guess.dtype).kind == request_input.kind
+    return TensorSpec(guess.name, request_input.dtype or (guess.dtype if same_kind else usual_dtype), tuple(shape))
 
 
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
@@ -329,7 +333,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
     different requests.
     """
-    some: dict[_Shapes, dict[str, Tensors]] = {}
+    groups: dict[_Shapes, dict[str, Tensors]] = {}
     request_digests, counts, count = set[str](), Counter[_Shapes](), 0
     samples = read_samples(path, inputs, dims, scaling)
     for request in itertools.islice(samples, MOST_READ):
@@ -338,29 +342,34 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
             request_digests.add(digest)
             shapes = tuple((name, array.shape) for name, array in sorted(request.items()))
             counts[shapes] += 1
-            _keep(some.setdefault(shapes, {}), digest, request)
+            _keep(groups.setdefault(shapes, {}), digest, request)
     if not count:
         raise DataError(f"{path} holds no requests; give at least two")
     usual_shapes, usual_count = counts.most_common(1)[0]
     if usual_count < 2:
         request_text = f"{pluralize(count, 'request')}, {usual_count} of equal sizes that differ"
         raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
-    usual_requests = [request for _, request in sorted(some[usual_shapes].items(), key=lambda pair: pair[0])]
-    golden = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
-    calibration = usual_requests[golden : golden + MOST_CALIBRATION]
+    usual_requests = [request for _, request in sorted(groups[usual_shapes].items(), key=lambda pair: pair[0])]
+    golden_count = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
+    calibration = usual_requests[golden_count : golden_count + MOST_CALIBRATION]
     usual_text = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in usual_shapes)
     drop_counts = [
         (count - len(request_digests), "equal to others"),
         (len(request_digests) - usual_count, f"of other sizes than {usual_text}"),
-        (usual_count - golden - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
+        (usual_count - golden_count - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
-    notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
+    notes = [
+        f"{pluralize(drop_count, 'request')} left out: {reason}" for drop_count, reason in drop_counts if drop_count
+    ]
     if count == MOST_READ and next(samples, None) is not None:
         notes.append(f"only the first {MOST_READ} requests were read")
-    all_sizes = [check_inputs(inputs, next(iter(group.values()))) for group in some.values()]
-    ranges = {name: (min(at[name] for at in all_sizes), max(at[name] for at in all_sizes)) for name in all_sizes[0]}
+    all_sizes = [check_inputs(inputs, next(iter(group.values()))) for group in groups.values()]
+    ranges = {
+        name: (min(dim_sizes[name] for dim_sizes in all_sizes), max(dim_sizes[name] for dim_sizes in all_sizes))
+        for name in all_sizes[0]
+    }
     sizes = check_inputs(inputs, usual_requests[0])
-    return SplitRequests(tuple(calibration), tuple(usual_requests[:golden]), tuple(notes), sizes, ranges)
+    return SplitRequests(tuple(calibration), tuple(usual_requests[:golden_count]), tuple(notes), sizes, ranges)
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
@@ -373,22 +382,24 @@ def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
 
 def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
     """The requests, each checked; one for a batch as one for each of its samples. Raises DataError with its number."""
-    batch = leading_dim(inputs)
-    single = any(dim.name == batch and dim.min == dim.multiple == 1 for dim in dims) and is_batch(batch or "")
-    single = single and not any(batch in spec.shape[1:] for spec in inputs)
-    for number, request in enumerate(read_requests(path, inputs, dims, scaling)):
-        place = f"{path}: request {number}"
+    batch_dim = leading_dim(inputs)
+    is_single = any(dim.name == batch_dim and dim.min == dim.multiple == 1 for dim in dims) and is_batch(
+        batch_dim or ""
+    )
+    is_single = is_single and not any(batch_dim in spec.shape[1:] for spec in inputs)
+    for request_number, request in enumerate(read_requests(path, inputs, dims, scaling)):
+        location = f"{path}: request {request_number}"
         try:
             sizes = check_inputs(inputs, request)
         except DataError as error:
-            raise DataError(f"{place}: {error}") from error
+            raise DataError(f"{location}: {error}") from error
         for name, array in request.items():
-            if array.dtype.kind == "f" and (nonfinite := describe_nonfinite(array)):
-                raise DataError(f"{place}: input {name!r} holds {nonfinite}; remove or repair that request")
-        if not single or batch is None:
+            if array.dtype.kind == "f" and (nonfinite_text := describe_nonfinite(array)):
+                raise DataError(f"{location}: input {name!r} holds {nonfinite_text}; remove or repair that request")
+        if not is_single or batch_dim is None:
             yield request
             continue
-        for row in range(sizes[batch]):
+        for row in range(sizes[batch_dim]):
             yield {name: array[row : row + 1] for name, array in request.items()}
 
 
@@ -399,8 +410,8 @@ def write_samples(file: Path | IO[bytes], requests: Sequence[Tensors]) -> None:
 
 
 def _digest(request: Tensors) -> str:
-    digest = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(request):
-        digest.update(f"{name} {request[name].dtype} {request[name].shape}".encode())
-        digest.update(np.ascontiguousarray(request[name]).tobytes())
-    return digest.hexdigest()
+        hasher.update(f"{name} {request[name].dtype} {request[name].shape}".encode())
+        hasher.update(np.ascontiguousarray(request[name]).tobytes())
+    return hasher.hexdigest()

@@ -32,9 +32,9 @@ def write_spec(facts: FoundModel, calibration: str | None = None, golden: str | 
 
 def quote(value: object) -> str:
     """A value as YAML has it in one line, quoted where it would be read as something else."""
-    quoting = '"' if isinstance(value, str) and not value.isprintable() else None  # else a line end ends the key
+    quote_style = '"' if isinstance(value, str) and not value.isprintable() else None  # else a line end ends the key
     text = yaml.safe_dump(
-        value, default_flow_style=True, default_style=quoting, width=1 << 30, allow_unicode=False, sort_keys=False
+        value, default_flow_style=True, default_style=quote_style, width=1 << 30, allow_unicode=False, sort_keys=False
     )
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
@@ -51,31 +51,31 @@ def _sections(facts: FoundModel, calibration: str | None, golden: str | None) ->
     names = [name for name, _ in facts.precisions]
     if calibration and "fp16" in names:
         names.append("int8")
-    why = "; ".join(f"{name}: {why}" for name, why in facts.precisions if why)
-    yield f"precisions: [{', '.join(names)}]" + (f"   # {why}" if why else "")
-    targets = f"targets: [{', '.join(facts.targets)}]"
-    yield f"{targets:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
+    reason = "; ".join(f"{name}: {reason}" for name, reason in facts.precisions if reason)
+    yield f"precisions: [{', '.join(names)}]" + (f"   # {reason}" if reason else "")
+    targets_line = f"targets: [{', '.join(facts.targets)}]"
+    yield f"{targets_line:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
     if facts.serve:
         yield f"serve: {facts.serve:<22} # what opens the engines (docs/guides/serving-layouts.md)"
     if facts.triton:
         yield f"triton: {quote(dict(facts.triton))}"
     yield ""
-    for key, path, why in (("calibration", calibration, _CALIBRATION), ("golden", golden, REAL)):
-        yield f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {why}"
+    for key, path, reason in (("calibration", calibration, _CALIBRATION), ("golden", golden, REAL)):
+        yield f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {reason}"
     if facts.metric:
-        why = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
-        yield f"# metric: {quote(dict(facts.metric))}   # {why}"
+        reason = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
+        yield f"# metric: {quote(dict(facts.metric))}   # {reason}"
 
 
 def _tensors(facts: FoundModel) -> Iterator[str]:
     """Inputs, outputs, states and dims."""
     yield "inputs:                       # numbers are fixed sizes, names are dims"
     for spec in facts.inputs:
-        if why := facts.unknown.get(spec.name):
-            yield f"  # {FILL_IN}: dtype, and sizes or names of dims: {why}"
+        if reason := facts.unknown.get(spec.name):
+            yield f"  # {FILL_IN}: dtype, and sizes or names of dims: {reason}"
         yield f"  {quote(spec.name)}: {{dtype: {spec.dtype}, shape: [{', '.join(map(quote, spec.shape))}]}}"
     if facts.left_out:
-        yield from (f"# left out: {why}" for why in facts.left_out.values())
+        yield from (f"# left out: {reason}" for reason in facts.left_out.values())
         yield f"outputs: [{', '.join(map(quote, facts.outputs))}]"
     elif facts.outputs:
         yield f"# outputs: [{', '.join(map(quote, facts.outputs))}]   # the model's own; or other names, in this order"
@@ -89,8 +89,8 @@ def _tensors(facts: FoundModel) -> Iterator[str]:
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"
         for name, dim in facts.dims.items():
             name = quote(name)
-            multiple = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
-            yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
+            multiple_text = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
+            yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple_text}}}   # {dim.why}"
 
 
 _ENSEMBLE_HEAD = """\
@@ -146,16 +146,18 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     for index, graph in enumerate(graphs):
         for spec in _steps(graph):
             key = f"{graph.key}.{spec.name}"
-            giver = _find_giver(graph, spec, graphs[:index])
-            origin = _find_shared(spec, graphs[:index])
-            if origin is not None:
-                name = re.sub(r"[^A-Za-z0-9_-]+", "_", origin[1])[:64]
-                entry = FoundConnection(f"{origin[0]}.{origin[1]}", name, "an input of the whole that goes to several")
+            source_match = _find_giver(graph, spec, graphs[:index])
+            shared_input = _find_shared(spec, graphs[:index])
+            if shared_input is not None:
+                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
+                entry = FoundConnection(
+                    f"{shared_input[0]}.{shared_input[1]}", name, "an input of the whole that goes to several"
+                )
                 connections += [entry] * (entry not in connections) + [
                     FoundConnection(key, name, "the same, by name and shape")
                 ]
-            elif giver is not None:
-                connections.append(FoundConnection(key, *giver))
+            elif source_match is not None:
+                connections.append(FoundConnection(key, *source_match))
     return connections
 
 
@@ -174,16 +176,17 @@ def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     """
     new_graphs = list(graphs)
     for index, graph in enumerate(new_graphs):
-        before = new_graphs[:index]
-        states = {state: _find_namesake(graph, state.input, before) for state in graph.model.states}
-        free = {state for state, giver in states.items() if giver and not _own_state(giver)}
-        is_lone = not free and not any(_find_named(spec, before) for spec in _steps(graph))
-        shared_states = {state: giver for state, giver in states.items() if giver and _own_state(giver) and is_lone}
-        new_graphs[index] = _without(graph, {*free, *shared_states})
-        for source, out in shared_states.values():
+        earlier_graphs = new_graphs[:index]
+        states = {state: _find_namesake(graph, state.input, earlier_graphs) for state in graph.model.states}
+        free_states = {state for state, pair in states.items() if pair and not _own_state(pair)}
+        is_alone = not free_states and not any(_find_named(spec, earlier_graphs) for spec in _steps(graph))
+        shared_states = {state: pair for state, pair in states.items() if pair and _own_state(pair) and is_alone}
+        new_graphs[index] = _without(graph, {*free_states, *shared_states})
+        for source, output_name in shared_states.values():
             position = next(position for position, candidate in enumerate(new_graphs) if candidate.key == source.key)
             new_graphs[position] = _without(
-                new_graphs[position], {state for state in new_graphs[position].model.states if state.output == out}
+                new_graphs[position],
+                {state for state in new_graphs[position].model.states if state.output == output_name},
             )
     return new_graphs
 
@@ -200,10 +203,10 @@ def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -
     """The one output of a graph before it that an input of a graph has the name of."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
-        (giver, out.name)
-        for giver in before
-        for out in giver.gives
-        if _fits(out, tensor) and _alike(giver, out, tensor)
+        (source, output.name)
+        for source in before
+        for output in source.gives
+        if _fits(output, tensor) and _alike(source, output, tensor)
     ]
     return namesakes[0] if len(namesakes) == 1 else None
 
@@ -225,26 +228,28 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
     """
     tensor_text = f"{spec.dtype} {format_shape(spec.shape)}"
     if source_text := _find_named(spec, before):
-        state = next((out.name for out in graph.gives if _fits(out, spec) and _alike(graph, out, spec)), None)
-        other = f"; it could be a state that takes {graph.key}.{state}" if state else ""
-        return source_text, f"by name and shape, {tensor_text}{other}"
-    named_sources = {_find_named(other, before) for other in _steps(graph)}
-    pairs = [f"{giver.key}.{out.name}" for giver in before for out in giver.gives if _fits(out, spec)]
+        state = next(
+            (output.name for output in graph.gives if _fits(output, spec) and _alike(graph, output, spec)), None
+        )
+        hint = f"; it could be a state that takes {graph.key}.{state}" if state else ""
+        return source_text, f"by name and shape, {tensor_text}{hint}"
+    named_sources = {_find_named(step, before) for step in _steps(graph)}
+    pairs = [f"{source.key}.{output.name}" for source in before for output in source.gives if _fits(output, spec)]
     # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
-    says_much = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
-    fitting = [pair for pair in pairs if pair not in named_sources] if says_much else []
-    if len(fitting) == 1:
-        return fitting[0], f"the only output of this type and shape, {tensor_text}"
-    return (None, f"one of {', '.join(fitting)}, or an input of the whole") if fitting else None
+    is_specific = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
+    fitting_pairs = [pair for pair in pairs if pair not in named_sources] if is_specific else []
+    if len(fitting_pairs) == 1:
+        return fitting_pairs[0], f"the only output of this type and shape, {tensor_text}"
+    return (None, f"one of {', '.join(fitting_pairs)}, or an input of the whole") if fitting_pairs else None
 
 
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     """The one output that has an input's name, else the one with a name like it."""
-    fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, spec)]
-    namesakes = [pair for pair in fitting if pair[1].name == spec.name]
-    alike_pairs = [(graph, out) for graph, out in fitting if _alike(graph, out, spec)]
+    fitting_pairs = [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
+    namesakes = [pair for pair in fitting_pairs if pair[1].name == spec.name]
+    alike_pairs = [(graph, output) for graph, output in fitting_pairs if _alike(graph, output, spec)]
     candidates = next((pairs for pairs in (namesakes, alike_pairs) if len(pairs) == 1), ())
-    return next((f"{graph.key}.{out.name}" for graph, out in candidates), None)
+    return next((f"{graph.key}.{output.name}" for graph, output in candidates), None)
 
 
 def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:
@@ -257,8 +262,8 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
         return None
     for graph in before:
         for step in _steps(graph):
-            is_like = step.dtype == spec.dtype and step.shape == spec.shape
-            if is_like and (spec.name.endswith(step.name) or step.name.endswith(spec.name)):
+            same_type = step.dtype == spec.dtype and step.shape == spec.shape
+            if same_type and (spec.name.endswith(step.name) or step.name.endswith(spec.name)):
                 return graph.key, step.name
     return None
 
@@ -284,17 +289,17 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
         yield f"  #   and gives {_list(graph.gives)}"
     yield ""
-    steps = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
-    why = "real inputs of the whole, with which it and its graphs are proven; arrays:"
-    yield f"golden: {{data: golden.npz{steps}}}    # {why}"
+    steps_text = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
+    comment = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    yield f"golden: {{data: golden.npz{steps_text}}}    # {comment}"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
-    if steps:
+    if steps_text:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
     if suggestion := graphs[-1].model.metric:
         metric = {key: f"{graphs[-1].key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
         yield "# in golden, with right answers, which alone show a connection to a wrong output:"
         yield f"#   labels: ARRAY, metric: {quote(metric)}"
-    yield f"# calibration: {{data: calibration.npz{steps}}}   # the same arrays of other samples, for int8"
+    yield f"# calibration: {{data: calibration.npz{steps_text}}}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"
 
 
@@ -318,5 +323,5 @@ def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[st
 def check_unknown(graphs: Sequence[FoundGraph]) -> None:
     """Raise InputError for an input of which a file does not say what it is: its shape connects it."""
     for graph in graphs:
-        for name, why in graph.model.unknown.items():
-            raise InputError(f"{graph.key}: input {name!r}: {why}; export it with shapes, or write the spec by hand")
+        for name, reason in graph.model.unknown.items():
+            raise InputError(f"{graph.key}: input {name!r}: {reason}; export it with shapes, or write the spec by hand")

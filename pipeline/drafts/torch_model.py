@@ -35,9 +35,9 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
         program_facts, _ = process.ask(task, SeenModel)
     inputs, dims_by_name = name_axes(_tensors(program_facts)), dict[str, FoundDim]()
     for program_spec, spec in zip(_tensors(program_facts), inputs, strict=True):
-        for old, new in zip(program_spec.shape, spec.shape, strict=True):
-            if isinstance(new, str):
-                dims_by_name.setdefault(new, _dim(new, program_facts, str(old)))
+        for program_dim, spec_dim in zip(program_spec.shape, spec.shape, strict=True):
+            if isinstance(spec_dim, str):
+                dims_by_name.setdefault(spec_dim, _dim(spec_dim, program_facts, str(program_dim)))
     model_facts = _found(program_facts, Path(file).stem, {"pt2": file})
     return replace(model_facts, inputs=inputs, dims=dims_by_name)
 
@@ -105,17 +105,19 @@ def _read_requests(
         except StopIteration:
             continue
         return named_reading, check_inputs(named_reading.inputs, request), ""
-    wrong = find_wrong_names(request_inputs, [spec.name for spec in guesses], requests) if request_inputs else iter(())
-    return None, {}, refusal or next(wrong, "")
+    wrong_names = (
+        find_wrong_names(request_inputs, [spec.name for spec in guesses], requests) if request_inputs else iter(())
+    )
+    return None, {}, refusal or next(wrong_names, "")
 
 
 def _as_requested(facts: FoundModel, reading: Reading) -> FoundModel:
-    said = [
+    input_notes = [
         f"input {spec.name}: {spec.dtype} {format_shape(spec.shape)}, as in the requests" for spec in reading.inputs
     ]
-    names = {f"input {spec.name}:" for spec in reading.inputs}
-    other_notes = [note for note in facts.notes if not any(map(note.startswith, names)) and FILL_IN not in note]
-    return replace(facts, inputs=reading.inputs, unknown={}, notes=(*said, *other_notes))
+    prefixes = {f"input {spec.name}:" for spec in reading.inputs}
+    other_notes = [note for note in facts.notes if not any(map(note.startswith, prefixes)) and FILL_IN not in note]
+    return replace(facts, inputs=reading.inputs, unknown={}, notes=(*input_notes, *other_notes))
 
 
 def _try_out(
@@ -127,10 +129,10 @@ def _try_out(
     where no other was found.
     """
     trial_model = find_dims(facts, lambda: run, known_sizes)
-    several = {name: pair for name, pair in size_ranges.items() if name in trial_model.dims and pair[0] < pair[1]}
+    wide_ranges = {name: pair for name, pair in size_ranges.items() if name in trial_model.dims and pair[0] < pair[1]}
     wide_dims = {
         name: FoundDim(low, dim.opt, high, f"requests have {low} to {high}")
-        for name, (low, high) in several.items()
+        for name, (low, high) in wide_ranges.items()
         if (dim := trial_model.dims[name]).min == dim.max
     }
     trial_model = replace(trial_model, dims={**trial_model.dims, **wide_dims})
@@ -147,18 +149,18 @@ def _try_out(
 
 
 def _found(facts: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
-    unknown = {tensor.name: tensor.why for tensor in facts.inputs if tensor.shape is None}
-    said = [f"input {tensor.name}: from {tensor.why}" for tensor in facts.inputs if tensor.shape is not None]
-    said += facts.notes
-    if unknown:
-        said.append(
+    unknown_inputs = {tensor.name: tensor.why for tensor in facts.inputs if tensor.shape is None}
+    notes = [f"input {tensor.name}: from {tensor.why}" for tensor in facts.inputs if tensor.shape is not None]
+    notes += facts.notes
+    if unknown_inputs:
+        notes.append(
             f"{FILL_IN}: a function {EXAMPLES[0]}() beside the entry point would say it: a dict of tensors by name"
         )
     is_half = any(tensor.dtype == "float16" for tensor in facts.inputs)
     precision_pair = ("fp32", "the model as it is"), ("fp16", "half the size; for GPUs")
     precisions = precision_pair if facts.is_heavy and not is_half else precision_pair[:1]
     return FoundModel(
-        model_name(name), source, (), facts.outputs, precisions=precisions, notes=tuple(said), unknown=unknown
+        model_name(name), source, (), facts.outputs, precisions=precisions, notes=tuple(notes), unknown=unknown_inputs
     )
 
 
@@ -181,5 +183,5 @@ def _dim(name: str, facts: SeenModel, program_dim: str) -> FoundDim:
 
 
 def _name(source: Source, folder: Path, file: str) -> str:
-    parts = [source.function, *reversed(Path(file).with_suffix("").parts), folder.resolve().name]
-    return next((part for part in parts if part.lower() not in _COMMON), "model")
+    segments = [source.function, *reversed(Path(file).with_suffix("").parts), folder.resolve().name]
+    return next((segment for segment in segments if segment.lower() not in _COMMON), "model")

@@ -110,9 +110,9 @@ def register(store: Store, spec: Spec, most_bytes: int = MOST_BYTES) -> tuple[Re
 
     Raises InputError and ModelError as `bundle_of`, and ConflictError when files are collected meanwhile.
     """
-    with hold_lease(store, f"registering {spec.model}") as guard:
+    with hold_lease(store, f"registering {spec.model}") as lease:
         bundle = bundle_of(spec, store.put_file, most_bytes)
-        guard.secure(bundle.files.values())
+        lease.secure(bundle.files.values())
         if lost_names := [name for name, digest in bundle.files.items() if not store.has(digest)]:
             raise ConflictError(f"{spec.path}: {lost_names[0]} was collected while it was registered; run again")
         return _append(store, Registration(bundle, now(), user()))
@@ -124,12 +124,12 @@ def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
 
     def appended(data: bytes | None) -> bytes | None:
         nonlocal has_tried
-        before = parse(data, model)
-        if before and before[-1].bundle.digest == new.bundle.digest:
+        entries = parse(data, model)
+        if entries and entries[-1].bundle.digest == new.bundle.digest:
             return None
         has_tried = True
-        others_kept = [registration for registration in before if registration.bundle.digest != new.bundle.digest]
-        return canonical_json({"registered": encode([*others_kept, new][-KEPT:])})
+        other_entries = [registration for registration in entries if registration.bundle.digest != new.bundle.digest]
+        return canonical_json({"registered": encode([*other_entries, new][-KEPT:])})
 
     newest = parse(change(store, registered_key(model), appended), model)[-1]
     return newest, not (has_tried and newest == new)
@@ -225,10 +225,10 @@ def place_at(text: str) -> Iterator[Place]:
     if "://" not in text:
         yield FolderPlace(Path(text).expanduser())
         return
-    parts = urlsplit(text)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    url = urlsplit(text)
+    if url.scheme != "file" or url.netloc not in ("", "localhost") or not url.path.startswith("/"):
         raise InputError(f"{text[:200]!r} is not a place; give a folder, file:///folder, {EXAMPLES}")
-    yield FolderPlace(Path(unquote(parts.path)))
+    yield FolderPlace(Path(unquote(url.path)))
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -329,9 +329,9 @@ def _in_bucket(address: str) -> Iterator[Found]:
     error = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")
     if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
         raise error
-    with place_at(f"{folder}{question}{options}") as place:
-        place.refresh()
-        path = place.folder / name
+    with place_at(f"{folder}{question}{options}") as location:
+        location.refresh()
+        path = location.folder / name
         if not path.is_file():
             raise error
         yield Found(address, path)

@@ -83,13 +83,13 @@ def _kept_shapes(
 ) -> Iterator[onnx.ValueInfoProto]:
     """The stated shapes that inference does not find in full, of tensors whose type and rank stayed."""
     for value in inferred_model.graph.value_info:
-        before, now = stated_values.get(value.name), value.type.tensor_type
-        if before is None or before.type.tensor_type.elem_type != now.elem_type:
+        info, tensor_type = stated_values.get(value.name), value.type.tensor_type
+        if info is None or info.type.tensor_type.elem_type != tensor_type.elem_type:
             continue
-        has_rank = now.HasField("shape")
-        complete = has_rank and all(dim.HasField("dim_value") for dim in now.shape.dim)
-        if not complete and (not has_rank or len(before.type.tensor_type.shape.dim) == len(now.shape.dim)):
-            yield before
+        has_rank = tensor_type.HasField("shape")
+        is_complete = has_rank and all(dim.HasField("dim_value") for dim in tensor_type.shape.dim)
+        if not is_complete and (not has_rank or len(info.type.tensor_type.shape.dim) == len(tensor_type.shape.dim)):
+            yield info
 
 
 def opset_of(model: ModelProto) -> int:
@@ -134,7 +134,7 @@ def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
     inferred_graph = onnx.shape_inference.infer_shapes(without_weights(model)).graph
     values = (*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output)
-    types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
+    types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.HasField("tensor_type")}
     return types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
 
@@ -155,15 +155,15 @@ def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
 def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """The model without large weights, with the shapes that follow from these of the inputs, bodies included; what the
     model says of sizes itself is left aside."""
-    light = without_weights(model)
-    del light.graph.value_info[:]
-    for value in light.graph.output:
+    light_model = without_weights(model)
+    del light_model.graph.value_info[:]
+    for value in light_model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    for value in light.graph.input:
+    for value in light_model.graph.input:
         if value.name in inputs:
-            kind = value.type.tensor_type.elem_type
-            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, inputs[value.name]))
-    return onnx.shape_inference.infer_shapes(light, data_prop=True)
+            dtype = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, dtype, inputs[value.name]))
+    return onnx.shape_inference.infer_shapes(light_model, data_prop=True)
 
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
@@ -195,24 +195,24 @@ def sort_nodes(graph: GraphProto) -> None:
     Raises ModelError on a cycle.
     """
     nodes = list(graph.node)
-    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    waits = [{maker[name] for name in list_reads(node) if name in maker} for node in nodes]
-    followers: dict[int, list[int]] = {}
-    for i, before in enumerate(waits):
-        for j in before:
-            followers.setdefault(j, []).append(i)
-    wait_counts = [len(before) for before in waits]
-    ready_indices, order = [i for i, count in enumerate(wait_counts) if count == 0], []
+    producer_index = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    predecessors = [{producer_index[name] for name in list_reads(node) if name in producer_index} for node in nodes]
+    successors: dict[int, list[int]] = {}
+    for index, node_predecessors in enumerate(predecessors):
+        for predecessor in node_predecessors:
+            successors.setdefault(predecessor, []).append(index)
+    pending_counts = [len(node_predecessors) for node_predecessors in predecessors]
+    ready_indices, order = [index for index, count in enumerate(pending_counts) if count == 0], []
     while ready_indices:
         order.append(heappop(ready_indices))
-        for j in followers.get(order[-1], ()):
-            wait_counts[j] -= 1
-            if wait_counts[j] == 0:
-                heappush(ready_indices, j)
+        for successor in successors.get(order[-1], ()):
+            pending_counts[successor] -= 1
+            if pending_counts[successor] == 0:
+                heappush(ready_indices, successor)
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
     if order != list(range(len(nodes))):
-        set_items(graph.node, [nodes[i] for i in order])
+        set_items(graph.node, [nodes[index] for index in order])
 
 
 def _lift_constants(graph: GraphProto) -> None:

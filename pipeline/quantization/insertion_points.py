@@ -38,20 +38,20 @@ def _fold_computed_weights(model: ModelProto) -> None:
     outputs = {value.name for value in graph.output}
     names = {node.name for node in producers.values()}
     tensor_names = {name for node in graph.node for name in node.output} | initializers.keys()
-    wanted = [
+    fold_names = [
         name
         for node in graph.node
         for index, name in enumerate(node.input)
         if name in producers and (producers[name].op_type == "Identity" or (node.op_type in OP_TYPES and index > 0))
     ]
     has_folded = False
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(fold_names):
         values = None if name in outputs else _compute(model, name, initializers, producers)
         if values is None or values.dtype != np.float32:
             continue
         new_name = unused_name(name, tensor_names)
-        results = producers.pop(name).output
-        results[[*results].index(name)] = new_name
+        node_outputs = producers.pop(name).output
+        node_outputs[[*node_outputs].index(name)] = new_name
         initializers[name] = from_array(values, name, external_names)
         graph.initializer.append(initializers[name])
         has_folded = True
@@ -69,8 +69,8 @@ def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
     """The nodes that depend on constants alone, by their results."""
     constant_names, producers = {*constants(graph)}, dict[str, NodeProto]()
     for node in graph.node:
-        stays = node.op_type.startswith(_STAYING) or node.domain not in ("", "ai.onnx") or list_bodies(node)
-        if not stays and constant_names.issuperset(filter(None, node.input)):
+        is_fixed = node.op_type.startswith(_STAYING) or node.domain not in ("", "ai.onnx") or list_bodies(node)
+        if not is_fixed and constant_names.issuperset(filter(None, node.input)):
             constant_names.update(node.output)
             producers |= dict.fromkeys(filter(None, node.output), node)
     return producers
@@ -80,21 +80,21 @@ def _compute(
     model: ModelProto, name: str, initializers: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
 ) -> Array | None:
     """The values of a tensor that nodes make out of constants; None where they do not run."""
-    visited_names, unread, needed_names = set[str](), {name}, set[str]()
-    while unread:
-        visited_names.add(tensor_name := unread.pop())
+    visited_names, pending_names, needed_names = set[str](), {name}, set[str]()
+    while pending_names:
+        visited_names.add(tensor_name := pending_names.pop())
         if tensor_name in makers:
             needed_names.add(makers[tensor_name].name)
-            unread |= {*filter(None, makers[tensor_name].input)} - visited_names
+            pending_names |= {*filter(None, makers[tensor_name].input)} - visited_names
     nodes = [node for node in model.graph.node if node.name in needed_names]
     operands = {operand: initializers[operand] for operand in sorted(visited_names & initializers.keys())}
     inputs = [
         helper.make_tensor_value_info(operand, tensor.data_type, tensor.dims) for operand, tensor in operands.items()
     ]
     graph = helper.make_graph(nodes, "weight", inputs, [ValueInfoProto(name=name)])
-    part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    submodel = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
-        session = open_interpreter(part.SerializeToString(), f"weight {name!r}", threads=1)
+        session = open_interpreter(submodel.SerializeToString(), f"weight {name!r}", threads=1)
         return np.asarray(session.run([name], {operand: to_array(tensor) for operand, tensor in operands.items()})[0])
     except Exception:  # the interpreter's errors share no base class; what it cannot compute stays in float
         return None
@@ -183,9 +183,9 @@ def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ..
             float_nodes.append(FloatNode(node.name, node.op_type, reason))
             continue
         result, fused_node = node.output[0], None
-        after = readers.get(result, [])
-        if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], initializers):
-            result, fused_node = after[0].output[0], after[0].name
+        users = readers.get(result, [])
+        if len(users) == 1 and result not in outputs and _saturates_around_zero(users[0], initializers):
+            result, fused_node = users[0].output[0], users[0].name
         sites.append(
             Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused_node)
         )
@@ -201,7 +201,7 @@ def _out_of_reach(node: NodeProto) -> str | None:
 
 
 def _multiplications_in(body: GraphProto) -> int:
-    inner_count = sum(_multiplications_in(deeper) for node in body.node for deeper in list_bodies(node))
+    inner_count = sum(_multiplications_in(inner_body) for node in body.node for inner_body in list_bodies(node))
     return inner_count + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
 
 
@@ -268,12 +268,12 @@ def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual,
         if node.op_type == "Add" and not any(name in initializers for name in node.input):
             single_uses = [name in producers and len(readers[name]) == 1 and name not in outputs for name in node.input]
             if any(single_uses) and node.input[0] != node.input[1]:
-                main = single_uses.index(True)
+                main_index = single_uses.index(True)
                 if all(single_uses):
                     weights = [initializers.get(producers[name].input[1]) for name in node.input]
                     sizes = [prod(weight.dims) if weight else 1 for weight in weights]
-                    main = sizes.index(max(sizes))
-                residual_nodes.append(Residual(node.name, 1 - main, node.input[1 - main]))
+                    main_index = sizes.index(max(sizes))
+                residual_nodes.append(Residual(node.name, 1 - main_index, node.input[1 - main_index]))
     return tuple(residual_nodes)
 
 
@@ -283,16 +283,16 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
     outputs = {value.name for value in model.graph.output}
     quantized_names, joins = set(written), []
     for node in model.graph.node:
-        single = node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
-        if node.op_type not in _JOINING or not single or not all(name in quantized_names for name in node.input):
+        is_single = node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
+        if node.op_type not in _JOINING or not is_single or not all(name in quantized_names for name in node.input):
             continue
         result = node.output[0]
-        after = readers.get(result, [])
+        users = readers.get(result, [])
         join = JoinNode(node.name, result)
         if node.op_type in _SELECTING:
             join = JoinNode(node.name, result, same_as=node.input[0])
-        elif len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
-            join = JoinNode(node.name, after[0].output[0], after[0].name)
+        elif len(users) == 1 and users[0].op_type == "Relu" and result not in outputs:
+            join = JoinNode(node.name, users[0].output[0], users[0].name)
         quantized_names.add(join.result)
         joins.append(join)
     return tuple(joins)

@@ -33,11 +33,11 @@ def refuse_share(share: float | None, precision: str, why: str = "") -> str | No
 
 def _explain_idle(lines: Sequence[str]) -> str:
     """The head of a graph's notes, with the two reasons that most nodes have not to be in its precision, each once."""
-    by_reason = defaultdict[str, list[str]](list)
+    lines_by_reason = defaultdict[str, list[str]](list)
     for line in lines[1:]:
         if line.startswith(_LEFT):
-            by_reason[line.partition("): ")[2]].append(line)
-    reasons = [reason_group[0] for reason_group in sorted(by_reason.values(), key=len, reverse=True)]
+            lines_by_reason[line.partition("): ")[2]].append(line)
+    reasons = [reason_group[0] for reason_group in sorted(lines_by_reason.values(), key=len, reverse=True)]
     return "; ".join([lines[0], *reasons[:2], *(["..."] if reasons[2:] else [])])
 
 
@@ -68,14 +68,14 @@ class CastNotes:
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences."""
         float_text = pluralize(len(self.float_nodes), "stays", "stay")
-        head = f"{_count_computing(self.cast)} {self.precision}, {float_text} in fp32"
-        zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
+        summary = f"{_count_computing(self.cast)} {self.precision}, {float_text} in fp32"
+        zero_texts = [f"{name}: {count} of {size} values underflow to 0" for name, count, size in self.underflowed]
         if self.floored_scales:
             scale_names = join_first(self.floored_scales, 3)
-            zeros.append(
+            zero_texts.append(
                 f"{len(self.floored_scales)} Q/DQ scales were raised to the smallest normal number: {scale_names}"
             )
-        return (head, *_kept_lines(self.float_nodes, "fp32"), *zeros)
+        return (summary, *_kept_lines(self.float_nodes, "fp32"), *zero_texts)
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,14 @@ class QuantizationNotes:
         if self.passed_through:
             return ("the model already carries quantized nodes and passed through untouched",)
         float_text = pluralize(len(self.float_nodes), "candidate stays", "candidates stay")
-        head = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
+        summary = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
         lines = self.cast.lines() if self.cast else ()
-        return (head, *(f"in fp8: {node}" for node in self.eight_bits), *_kept_lines(self.float_nodes, "float"), *lines)
+        return (
+            summary,
+            *(f"in fp8: {node}" for node in self.eight_bits),
+            *_kept_lines(self.float_nodes, "float"),
+            *lines,
+        )
 
 
 def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:
@@ -161,7 +166,7 @@ class Ranges:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back."""
-        of_source = {
+        source_documents = {
             name: {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
             for name, source in self.sources.items()
         }
@@ -171,7 +176,7 @@ class Ranges:
             "method": self.method,
             "dataset": self.dataset,
             "samples": self.samples,
-            "tensors": {name: {"range": list(self.tensors[name]), **of_source.get(name, {})} for name in names},
+            "tensors": {name: {"range": list(self.tensors[name]), **source_documents.get(name, {})} for name in names},
         }
 
     @classmethod

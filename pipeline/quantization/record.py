@@ -123,10 +123,10 @@ class _PairReader:
             if element_type not in NAMES or scales is None:
                 continue
             *_, source = self._before(node.input[0])  # bytes may be moved between the two nodes of a pair
-            maker = self.makers.get(source)
-            if maker is not None and maker.domain == "trt":
+            producer = self.makers.get(source)
+            if producer is not None and producer.domain == "trt":
                 continue  # the scales of blocks, which are made at run time
-            source_name = maker.input[0] if maker is not None else source
+            source_name = producer.input[0] if producer is not None else source
             yield _QdqPair(
                 names=tuple(dict.fromkeys([node.output[0], *self._before(source_name)])),
                 weight=source_name in self.initializers,
@@ -144,8 +144,8 @@ class _PairReader:
     def _before(self, tensor: str) -> Iterator[str]:
         """A tensor, and those that it is a moved or converted copy of."""
         yield tensor
-        while (maker := self.makers.get(tensor)) is not None and maker.op_type in _TRANSPARENT:
-            tensor = maker.input[0]
+        while (producer := self.makers.get(tensor)) is not None and producer.op_type in _TRANSPARENT:
+            tensor = producer.input[0]
             yield tensor
 
     def _readers(self, tensor: str) -> Iterator[str]:
@@ -190,11 +190,11 @@ def _add_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence) 
 
 def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Evidence) -> Iterator[QuantizedTensor]:
     initializers = constants(graph.graph)
-    by_node = {node.name: node for node in graph.graph.node}
+    nodes = {node.name: node for node in graph.graph.node}
     for pair in pairs:
         if any(name in initializers and initializers[name].data_type in NAMES for name in pair.names):
             continue  # the model came with it stored so
-        readers = [by_node[name] for name in pair.readers if name in by_node and len(by_node[name].input) > 1]
+        readers = [nodes[name] for name in pair.readers if name in nodes and len(nodes[name].input) > 1]
         float_weight = initializers.get(readers[0].input[1]) if readers else None
         if float_weight is None or float_weight.data_type != TensorProto.FLOAT:
             continue
@@ -224,8 +224,8 @@ def _rounding_db(pair: _QdqPair, values: NDArray[np.float64], scales: NDArray[np
     """SQNR in dB of a weight that is rounded to the pair's grid."""
     axis = pair.axis % values.ndim
     rounded_values = GRIDS[pair.format].rounded(values, scales, axis).astype(np.float64)
-    spread = np.expand_dims(scales, [dim for dim in range(values.ndim) if dim != axis])
-    return decibels(float(np.square(values).sum()), float(np.square(rounded_values * spread - values).sum()))
+    broadcast_scales = np.expand_dims(scales, [dim for dim in range(values.ndim) if dim != axis])
+    return decibels(float(np.square(values).sum()), float(np.square(rounded_values * broadcast_scales - values).sum()))
 
 
 def _finite(value: float) -> float | None:

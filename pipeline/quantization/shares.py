@@ -61,14 +61,14 @@ def sizes_at(shapes: ModelShapes) -> dict[str, Shape]:
 def find_own_narrow(graph: GraphProto) -> set[str]:
     """Names of the nodes of a main graph that multiply in 8 bits or fewer as the model came: by a dequantized weight,
     in a model that rounds activations too, or in integers."""
-    makers = {name: node for node in graph.node for name in node.output}
-    rounds = any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node)
+    producers = {name: node for node in graph.node for name in node.output}
+    has_rounding = any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node)
     narrow_nodes = {node.name for node in graph.node if node.op_type in INTEGER_OPS}
-    for node in graph.node if rounds else ():
-        maker = makers.get(node.input[1]) if node.op_type in _WEIGHTED and len(node.input) > 1 else None
-        while maker is not None and maker.op_type in _MOVING:
-            maker = makers.get(maker.input[0])
-        if maker is not None and maker.op_type == "DequantizeLinear":
+    for node in graph.node if has_rounding else ():
+        producer = producers.get(node.input[1]) if node.op_type in _WEIGHTED and len(node.input) > 1 else None
+        while producer is not None and producer.op_type in _MOVING:
+            producer = producers.get(producer.input[0])
+        if producer is not None and producer.op_type == "DequantizeLinear":
             narrow_nodes.add(node.name)
     return narrow_nodes
 
@@ -83,8 +83,8 @@ def count_multiplications(
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
     kinds |= {name: tensor.data_type for name, tensor in initializers.items()}
     shared_names = [name for name in elements if name in shapes and 0 not in shapes[name]]
-    at_inputs = sum(math.prod(shapes[name]) for name in shared_names)
-    scale = sum(elements[name] for name in shared_names) / at_inputs if at_inputs else 1.0
+    input_count = sum(math.prod(shapes[name]) for name in shared_names)
+    scale = sum(elements[name] for name in shared_names) / input_count if input_count else 1.0
     trips = {
         name: int(to_array(tensor))
         for name, tensor in initializers.items()
@@ -140,24 +140,28 @@ class _Scope:
             return 0.0
         if node.op_type in _RECURRENT:
             return self._count_recurrent(node)
-        usual = node.input[_WEIGHTED[node.op_type] :][:1] if node.op_type in _WEIGHTED else []
-        weight = usual[0] if usual and usual[0] in fixed_names else fixed_names[0]
+        weight_inputs = node.input[_WEIGHTED[node.op_type] :][:1] if node.op_type in _WEIGHTED else []
+        weight = weight_inputs[0] if weight_inputs and weight_inputs[0] in fixed_names else fixed_names[0]
         dims = self.shapes[weight]
         if node.op_type in _WEIGHTED:
-            values = self._values(node.input[0] if node.op_type in TRANSPOSED_CONVOLUTIONS else node.output[0])
+            value_count = self._values(node.input[0] if node.op_type in TRANSPOSED_CONVOLUTIONS else node.output[0])
             is_transposed = bool(attribute_of(node, "transB", 0)) or weight == node.input[0]
-            return math.prod(dims) if values is None else values * per_value(node.op_type, dims, is_transposed)
-        shapes = [self.shapes.get(name) for name in node.input]
-        outputs = [self.shapes[name] for name in node.output if name in self.shapes]
-        product_count = multiplications(node.op_type, shapes, outputs, attribute_of(node, "equation", b"").decode())
+            return (
+                math.prod(dims) if value_count is None else value_count * per_value(node.op_type, dims, is_transposed)
+            )
+        input_shapes = [self.shapes.get(name) for name in node.input]
+        output_shapes = [self.shapes[name] for name in node.output if name in self.shapes]
+        product_count = multiplications(
+            node.op_type, input_shapes, output_shapes, attribute_of(node, "equation", b"").decode()
+        )
         return 0.0 if product_count is None else product_count * self.scale or math.prod(dims)
 
     def _count_recurrent(self, node: NodeProto) -> float:
         """Each step of each sequence is multiplied by both weights."""
-        weights = [self.shapes[name] for name in node.input[1:3] if name in self.fixed]
-        width = weights[0][1 if node.op_type == "DynamicQuantizeLSTM" else -1] if weights else 0
-        values = self._values(node.input[0])
-        return (1.0 if values is None else values / max(width, 1)) * sum(map(math.prod, weights))
+        weight_shapes = [self.shapes[name] for name in node.input[1:3] if name in self.fixed]
+        width = weight_shapes[0][1 if node.op_type == "DynamicQuantizeLSTM" else -1] if weight_shapes else 0
+        value_count = self._values(node.input[0])
+        return (1.0 if value_count is None else value_count / max(width, 1)) * sum(map(math.prod, weight_shapes))
 
     def _values(self, name: str) -> float | None:
         """Elements of a tensor in a run; None where they are not known."""
@@ -183,14 +187,16 @@ class _Scope:
             {name: self.shapes[name] for name in list_captured(node) if name in self.shapes},
         )
         graph.CopyFrom(body)
-        begins = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
-        states = {name: self.shapes[source_name] for name, source_name in begins.items() if source_name in self.shapes}
-        outer_known = {name: shape for name, shape in outer_shapes.items() if self.kinds.get(name)}
+        initial_names = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
+        state_shapes = {
+            name: self.shapes[source_name] for name, source_name in initial_names.items() if source_name in self.shapes
+        }
+        known_shapes = {name: shape for name, shape in outer_shapes.items() if self.kinds.get(name)}
         graph.input.extend(
-            helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outer_known.items()
+            helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in known_shapes.items()
         )
-        part = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
-        return _infer(part, states).graph
+        body_model = helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=self.model.ir_version)
+        return _infer(body_model, state_shapes).graph
 
     def _iterations(self, node: NodeProto, body: GraphProto) -> float:
         """How often a Loop or a Scan runs its body: as its constant says, or the length of what it takes or gives."""

@@ -32,8 +32,8 @@ def judge_units(units: Sequence[JudgedUnit]) -> Iterator[Finding]:
     """A finding for each unit that failed, with its first failed checks."""
     for unit in units:
         if unit.entry.status == "failed":
-            broken = [describe(check) for check in unit.report.checks if not check.passed] if unit.report else []
-            failure_text = join_first(broken, 2, "; ") if broken else unit.entry.reason.splitlines()[0]
+            failure_texts = [describe(check) for check in unit.report.checks if not check.passed] if unit.report else []
+            failure_text = join_first(failure_texts, 2, "; ") if failure_texts else unit.entry.reason.splitlines()[0]
             yield Finding("failed", "error", f"failed: {failure_text}", unit.built.unit.name)
 
 
@@ -50,32 +50,33 @@ def judge_coverage(
         if target not in targets:
             yield Finding("coverage", "error", f"{name} has an engine for {target}, and this spec builds none", target)
             continue
-        gone = [entry.unit for entry in old_entries if entry.target == target and entry.unit not in units]
-        for unit in gone:
+        missing_units = [entry.unit for entry in old_entries if entry.target == target and entry.unit not in units]
+        for unit in missing_units:
             yield Finding("coverage", "note", f"{name} has this engine, and this spec does not build it", unit)
 
 
 def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) -> Iterator[Finding]:
     """The findings on a pair of engines. judged_by_metric: whether a task metric of the spec has a limit."""
-    interface = next((text for text in pair.remarks if text.startswith("its ")), None)
-    if interface:
-        yield Finding("interface", "error", f"{interface}; requests to the one do not fit the other", pair.unit)
+    interface_text = next((text for text in pair.remarks if text.startswith("its ")), None)
+    if interface_text:
+        yield Finding("interface", "error", f"{interface_text}; requests to the one do not fit the other", pair.unit)
         return
     for metric in filter(_lost, pair.metrics):
         new_text = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
         old_text = f"{format_metric(metric.name, metric.served or 0.0)} ({pair.against})"
         message = f"{metric.name} {new_text}, served version {old_text}; the limit is {metric.allowed:g} worse"
         yield Finding("metric", "error", message, pair.unit)
-    fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
-    broken = [drift for drift in pair.drift if not drift.passed]
-    for drift in broken[:1]:
-        value = "cannot be compared" if drift.value is None else f"{drift.value:.4g}"
-        limit = "" if drift.limit is None else f", limit {drift.limit:.4g}"
-        cases = f" (in {len(broken)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
-        message = f"outputs differ from the served engine's: {drift.metric} of {drift.output} {value}{limit}{cases}"
-        if not fails:
+    drift_fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
+    failed_drifts = [drift for drift in pair.drift if not drift.passed]
+    for drift in failed_drifts[:1]:
+        value_text = "cannot be compared" if drift.value is None else f"{drift.value:.4g}"
+        limit_text = "" if drift.limit is None else f", limit {drift.limit:.4g}"
+        cases_text = f" (in {len(failed_drifts)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
+        message = f"outputs differ from the served engine's: {drift.metric} of {drift.output} {value_text}"
+        message += f"{limit_text}{cases_text}"
+        if not drift_fails:
             message += "; the task metric decides" if options.drift == "auto" else ""
-        yield Finding("drift", "error" if fails else "note", message, pair.unit, drift.case)
+        yield Finding("drift", "error" if drift_fails else "note", message, pair.unit, drift.case)
     yield from _judge_times(pair, options)
     yield from (Finding("not-compared", "warning", text, pair.unit) for text in pair.remarks)
 
@@ -97,8 +98,8 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
             noisy_buckets.append(f"{times.bucket} (too few runs)")
         elif times.low > 1 + options.slower:
             time_text = f"{seconds_text(times.new_s)}, served version {seconds_text(times.served_s)} ({pair.against})"
-            interval = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
-            message = f"{time_text}: {interval}; over {1 + options.slower:.3g} is a regression"
+            interval_text = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
+            message = f"{time_text}: {interval_text}; over {1 + options.slower:.3g} is a regression"
             yield Finding("latency", "error", message, pair.unit, times.bucket)
         elif times.high > 1 + options.slower:
             noisy_buckets.append(f"{times.bucket} (up to {times.high:.3f} times)")
@@ -132,15 +133,15 @@ def check(run: Run, baseline: ServedVersion | None, this_machine: Machine, optio
     if baseline:
         target_names = [target.name for target in run.selection.targets or spec.target_list()]
         findings += judge_coverage(_select(baseline, run.selection), entries, target_names, baseline.manifest.reference)
-        measuring = PairMeasurement(run, result.exported.golden, baseline, options)
-        proven = {unit.built.unit.name: unit for unit in units if unit.entry.status in PASSED}
+        measurement = PairMeasurement(run, result.exported.golden, baseline, options)
+        proven_units = {unit.built.unit.name: unit for unit in units if unit.entry.status in PASSED}
         pulled_unit = find_pulled(entries, units, this_machine, baseline.proven_only, context)
-        pairs = list(_measure_pairs(measuring, proven, pulled_unit))
+        pairs = list(_measure_pairs(measurement, proven_units, pulled_unit))
         has_limits = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [finding for pair in pairs for finding in judge_pair(pair, options, has_limits)]
         paired_units = {pair.unit for pair in pairs}
         reason = f"{baseline.manifest.reference} serves no such engine here"
-        findings += [Finding("not-compared", "note", reason, unit) for unit in proven if unit not in paired_units]
+        findings += [Finding("not-compared", "note", reason, unit) for unit in proven_units if unit not in paired_units]
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
     _, root = load_document(spec.path, KIND)
     return RegressionCheck(

@@ -58,8 +58,8 @@ class Finding:
     @property
     def text(self) -> str:
         """'cpu int8 onnxruntime at batch=8: 1.41 times the time of the served engine ...'."""
-        place = " at ".join(part for part in (self.unit, self.bucket) if part)
-        return f"{place}: {self.message}" if place else self.message
+        location = " at ".join(name for name in (self.unit, self.bucket) if name)
+        return f"{location}: {self.message}" if location else self.message
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class BucketTimes:
     @classmethod
     def of(cls, bucket: str, times: PairedTimes, reasons: tuple[str, ...]) -> "BucketTimes":
         """The median of two engines that were timed in turns, the new one first."""
-        middle = next(ratio for ratio in times.ratios if ratio.p == 0.5)
-        interval = middle.ratio, middle.low, middle.high, middle.detectable
+        median = next(ratio for ratio in times.ratios if ratio.p == 0.5)
+        interval = median.ratio, median.low, median.high, median.detectable
         return cls(bucket, *times.medians_s, *interval, times.runs, reasons)
 
 
@@ -163,9 +163,11 @@ class RegressionCheck:
     @property
     def verdict(self) -> str:
         """One sentence: how many regressions, against what."""
-        where = f" (channel {self.channel})" if self.channel else ""
+        channel_text = f" (channel {self.channel})" if self.channel else ""
         baseline_text = (
-            f"against {self.against}{where}" if self.against else "by the checks of the spec; no version is served"
+            f"against {self.against}{channel_text}"
+            if self.against
+            else "by the checks of the spec; no version is served"
         )
         if self.passed:
             return f"{self.model}: no regression shown {baseline_text}"

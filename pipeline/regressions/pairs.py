@@ -76,9 +76,9 @@ def check_losses(worse: Mapping[str, float], metrics: Sequence[TaskMetric]) -> N
     """Raise InputError where a loss is stated for a task metric that the spec does not have."""
     values = {(value, metric.output) for metric in metrics for value in metric.values}
     metric_names = {name for value, output in values for name in (value, f"{value} of {output}")}
-    if unknown := sorted(name for name in worse if name and name not in metric_names):
-        have = ", ".join(sorted({value for value, _ in values})) or "none"
-        raise InputError(f"--worse {unknown[0]}: the spec has no such task metric; it has {have}")
+    if unknown_names := sorted(name for name in worse if name and name not in metric_names):
+        names_text = ", ".join(sorted({value for value, _ in values})) or "none"
+        raise InputError(f"--worse {unknown_names[0]}: the spec has no such task metric; it has {names_text}")
 
 
 def drift_budget(precisions: tuple[Precision, Precision], limits: Mapping[str, float]) -> Budget:
@@ -127,10 +127,10 @@ class CompareAnswers:
             folder.mkdir()
         with (
             open_session(store, self.served, folders[1]) as old_session,
-            open_session(store, self.new, folders[0]) as new,
+            open_session(store, self.new, folders[0]) as new_session,
         ):
-            checks = drift_checks("engine", old_session, new, golden, budget)
-            values = [_measure(session, golden, self.metrics) for session in (new, old_session)]
+            checks = drift_checks("engine", old_session, new_session, golden, budget)
+            values = [_measure(session, golden, self.metrics) for session in (new_session, old_session)]
         return ComparedAnswers(tuple(worst_of(checks)), *values)
 
 
@@ -161,8 +161,8 @@ def _excess(check: Check) -> tuple[bool, float]:
     """How far a check is beyond its limit, as a share of that; a failed one always outweighs one that passed."""
     if check.value is None or not check.limit:
         return not check.passed, -1.0 if check.passed else 1.0
-    beyond = check.value / check.limit if at_most(check.name) else 2.0 - check.value / check.limit
-    return not check.passed, beyond
+    excess = check.value / check.limit if at_most(check.name) else 2.0 - check.value / check.limit
+    return not check.passed, excess
 
 
 # The lines of a spec that findings are about, and findings from the mistakes of a spec, which say their lines: also
@@ -224,17 +224,17 @@ class PairMeasurement:
 
         What one of the two cannot do is a remark. Raises what says nothing about the engines (`stops_run`).
         """
-        unit, against = new.built.unit.name, entry.unit
+        unit, served_unit = new.built.unit.name, entry.unit
         if new.built.digest == entry.digest:
-            return EnginePair(unit, against, is_pulled, same=True)
+            return EnginePair(unit, served_unit, is_pulled, same=True)
         if difference := changed_interface(new.built.unit.request, entry):
-            return EnginePair(unit, against, is_pulled, remarks=(difference,))
+            return EnginePair(unit, served_unit, is_pulled, remarks=(difference,))
         copy_engine(self.served, entry, self.work.context.store)
         blobs = new.built.blob, engine_of(entry)
         remarks: list[str] = []
         answers = self._compare_answers(unit, blobs, remarks)
         times = [self._time(unit, blobs, sizes, remarks) for sizes in self._sizes(remarks)]
-        pair = EnginePair(unit, against, is_pulled, times=tuple(filter(None, times)), remarks=tuple(remarks))
+        pair = EnginePair(unit, served_unit, is_pulled, times=tuple(filter(None, times)), remarks=tuple(remarks))
         if answers is None:
             return pair
         metrics = []
@@ -268,10 +268,10 @@ class PairMeasurement:
             if isinstance(bucket_choice, str)
             else [parse_sizes(text, dims) for text in bucket_choice]
         )
-        before = {dim.name: dim for dim in spec_of(self.served.manifest).named_dims()}
+        served_dims = {dim.name: dim for dim in spec_of(self.served.manifest).named_dims()}
         fitting_sizes: list[Mapping[str, int]] = []
         for sizes in size_choices:
-            if all(name in before and size in before[name].sizes for name, size in sizes.items()):
+            if all(name in served_dims and size in served_dims[name].sizes for name, size in sizes.items()):
                 fitting_sizes.append(sizes)
             else:
                 name = " ".join(f"{dim}={size}" for dim, size in sizes.items())
@@ -300,12 +300,16 @@ class PairMeasurement:
 def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:
     """How the inputs and outputs of a new engine differ from a served one's, by name, dtype and number of axes; None
     where requests fit both."""
-    for role, new, old in (("inputs", request.inputs, entry.inputs), ("outputs", request.outputs, entry.outputs)):
-        sides: Sequence[dict[str, str]] = [
-            {spec.name: f"{_plain(spec.dtype)} of {len(spec.shape)} axes" for spec in specs} for specs in (new, old)
+    for role, new_specs, old_specs in (
+        ("inputs", request.inputs, entry.inputs),
+        ("outputs", request.outputs, entry.outputs),
+    ):
+        interfaces: Sequence[dict[str, str]] = [
+            {spec.name: f"{_plain(spec.dtype)} of {len(spec.shape)} axes" for spec in specs}
+            for specs in (new_specs, old_specs)
         ]
-        if sides[0] != sides[1]:
-            side_texts = [", ".join(f"{name}: {kind}" for name, kind in side.items()) for side in sides]
+        if interfaces[0] != interfaces[1]:
+            side_texts = [", ".join(f"{name}: {kind}" for name, kind in side.items()) for side in interfaces]
             return f"its {role} are {side_texts[0]}; the served engine's are {side_texts[1]}"
     return None
 

@@ -80,14 +80,14 @@ class RecordAnswers:
 
     def run(self, context: WorkerContext) -> str | None:
         """The digest of the answers; None where they are too large to be recorded. Raises as `open_reference`."""
-        place, request, folder = open_store(context.store), self.engine.request, context.workdir
-        frozen = golden_set(place, self.golden, folder)
-        graph = runnable(fetch_graph(place, request.model, folder / "graph.onnx"), request.precision)
-        with open_reference(place, graph, frozen, None) as reference:
-            for case in frozen.cases:
+        store, request, folder = open_store(context.store), self.engine.request, context.workdir
+        golden = golden_set(store, self.golden, folder)
+        graph = runnable(fetch_graph(store, request.model, folder / "graph.onnx"), request.precision)
+        with open_reference(store, graph, golden, None) as reference:
+            for case in golden.cases:
                 reference.run(case.inputs)
             path = reference.save(folder / "recorded.safetensors")
-        return place.put_file(path) if path else None
+        return store.put_file(path) if path else None
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class TimeBlocks:
         """How many blocks were timed. Raises what opening and running raise."""
         from validation.latency.measurement.paired import answer_blocks
 
-        place, folder = open_store(context.store), context.workdir
-        engine = fetch_engine(place, self.engine, folder)
-        (bucket,) = bucket_inputs(place, self.golden, self.shapes, (self.sizes,), folder)
-        with socket.socket(socket.AF_UNIX) as link:
-            link.connect(self.address)
-            with link.makefile("rw", encoding="utf-8") as stream:
+        store, folder = open_store(context.store), context.workdir
+        engine = fetch_engine(store, self.engine, folder)
+        (bucket,) = bucket_inputs(store, self.golden, self.shapes, (self.sizes,), folder)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.address)
+            with connection.makefile("rw", encoding="utf-8") as stream:
                 return answer_blocks(partial(open_engine, engine), bucket.inputs, stream)
 
 
@@ -134,10 +134,12 @@ def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
             if channel := read_channel(store, model, name):
                 version_key = model, channel.version
                 channels[version_key] = (*channels.get(version_key, ()), channel)
-    wholes = stated_manifests if references else [lookup.load(store, *version_key) for version_key in channels]
-    manifests = [part for root in wholes for part in ([load_pinned(store, pin) for pin in root.graphs] or [root])]
-    by_version = {(part.model, part.version): part for part in manifests}
-    return [(part, channels.get(version, ())) for version, part in by_version.items()]
+    roots = stated_manifests if references else [lookup.load(store, *version_key) for version_key in channels]
+    manifests = [
+        manifest for root in roots for manifest in ([load_pinned(store, pin) for pin in root.graphs] or [root])
+    ]
+    unique_manifests = {(manifest.model, manifest.version): manifest for manifest in manifests}
+    return [(manifest, channels.get(version, ())) for version, manifest in unique_manifests.items()]
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,10 @@ def rehearse(versions: Sequence[Served], environments: Environments) -> Rehearsa
         if trials:
             plans.append(plan_version(manifest, channels, trials, environments.words))
     if not units:
-        names = ", ".join(sorted(package_names)) or "nothing"
-        raise InputError(f"no served engine is built with {', '.join(environments.pins)}; they are built with {names}")
+        package_text = ", ".join(sorted(package_names)) or "nothing"
+        raise InputError(
+            f"no served engine is built with {', '.join(environments.pins)}; they are built with {package_text}"
+        )
     return Rehearsal(environments.pins, environments.python, machine(), now(), tuple(units), tuple(plans))
 
 
@@ -193,32 +197,32 @@ class _Unit:
     def rehearse(self) -> UnitRehearsal:
         entry, context = self.entry, self.environments.new
         obstacle = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
-        cannot_run = None if self.environments.on_ray else obstacle
-        old, new = Trial(entry.toolchain, entry.status, entry.reason, entry.digest), Trial({}, "unproven")
-        if cannot_run and discovery.capabilities_of(entry.backend).tunes_on_target:
-            return self._result(old, new, "unknown", f"neither built nor run here: {cannot_run}")
+        local_obstacle = None if self.environments.on_ray else obstacle
+        old_trial, new_trial = Trial(entry.toolchain, entry.status, entry.reason, entry.digest), Trial({}, "unproven")
+        if local_obstacle and discovery.capabilities_of(entry.backend).tunes_on_target:
+            return self._result(old_trial, new_trial, "unknown", f"neither built nor run here: {local_obstacle}")
         try:
             request = replace(request_of(entry), toolchain=self._read_toolchain())
         except StepError as error:
             if error.kind != "no-node":
                 raise
-            return self._result(old, new, "unknown", f"not built: {_reason(error).partition(': ')[2]}")
-        new = replace(new, toolchain=dict(request.toolchain))
+            return self._result(old_trial, new_trial, "unknown", f"not built: {_reason(error).partition(': ')[2]}")
+        new_trial = replace(new_trial, toolchain=dict(request.toolchain))
         try:
             record = recall_engine(request, context) or self._run("new", "build", BuildEngine(request))
         except EnginesmithError as error:
-            new = replace(new, status="failed", reason=_reason(error))
-            return self._result(old, new, "stays", f"it cannot be built: {new.reason}")
-        if cannot_run:
-            new = replace(new, digest=record.digest)
-            return self._result(old, new, "unknown", f"built, not run here: {cannot_run}")
+            new_trial = replace(new_trial, status="failed", reason=_reason(error))
+            return self._result(old_trial, new_trial, "stays", f"it cannot be built: {new_trial.reason}")
+        if local_obstacle:
+            new_trial = replace(new_trial, digest=record.digest)
+            return self._result(old_trial, new_trial, "unknown", f"built, not run here: {local_obstacle}")
         new_entry = replace(
-            entry, digest=record.digest, suffix=record.suffix, build_key=request.key, toolchain=new.toolchain
+            entry, digest=record.digest, suffix=record.suffix, build_key=request.key, toolchain=new_trial.toolchain
         )
-        pair = self._measure(new_entry, record)
-        trials = pair.old, pair.new, pair.times
-        verdict = judge_trials(entry.unit, *trials, pair.remarks, self.environments.options)
-        return self._result(pair.old, pair.new, *verdict, pair.times)
+        trial_pair = self._measure(new_entry, record)
+        trials = trial_pair.old, trial_pair.new, trial_pair.times
+        verdict = judge_trials(entry.unit, *trials, trial_pair.remarks, self.environments.options)
+        return self._result(trial_pair.old, trial_pair.new, *verdict, trial_pair.times)
 
     def _measure(self, new_entry: EngineEntry, record: Recorded) -> TrialPair:
         """The trials of both engines: from the record of an earlier rehearsal, else made now and put on record."""
@@ -228,26 +232,29 @@ class _Unit:
         engines = [entry.build_key, entry.digest, entry.report, new_entry.build_key, record.digest]
         key = {"engines": engines, "check": encode(check), "seconds": self.environments.options.seconds}
         key |= {"machine": machine_words, **code_key(RecordAnswers, type(check), TimeBlocks)}
-        if pair := context.recall("rehearsal", key, TrialPair):
+        if trial_pair := context.recall("rehearsal", key, TrialPair):
             context.progress.emit(Finished(f"{self.manifest.reference} {entry.unit}", "cached"))
-            return pair
+            return trial_pair
         answers = self._run("old", "proof", RecordAnswers(engine_of(entry), golden))
-        old = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
-        new = self._prove("new", new_entry, answers)
+        old_trial = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
+        new_trial = self._prove("new", new_entry, answers)
         if reason := why_not_here(entry):
-            pair = TrialPair(old, new, remarks=(reason,))
+            trial_pair = TrialPair(old_trial, new_trial, remarks=(reason,))
         else:
-            old, remarks = self._prove("old", entry, answers), list[str]()
-            proven = {old.status, new.status} <= set(PASSED)
-            if proven and self.environments.on_ray:
+            old_trial, remarks = self._prove("old", entry, answers), list[str]()
+            is_proven = {old_trial.status, new_trial.status} <= set(PASSED)
+            if is_proven and self.environments.on_ray:
                 remarks.append("it ran on a Ray worker, where it cannot be timed beside the engine in service")
-            times = self._time((new_entry, entry), remarks) if proven and not remarks else None
+            times = self._time((new_entry, entry), remarks) if is_proven and not remarks else None
             if times:
-                old, new = replace(old, median_s=times.served_s), replace(new, median_s=times.new_s)
-            pair = TrialPair(old, new, times, tuple(remarks))
-        blobs = [digest for trial in (old, new) for digest in (trial.digest, trial.report) if digest]
-        context.remember("rehearsal", key, encode(pair), blobs)
-        return pair
+                old_trial, new_trial = (
+                    replace(old_trial, median_s=times.served_s),
+                    replace(new_trial, median_s=times.new_s),
+                )
+            trial_pair = TrialPair(old_trial, new_trial, times, tuple(remarks))
+        blobs = [digest for trial in (old_trial, new_trial) for digest in (trial.digest, trial.report) if digest]
+        context.remember("rehearsal", key, encode(trial_pair), blobs)
+        return trial_pair
 
     def _result(
         self, old: Trial, new: Trial, verdict: Decision, why: str, times: BucketTimes | None = None
@@ -258,8 +265,8 @@ class _Unit:
         self, which: Literal["old", "new"], step: Literal["build", "proof", "latency"], request: Request[Any]
     ) -> Any:
         context = self.environments.old if which == "old" else self.environments.new
-        word = "versions for" if isinstance(request, ReadToolchain) else step
-        name = f"{word} {self.manifest.reference} {self.entry.unit}, {which} toolchain"
+        step_text = "versions for" if isinstance(request, ReadToolchain) else step
+        name = f"{step_text} {self.manifest.reference} {self.entry.unit}, {which} toolchain"
         needs = Needs(alone=step == "latency")
         if which == "new" and self.environments.on_ray:
             needs = replace(build_needs(request_of(self.entry), memory_request(self.spec)), required=True)
@@ -278,13 +285,13 @@ class _Unit:
             if error.kind == "no-node":
                 raise
             reason = _reason(error)
-            why = (error.log.strip() or reason).splitlines()[-1]
-            raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error
+            line = (error.log.strip() or reason).splitlines()[-1]
+            raise InputError(f"{self.environments.python} runs no jobs: {line}; install enginesmith there") from error
         versions_by_name = {plain_name(name): version for name, version in versions}
         for name in {plain_name(requirement) for requirement in self.entry.toolchain} & self.environments.pins.keys():
             if versions_by_name.get(name) != (pin := self.environments.pins[name]):
-                has = versions_by_name.get(name, "absent")
-                raise InputError(f"{self.environments.python} has {name} {has}, not {pin}; install that there")
+                version = versions_by_name.get(name, "absent")
+                raise InputError(f"{self.environments.python} has {name} {version}, not {pin}; install that there")
         return versions
 
     def _prove(self, which: Literal["old", "new"], entry: EngineEntry, answers: str | None) -> Trial:
@@ -293,8 +300,8 @@ class _Unit:
             proof: Proof = self._run(which, "proof", check)
         except EnginesmithError as error:
             proof = Proof((replace(CRASHED, note=_reason(error)),))
-        before = published_proof(self.entry, self.environments.old.store)
-        report = make_report(entry, self.manifest.golden, [before, proof])
+        old_proof = published_proof(self.entry, self.environments.old.store)
+        report = make_report(entry, self.manifest.golden, [old_proof, proof])
         tasks = name_task_checks(proof.checks)
         metrics = {name: check.value for name, check in tasks.items() if check.value is not None}
         sqnr_db = least_sqnr_db(proof.checks)
@@ -309,16 +316,16 @@ class _Unit:
         sizes = {dim.name: dim.opt for dim in self.spec.named_dims()}
         options, monitor = self.environments.options, SystemLoadMonitor()
         try:
-            with workdir() as folder, ThreadPoolExecutor(2) as pool, ExitStack() as links:
+            with workdir() as folder, ThreadPoolExecutor(2) as pool, ExitStack() as resources:
                 sides = list[_Side]()
-                for which, entry in zip(("new", "old"), entries, strict=True):
-                    address, shapes = str(folder / which), model_shapes(self.spec)
+                for side_name, entry in zip(("new", "old"), entries, strict=True):
+                    address, shapes = str(folder / side_name), model_shapes(self.spec)
                     request = TimeBlocks(engine_of(entry), self.manifest.golden, shapes, sizes, address)
-                    with socket.socket(socket.AF_UNIX) as door, reachable(f"listening at {address}"):
-                        door.bind(address)
-                        door.listen(1)
-                        job = pool.submit(self._run, which, "latency", request)  # type: ignore[arg-type]
-                        sides.append(_Side.accept(door, job, links))
+                    with socket.socket(socket.AF_UNIX) as listener, reachable(f"listening at {address}"):
+                        listener.bind(address)
+                        listener.listen(1)
+                        job = pool.submit(self._run, side_name, "latency", request)  # type: ignore[arg-type]
+                        sides.append(_Side.accept(listener, job, resources))
                 pairs = run_interleaved_apart((sides[0].ask, sides[1].ask), options.seconds)
         except EnginesmithError as error:
             remarks.append(f"it could not be timed: {_reason(error)}")
@@ -341,20 +348,20 @@ class _Side:
         door.settimeout(0.1)
         while not job.done():
             with suppress(TimeoutError):
-                link = links.enter_context(door.accept()[0])
-                return cls(job, links.enter_context(link.makefile("rw", encoding="utf-8")))
+                connection = links.enter_context(door.accept()[0])
+                return cls(job, links.enter_context(connection.makefile("rw", encoding="utf-8")))
         job.result()
         raise StepError("it ended before it was timed")
 
     def ask(self, word: str, numbers: Sequence[float]) -> Any:
         """The answer to a request. Raises the job's error where that has ended."""
-        answer = ""
+        line = ""
         with suppress(OSError):
             self.stream.write(json.dumps([word, numbers]) + "\n")
             self.stream.flush()
-            answer = self.stream.readline()
-        if answer:
-            return json.loads(answer)
+            line = self.stream.readline()
+        if line:
+            return json.loads(line)
         self.job.result()
         raise StepError("it ended while it was timed")
 

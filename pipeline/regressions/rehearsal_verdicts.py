@@ -107,13 +107,13 @@ def judge_trials(
     pair_times = (times,) if times else ()
     pair = EnginePair(unit, "old toolchain", False, False, metrics, (), pair_times, tuple(remarks))
     findings = list(judge_pair(pair, options, judged_by_metric=True))
-    if worse := [finding.message for finding in findings if finding.level == "error"]:
-        return "stays", join_first(worse, 2, "; ")
-    doubts = [finding.message for finding in findings if finding.level == "warning"]
+    if errors := [finding.message for finding in findings if finding.level == "error"]:
+        return "stays", join_first(errors, 2, "; ")
+    warning_texts = [finding.message for finding in findings if finding.level == "warning"]
     if old.sqnr_db is not None and (new.sqnr_db is None or new.sqnr_db < old.sqnr_db - MOST_SQNR_LOSS_DB):
-        doubts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
-    if doubts:
-        return "unknown", join_first(doubts, 2, "; ")
+        warning_texts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
+    if warning_texts:
+        return "unknown", join_first(warning_texts, 2, "; ")
     return ("moves", "") if times else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
 
 
@@ -127,8 +127,8 @@ def plan_version(
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
     if verdicts != {"moves"}:
         return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
-    back = tuple(f"enginesmith rollback {manifest.model}:{channel_name}" for channel_name in names)
-    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), back)
+    rollbacks = tuple(f"enginesmith rollback {manifest.model}:{channel_name}" for channel_name in names)
+    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), rollbacks)
 
 
 @dataclass(frozen=True)
@@ -146,30 +146,32 @@ def apply(rehearsal: Rehearsal, versions: Sequence[Served], context: RunContext)
     channels that serve it; what a channel's policy asks for holds. Repeated, it publishes and moves nothing again.
 
     Raises as `publish`."""
-    moving = {plan.version for plan in rehearsal.plan if plan.verdict == "moves"}
-    why = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
+    moving_versions = {plan.version for plan in rehearsal.plan if plan.verdict == "moves"}
+    reason = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     moves = list[Applied]()
     for manifest, channels in versions:
-        if (name := manifest.reference) not in moving:
+        if (name := manifest.reference) not in moving_versions:
             continue
         units = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
         new_engines = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
-        edition = publish_again(manifest, new_engines, [], "rehearsed", context, why=why)
+        publication = publish_again(manifest, new_engines, [], "rehearsed", context, why=reason)
         refusals = {}
         for channel in channels:
             try:
                 promote(
                     context.store,
-                    edition.manifest,
+                    publication.manifest,
                     channel.name,
                     by=user(),
-                    why=why,
+                    why=reason,
                     proven_only=channel.proven_only,
                     random_inputs=channel.move.random_inputs,
                 )
             except InputError as error:
                 refusals[channel.name] = str(error)
-        moves.append(Applied(name, edition.version, {each.name: refusals.get(each.name, "") for each in channels}))
+        moves.append(
+            Applied(name, publication.version, {channel.name: refusals.get(channel.name, "") for channel in channels})
+        )
     return moves
 
 
@@ -181,7 +183,7 @@ def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngi
     if record is None or record.digest != trial.digest or approval is None:
         raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
     report = approval.report
-    new = replace(
+    new_entry = replace(
         entry,
         status=report.verdict,
         reason=report.reason,
@@ -196,4 +198,4 @@ def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngi
         requires=record.requires,
         notes=record.notes,
     )
-    return RenewedEngine(new, approval, record)
+    return RenewedEngine(new_entry, approval, record)

@@ -29,8 +29,8 @@ def to_junit(check: RegressionCheck) -> bytes:
         open_findings = [finding for finding in open_findings if finding not in unit_findings]
         suite.add_testcase(_case(unit, name, unit_findings))
     for finding in open_findings:
-        place_text = f" at {finding.bucket}" if finding.bucket else ""
-        suite.add_testcase(_case(finding.unit or check.model, RULES[finding.rule].rstrip(".") + place_text, [finding]))
+        bucket_text = f" at {finding.bucket}" if finding.bucket else ""
+        suite.add_testcase(_case(finding.unit or check.model, RULES[finding.rule].rstrip(".") + bucket_text, [finding]))
     xml = JUnitXml("enginesmith check")
     xml.add_testsuite(suite)
     return bytes(xml.tostring())  # type: ignore[no-untyped-call]
@@ -75,9 +75,9 @@ def list_rows(check: RegressionCheck) -> list[list[str]]:
 
 
 def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
-    head = [pair.unit + (" (pulled here)" if pair.pulled else ""), pair.against]
+    first_cells = [pair.unit + (" (pulled here)" if pair.pulled else ""), pair.against]
     if pair.same:
-        return [[*head, "bytes", "", "", "equal"]]
+        return [[*first_cells, "bytes", "", "", "equal"]]
     broken_rules = {
         (finding.rule, finding.bucket)
         for finding in check.findings
@@ -85,24 +85,24 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
     }
     rows = [
         [
-            *head,
+            *first_cells,
             metric.name,
             *["" if value is None else format_metric(metric.name, value) for value in (metric.new, metric.served)],
             "worse" if ("metric", "") in broken_rules else "not worse",
         ]
         for metric in pair.metrics
     ]
-    broken = [drift for drift in pair.drift if not drift.passed]
+    failed_drifts = [drift for drift in pair.drift if not drift.passed]
     if pair.drift:
         answer_text = (
-            f"different in {len(broken)} of {len(pair.drift)} cases"
-            if broken
+            f"different in {len(failed_drifts)} of {len(pair.drift)} cases"
+            if failed_drifts
             else f"within limits in {len(pair.drift)} cases"
         )
-        rows.append([*head, "outputs", "", "", answer_text])
+        rows.append([*first_cells, "outputs", "", "", answer_text])
     for times in pair.times:
-        medians = [seconds_text(times.new_s), seconds_text(times.served_s)]
-        rows.append([*head, f"latency at {times.bucket}", *medians, describe_ratio(times, check.slower)])
+        time_texts = [seconds_text(times.new_s), seconds_text(times.served_s)]
+        rows.append([*first_cells, f"latency at {times.bucket}", *time_texts, describe_ratio(times, check.slower)])
     return rows
 
 
@@ -110,9 +110,9 @@ def describe_ratio(times: BucketTimes, slower: float) -> str:
     """'slower: 1.41 times (1.38 to 1.44)'. slower: the threshold, as a share."""
     if times.ratio is None or times.low is None or times.high is None:
         return "too few runs"
-    word = "slower" if times.low > 1 + slower else "faster" if times.high < 1 else "no slowdown shown"
-    word = "too noisy" if times.low <= 1 + slower < times.high else word
-    return f"{word}: {times.ratio:.3f} times ({times.low:.3f} to {times.high:.3f})"
+    verdict = "slower" if times.low > 1 + slower else "faster" if times.high < 1 else "no slowdown shown"
+    verdict = "too noisy" if times.low <= 1 + slower < times.high else verdict
+    return f"{verdict}: {times.ratio:.3f} times ({times.low:.3f} to {times.high:.3f})"
 
 
 def to_markdown(check: RegressionCheck) -> str:
@@ -158,8 +158,8 @@ def to_commands(check: RegressionCheck) -> list[str]:
     lines = []
     for finding in check.findings:
         line_text = f",line={finding.line}" if finding.line else ""
-        place = f"file={_escape_property(path)}{line_text},title={_escape_property(f'enginesmith {finding.rule}')}"
-        lines.append(f"::{_COMMANDS[finding.level]} {place}::{_escape(visible(finding.text))}")
+        properties = f"file={_escape_property(path)}{line_text},title={_escape_property(f'enginesmith {finding.rule}')}"
+        lines.append(f"::{_COMMANDS[finding.level]} {properties}::{_escape(visible(finding.text))}")
     return lines
 
 

@@ -59,8 +59,8 @@ def _record_bucket(
     if reference is None:
         series, reference = series.with_reference(version), entry
     ratio = _time_against(engine, reference, report, bucket, context)
-    ends = (ratio.ratio, ratio.low, ratio.high) if ratio else (None, None, None)
-    relative, relative_low, relative_high = (None if value is None else value * series.base for value in ends)
+    bounds = (ratio.ratio, ratio.low, ratio.high) if ratio else (None, None, None)
+    relative_median, relative_low, relative_high = (None if value is None else value * series.base for value in bounds)
     # What opened the engine here, by package: 'now onnxruntime'.
     backend = discovery.configure(entry.backend, dict(entry.options))
     runtimes = {f"now {name}": text for name, text in backend.versions().items()}
@@ -72,7 +72,7 @@ def _record_bucket(
         median_s=bucket.runtime_s,
         low_s=interval.low if interval else None,
         high_s=interval.high if interval else None,
-        relative=relative,
+        relative=relative_median,
         relative_low=relative_low,
         relative_high=relative_high,
         toolchain={**entry.toolchain, **runtimes},
@@ -152,14 +152,14 @@ class Trend:
 
 def find_trend(series: LatencySeries) -> Trend:
     """A series with its change points, by both of its values; without ruptures the series alone."""
-    quiet = sum(not point.busy for point in series.points)
+    quiet_count = sum(not point.busy for point in series.points)
     try:
         changes = [*_changes_of(series, "relative"), *_changes_of(series, "median")]
     except ModuleNotFoundError as error:
         if error.name != "ruptures":
             raise
-        return Trend(series, None, quiet)
-    return Trend(series, tuple(sorted(changes, key=lambda change: change.index)), quiet)
+        return Trend(series, None, quiet_count)
+    return Trend(series, tuple(sorted(changes, key=lambda change: change.index)), quiet_count)
 
 
 def _changes_of(series: LatencySeries, value: Value) -> Iterator[TrendChange]:
@@ -170,8 +170,10 @@ def _changes_of(series: LatencySeries, value: Value) -> Iterator[TrendChange]:
     ]
     for change in find_changes([number for _, _, number in numbered_points]):
         index, point, _ = numbered_points[change.index]
-        before = numbered_points[change.index - 1][1]
-        yield TrendChange(value, index, point.at, change.ratio, change.z, tuple(list_differences(before, point)))
+        previous_point = numbered_points[change.index - 1][1]
+        yield TrendChange(
+            value, index, point.at, change.ratio, change.z, tuple(list_differences(previous_point, point))
+        )
 
 
 def value_of(point: SeriesPoint, value: Value) -> float | None:
@@ -197,10 +199,10 @@ def list_differences(before: SeriesPoint, after: SeriesPoint) -> list[str]:
 
 def describe_change(change: TrendChange) -> str:
     """'2026-11-20 relative 3.1 % slower, with version 3 -> 4'."""
-    word = "slower" if change.ratio > 1 else "faster"
-    size = abs(change.ratio - 1) * 100
-    came = f", with {'; '.join(change.came_with)}" if change.came_with else ", with nothing that is recorded"
-    return f"{change.at[:10]} {change.value} {size:.1f} % {word}{came}"
+    verdict = "slower" if change.ratio > 1 else "faster"
+    percent = abs(change.ratio - 1) * 100
+    cause_text = f", with {'; '.join(change.came_with)}" if change.came_with else ", with nothing that is recorded"
+    return f"{change.at[:10]} {change.value} {percent:.1f} % {verdict}{cause_text}"
 
 
 # A series of latencies as a picture: its points with their intervals, the levels between changes, and what came with
@@ -220,31 +222,35 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
         if (number := (point.relative if value == "relative" else point.median_s))
     ]
     changes = [change for change in trend.changes or () if change.value == value]
-    last = max(len(trend.series.points) - 1, 1)
+    last_x = max(len(trend.series.points) - 1, 1)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for i, point, number in numbered_points:
+        for x, point, number in numbered_points:
             # A point with its interval; hollow where it was measured on a busy machine.
             low, high = (
                 (point.relative_low, point.relative_high) if value == "relative" else (point.low_s, point.high_s)
             )
             title = f"{point.at}, version {point.version}: {number:.4g}" + (", busy machine" if point.busy else "")
             if low is not None and high is not None:
-                axes.plot([i, i], [low, high], color=COLOURS["line"], linewidth=1.5, gid=tag("interval", title))
-            hollow = bool(point.busy) and value_of(point, value) is None
-            colour, fill = COLOURS["muted" if hollow else "accent"], "none" if hollow else COLOURS["accent"]
-            axes.plot(i, number, "o", color=colour, markersize=5, markerfacecolor=fill, gid=tag("point", title))
+                axes.plot([x, x], [low, high], color=COLOURS["line"], linewidth=1.5, gid=tag("interval", title))
+            is_hollow = bool(point.busy) and value_of(point, value) is None
+            colour, fill = COLOURS["muted" if is_hollow else "accent"], "none" if is_hollow else COLOURS["accent"]
+            axes.plot(x, number, "o", color=colour, markersize=5, markerfacecolor=fill, gid=tag("point", title))
         _draw_levels(axes, numbered_points, changes)
-        ends = span([number for _, _, number in numbered_points], pad=0.12, least=0.02 if value == "relative" else 0.0)
-        name = "times the reference" if value == "relative" else "median"
-        set_axis(axes, "y", ends, name, text=(lambda number: f"{number:.3f}") if value == "relative" else seconds_text)
-        places = sorted({0, last // 2, len(trend.series.points) - 1})
-        ticks = [(float(i), trend.series.points[i].at[:10]) for i in places]
-        set_axis(axes, "x", (-0.02 * last, 1.02 * last), ticks=ticks)
+        y_range = span(
+            [number for _, _, number in numbered_points], pad=0.12, least=0.02 if value == "relative" else 0.0
+        )
+        label = "times the reference" if value == "relative" else "median"
+        set_axis(
+            axes, "y", y_range, label, text=(lambda number: f"{number:.3f}") if value == "relative" else seconds_text
+        )
+        tick_indices = sorted({0, last_x // 2, len(trend.series.points) - 1})
+        ticks = [(float(x), trend.series.points[x].at[:10]) for x in tick_indices]
+        set_axis(axes, "x", (-0.02 * last_x, 1.02 * last_x), ticks=ticks)
 
-    words = f"{trend.series.model} {trend.series.unit} at {trend.series.bucket}: {len(numbered_points)} points"
-    return draw_svg("trend", words, draw, SIZE, standalone=standalone)
+    caption = f"{trend.series.model} {trend.series.unit} at {trend.series.bucket}: {len(numbered_points)} points"
+    return draw_svg("trend", caption, draw, SIZE, standalone=standalone)
 
 
 def _draw_levels(
@@ -253,28 +259,32 @@ def _draw_levels(
     for start, end in pairwise([0, *(change.index for change in changes), math.inf]):
         numbers = sorted(number for i, _, number in points if start <= i < end)
         if numbers:
-            last, gid = max(i for i, _, _ in points if i < end), tag("level", _LEVEL)
-            axes.plot([start, last], [numbers[len(numbers) // 2]] * 2, color=COLOURS["ink"], gid=gid)
-    middle = points[-1][0] / 2 if points else 0
+            last_x, gid = max(i for i, _, _ in points if i < end), tag("level", _LEVEL)
+            axes.plot([start, last_x], [numbers[len(numbers) // 2]] * 2, color=COLOURS["ink"], gid=gid)
+    midpoint = points[-1][0] / 2 if points else 0
     for row, change in enumerate(changes):
-        x, is_late = change.index - 0.5, change.index > middle
+        x, is_late = change.index - 0.5, change.index > midpoint
         gid = tag("change", describe_change(change))
         axes.axvline(x, color=COLOURS["failed"], linewidth=1.0, linestyle="--", gid=gid)
         text = shorten(f"{100 * (change.ratio - 1):+.1f} %: {'; '.join(change.came_with) or 'nothing recorded'}")
-        place = (-4 if is_late else 4, -12 - 14 * (row % 3))
-        annotate(axes, text, (x, 1.0), place, ha="right" if is_late else "left", color=COLOURS["failed"], top=True)
+        offset = (-4 if is_late else 4, -12 - 14 * (row % 3))
+        annotate(axes, text, (x, 1.0), offset, ha="right" if is_late else "left", color=COLOURS["failed"], top=True)
 
 
 def draw_page(trends: Sequence[Trend]) -> str:
     """All series on one HTML page, each with its changes in words."""
-    parts = []
+    sections = []
     for trend in trends:
         title = html.escape(visible(f"{trend.series.unit} at {trend.series.bucket}, {trend.series.machine}"))
-        changes = "".join(f"<li>{html.escape(visible(describe_change(change)))}</li>" for change in trend.changes or ())
-        parts.append(f"<h2>{title}</h2>{draw_trend(trend, standalone=True)}<ul>{changes or '<li>no change</li>'}</ul>")
+        change_items = "".join(
+            f"<li>{html.escape(visible(describe_change(change)))}</li>" for change in trend.changes or ()
+        )
+        sections.append(
+            f"<h2>{title}</h2>{draw_trend(trend, standalone=True)}<ul>{change_items or '<li>no change</li>'}</ul>"
+        )
     model = html.escape(visible(trends[0].series.model))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{model}: latencies over time</title>'
         "<style>body{font:16px system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem}</style>"
-        f"<h1>{model}: latencies over time</h1>{''.join(parts)}</html>\n"
+        f"<h1>{model}: latencies over time</h1>{''.join(sections)}</html>\n"
     )

@@ -40,18 +40,18 @@ def limit_memory(extra_bytes: int) -> Iterator[None]:
     A library may ask for any amount where a few bytes of input say so. The limit (RLIMIT_AS) holds for the whole
     process, which should do nothing else meanwhile. It is set on Linux only.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     statm = Path("/proc/self/statm")
     if not statm.exists():
         yield
         return
     target_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() + extra_bytes
-    limits = [limit for limit in (target_bytes, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    limits = [limit for limit in (target_bytes, soft_limit, hard_limit) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard_limit))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (soft_limit, hard_limit))
 
 
 def canonical(
@@ -65,10 +65,10 @@ def canonical(
     """
     with _convert_errors():
         graph_model = ir.from_proto(inline_functions(model))
-        passed_on = {value: value.name for value in graph_model.graph.inputs if value.is_graph_output()}
+        passed_inputs = {value: value.name for value in graph_model.graph.inputs if value.is_graph_output()}
         _tidy(graph_model)
     # Raises ModelError where the outputs get no other names.
-    for value, name in passed_on.items():
+    for value, name in passed_inputs.items():
         if value.name != name and not outputs:
             raise ModelError(f"{name!r} is an input and an output; name the outputs otherwise, in the spec's outputs")
         value.name = name
@@ -110,7 +110,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _tidy(model: ir.Model) -> None:
-    for tidy in (
+    for ir_pass in (
         common.InlinePass(),  # functions of another opset than the model's, which `inline_functions` leaves
         common.RemoveInitializersFromInputsPass(),
         common.RemoveUnusedNodesPass(),
@@ -119,7 +119,7 @@ def _tidy(model: ir.Model) -> None:
         common.ClearMetadataAndDocStringPass(),
         common.OutputFixPass(),
     ):
-        tidy(model)
+        ir_pass(model)
     try:
         common.TopologicalSortPass()(model)
     except ValueError as error:
@@ -170,8 +170,8 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     if value.shape is None:
         return {}
     shape = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-    fits = len(shape) == len(spec.shape)
-    if not fits or any(isinstance(a, int) and a != b for a, b in zip(shape, spec.shape, strict=True)):
+    same_rank = len(shape) == len(spec.shape)
+    if not same_rank or any(isinstance(a, int) and a != b for a, b in zip(shape, spec.shape, strict=True)):
         model_shape = format_shape(["?" if dim is None else dim for dim in shape])
         raise ModelError(
             f"input {spec.name!r} is {model_shape} in the model and {format_shape(spec.shape)} in the spec; "
@@ -220,8 +220,8 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     model.producer_name = "enginesmith"
     for domain, version in opsets:
         model.opset_import.add(domain=domain, version=version)
-    oldest: int = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
-    model.ir_version = max(OLDEST_IR_VERSION, oldest)
+    min_ir_version: int = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.ir_version = max(OLDEST_IR_VERSION, min_ir_version)
     model.graph.name = "model"
     model.graph.initializer.sort(key=lambda tensor: tensor.name)
     main_graph, *bodies = walk_graphs(model.graph)
@@ -248,15 +248,15 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with shapes inferred, in place. Raises ModelError where that or the checker fails, or takes too much
     memory."""
     check_lengths(model)
-    light = without_weights(model)
-    infer, size = onnx.shape_inference.infer_shapes, light.ByteSize()
+    light_model = without_weights(model)
+    infer, size = onnx.shape_inference.infer_shapes, light_model.ByteSize()
     try:
         # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
         with limit_memory(_CHECKING_BYTES + 8 * size):
             try:
-                shaped_model = infer(light, check_type=True, strict_mode=True, data_prop=True)
+                shaped_model = infer(light_model, check_type=True, strict_mode=True, data_prop=True)
             except onnx.shape_inference.InferenceError:  # computing values fails where two longer lists are added
-                shaped_model = infer(light, check_type=True, strict_mode=True)
+                shaped_model = infer(light_model, check_type=True, strict_mode=True)
             for value in shaped_model.graph.output:
                 if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
                     raise ModelError(

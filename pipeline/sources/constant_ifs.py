@@ -42,18 +42,18 @@ def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
 
     What one branch settles can settle the next condition, so that shapes are inferred again after each round.
     """
-    current = model
-    while any(node.op_type == "If" for node in walk_nodes(current.graph)):
-        shaped_model = onnx.shape_inference.infer_shapes(current, data_prop=True)
-        graphs = ir.from_proto(shaped_model)
-        settled_count = _settle_sizes(graphs.graph)
-        if not _fold(graphs.graph) and not settled_count:
+    current_model = model
+    while any(node.op_type == "If" for node in walk_nodes(current_model.graph)):
+        shaped_model = onnx.shape_inference.infer_shapes(current_model, data_prop=True)
+        ir_model = ir.from_proto(shaped_model)
+        settled_count = _settle_sizes(ir_model.graph)
+        if not _fold(ir_model.graph) and not settled_count:
             break
-        common.RemoveUnusedNodesPass()(graphs)
-        common.NameFixPass()(graphs)
-        current = ir.to_proto(graphs)
-        del current.graph.value_info[:]
-    return current
+        common.RemoveUnusedNodesPass()(ir_model)
+        common.NameFixPass()(ir_model)
+        current_model = ir.to_proto(ir_model)
+        del current_model.graph.value_info[:]
+    return current_model
 
 
 def _settle_sizes(graph: ir.Graph) -> int:
@@ -107,13 +107,13 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     nodes = list(branch)
     branch.remove(nodes)
     graph.insert_before(node, nodes)
-    branch_inputs, copies = list[ir.Value](), list[ir.Node]()
+    branch_inputs, node_copies = list[ir.Value](), list[ir.Node]()
     for value in results:
         if value.producer() not in nodes or value in branch_inputs:  # captured from outside, a constant, or given twice
-            copies.append(ir.node("Identity", [value]))
-            value = copies[-1].outputs[0]
+            node_copies.append(ir.node("Identity", [value]))
+            value = node_copies[-1].outputs[0]
         branch_inputs.append(value)
-    ir.convenience.replace_nodes_and_values(graph, node, [node], copies, list(node.outputs), branch_inputs)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], node_copies, list(node.outputs), branch_inputs)
 
 
 def _evaluate(value: ir.Value, depth_left: int) -> _Known | None:
@@ -149,8 +149,8 @@ def _dims(value: ir.Value, depth_left: int) -> _Known | None:
         array = _evaluate(value, depth_left - 1)
         return None if array is None else np.ma.asarray(np.array(array.shape, np.int64))
     dims = list(value.shape)
-    unknown = [not isinstance(dim, int) for dim in dims]
-    return np.ma.array([dim if isinstance(dim, int) else 0 for dim in dims], mask=unknown, dtype=np.int64)
+    unknown_mask = [not isinstance(dim, int) for dim in dims]
+    return np.ma.array([dim if isinstance(dim, int) else 0 for dim in dims], mask=unknown_mask, dtype=np.int64)
 
 
 def _integer(node: ir.Node, name: str, default: int) -> int:
@@ -188,16 +188,16 @@ def _slice(operands: Sequence[_Known]) -> _Known:
     starts, ends, *options = map(_whole, operands[1:])
     axes = options[0] if options else np.arange(len(starts))
     steps = options[1] if len(options) > 1 else np.ones_like(starts)
-    cut = [slice(None)] * operands[0].ndim
+    slices = [slice(None)] * operands[0].ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = operands[0].shape[int(axis)]
-        cut[int(axis)] = slice(int(start), None if step < 0 and end < -size else int(end), int(step))
-    return np.ma.asarray(operands[0][tuple(cut)])
+        slices[int(axis)] = slice(int(start), None if step < 0 and end < -size else int(end), int(step))
+    return np.ma.asarray(operands[0][tuple(slices)])
 
 
 def _transpose(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    order = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
-    return np.ma.asarray(operands[0].transpose(order))
+    permutation = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
+    return np.ma.asarray(operands[0].transpose(permutation))
 
 
 def _whole(operand: _Known) -> Array:

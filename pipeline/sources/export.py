@@ -110,7 +110,7 @@ def export(
     state_axes = Along()
     groups: Samples | Sequence[Tensors] = samples or ()
     sequences: GoldenSequences | None = None
-    with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
+    with fork_here() as start_process:  # before a framework is imported, whose threads no fork would copy
         with write_model(request, model_file, workdir, known_model) as source:
             outline = load_outline(model_file)
             if request.states:
@@ -128,10 +128,10 @@ def export(
                 raise ModelError(
                     f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
                 ) from error
-        noise = measure_noise(model_file, golden, request.inputs, request.dims, workdir, start)
+        noise = measure_noise(model_file, golden, request.inputs, request.dims, workdir, start_process)
         if sequences:
-            handed_on = measure_noise(model_file, sequences, request.inputs, request.dims, workdir, start)
-            sequences = replace(sequences, golden=replace(sequences.golden, noise=handed_on))
+            rolled_noise = measure_noise(model_file, sequences, request.inputs, request.dims, workdir, start_process)
+            sequences = replace(sequences, golden=replace(sequences.golden, noise=rolled_noise))
         golden = replace(golden, noise=noise, sequences=sequences)
     threads = threads_for(model_file, bool(sequences))
     with ReferenceSession(model_file, threads=threads, name="the exported model") as session:
@@ -170,11 +170,11 @@ def _with_states(
 ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
     """The golden inputs of a model with state, in groups, with the labels in their order. samples: or random groups.
     order: `order` and `steps` of `export`."""
-    stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
+    state_model = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if not isinstance(samples, Samples):
-        groups = stateful.complete_random(samples)
-        return groups, stateful.sequences(None, None, samples[: len(groups)]), labels
-    return stateful.freeze(samples, order[0], labels)
+        groups = state_model.complete_random(samples)
+        return groups, state_model.sequences(None, None, samples[: len(groups)]), labels
+    return state_model.freeze(samples, order[0], labels)
 
 
 @contextmanager
@@ -232,8 +232,8 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
 @contextmanager
 def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
-    custom, path = bool(request.libraries), request.root / request.file
-    model = load_onnx(path, request.root, request.most_embedded_bytes, custom=custom)
+    has_libraries, path = bool(request.libraries), request.root / request.file
+    model = load_onnx(path, request.root, request.most_embedded_bytes, custom=has_libraries)
     libraries = read_libraries(request.root, request.libraries, workdir)
     fix_inputs(model, request.arguments)
     names = choose_outputs(model, request.outputs)
@@ -252,10 +252,10 @@ def _is_as_given(model: onnx.ModelProto, path: Path) -> bool:
     """Whether running the file `path` is running the model that was read from it."""
     if list_weight_files(path):
         return False
-    light = without_weights(load_outline(path, lists=True))
-    if light.ir_version <= READ_IR_VERSION:
-        light.ir_version = model.ir_version
-    return bool(light == without_weights(model))
+    light_model = without_weights(load_outline(path, lists=True))
+    if light_model.ir_version <= READ_IR_VERSION:
+        light_model.ir_version = model.ir_version
+    return bool(light_model == without_weights(model))
 
 
 def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple[str, ...]:
@@ -264,8 +264,8 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
     Raises ModelError for a name that the model does not have.
     """
     model_outputs = {value.name: value for value in model.graph.output}
-    if wrong := next(wrong_outputs(model_outputs, names), None):
-        raise ModelError(wrong[1])
+    if wrong_output := next(wrong_outputs(model_outputs, names), None):
+        raise ModelError(wrong_output[1])
     output_names = tuple(names or model_outputs)
     set_items(model.graph.output, [model_outputs[name] for name in output_names])
     return output_names
@@ -286,8 +286,8 @@ def random_groups(
         group = {}
         for spec in specs:
             shape, kind = spec.at(sizes), np.dtype(spec.dtype).kind
-            rows = min(tables.get(spec.name, 2), np.iinfo(spec.dtype).max) if kind in "iu" else 2
-            random_values = generator.standard_normal(shape) if kind == "f" else generator.integers(0, rows, shape)
+            row_count = min(tables.get(spec.name, 2), np.iinfo(spec.dtype).max) if kind in "iu" else 2
+            random_values = generator.standard_normal(shape) if kind == "f" else generator.integers(0, row_count, shape)
             array = np.asarray(random_values, spec.dtype)  # for a shape of no axes numpy draws a number
             if array.ndim and kind in "iu" and spec.name not in tables:
                 array[..., :1] = 1

@@ -140,11 +140,11 @@ def _check(hub_file: HubFile, path: Path) -> None:
     name, size = path.resolve().name, path.stat().st_size
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name):
         return
-    digest = hashlib.sha256() if len(name) == 64 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    hasher = hashlib.sha256() if len(name) == 64 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != name:
+        while chunk := stream.read(1 << 20):
+            hasher.update(chunk)
+    if hasher.hexdigest() != name:
         raise IntegrityError(f"{hub_file}: {path.resolve()} is damaged; delete it and run again")
 
 

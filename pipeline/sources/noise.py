@@ -39,20 +39,20 @@ class MeasureNoise:
         from builders.reference import ReferenceSession, threads_for
 
         try:
-            exact = DoubleSession(self.model)
+            double_session = DoubleSession(self.model)
         except ValueError as error:
             return Noise(reason=_first_line(error))
         golden = GoldenSet.load(self.cases)
         threads = threads_for(self.model, bool(golden.sequences))
-        with ReferenceSession(self.model, threads=threads, name="the exported model") as single:
+        with ReferenceSession(self.model, threads=threads, name="the exported model") as single_session:
             if golden.sequences:
-                free_session = FreeRunningSession(single, golden.sequences)
-                double = partial(free_session.roller.roll, exact.run)
+                free_session = FreeRunningSession(single_session, golden.sequences)
+                double_roll = partial(free_session.roller.roll, double_session.run)
                 return noise_floor(
-                    double, free_session.run, {"golden": [case.inputs for case in golden.sequences.golden.cases]}
+                    double_roll, free_session.run, {"golden": [case.inputs for case in golden.sequences.golden.cases]}
                 )
             cases = {kind: [case.inputs for case in golden.of_kind(kind)] for kind in ("golden", "edge")}
-            return noise_floor(exact.run, single.run, cases)
+            return noise_floor(double_session.run, single_session.run, cases)
 
 
 def measure_noise(
@@ -74,9 +74,11 @@ def measure_noise(
         noise_cases = GoldenSet((), sequences=golden)
     else:
         edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
-        ends = [edges[0], edges[-1]] if edges else []
-        singles = [islice(_singles(cases, inputs, dims), MOST_CASES) for cases in (golden.of_kind("golden"), ends)]
-        noise_cases = GoldenSet(tuple(chain(*singles)))
+        edge_cases = [edges[0], edges[-1]] if edges else []
+        single_cases = [
+            islice(_singles(cases, inputs, dims), MOST_CASES) for cases in (golden.of_kind("golden"), edge_cases)
+        ]
+        noise_cases = GoldenSet(tuple(chain(*single_cases)))
     limits = ProcessLimits(MOST_S, noise_memory_mib(model))
     with TemporaryDirectory(dir=workdir) as name:
         folder = Path(name).resolve()
@@ -108,10 +110,10 @@ def _first_line(error: Exception) -> str:
 
 def _singles(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
     """Cases with the leading dim at its min; of edges, each combination of the other sizes once."""
-    batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
+    batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     size_keys = set[tuple[tuple[str, int], ...]]()
     for case in cases:
-        sizes = sizes_of(case.inputs, inputs) | ({batch.name: batch.min} if batch else {})
+        sizes = sizes_of(case.inputs, inputs) | ({batch_dim.name: batch_dim.min} if batch_dim else {})
         key = tuple(sorted(sizes.items()))
         if key not in size_keys or case.kind == "golden":
             size_keys.add(key)

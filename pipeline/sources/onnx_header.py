@@ -88,8 +88,8 @@ def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[t
             yield spec.name, f"the model has no such input; its inputs are {', '.join(model_inputs) or 'none'}"
             continue
         if header_tensor.dtype != spec.dtype:
-            kind = header_tensor.dtype or "no tensor"
-            yield spec.name, f"is {kind} in the model and {spec.dtype} in the spec; correct the spec"
+            dtype = header_tensor.dtype or "no tensor"
+            yield spec.name, f"is {dtype} in the model and {spec.dtype} in the spec; correct the spec"
         if header_tensor.shape is not None and not _fits(header_tensor.shape, spec.shape):
             shapes_text = f"{format_shape(header_tensor.shape)} in the model and {format_shape(spec.shape)} in the spec"
             yield spec.name, f"is {shapes_text}; correct the spec, or export the model with that axis dynamic"
@@ -110,8 +110,8 @@ def _fits(model_shape: Sequence[int | str], spec_shape: Sequence[int | str]) -> 
 def can_be_equal(shape: Sequence[int | str], other: Sequence[int | str]) -> bool:
     """Whether two shapes have one rank and no sizes that differ; a name stands for any size."""
     return len(shape) == len(other) and all(
-        left == right or isinstance(left, str) or isinstance(right, str)
-        for left, right in zip(shape, other, strict=True)
+        size == other_size or isinstance(size, str) or isinstance(other_size, str)
+        for size, other_size in zip(shape, other, strict=True)
     )
 
 
@@ -165,13 +165,13 @@ def _why_unfit(tensor: HeaderTensor, value: Scalar) -> str | None:
     import numpy as np
 
     if tensor.shape is None or not all(isinstance(dim, int) for dim in tensor.shape):
-        shape = "of unknown rank" if tensor.shape is None else format_shape(tensor.shape)
-        return f"is {shape} in the model; only an input whose every size is fixed can be made a constant"
+        shape_text = "of unknown rank" if tensor.shape is None else format_shape(tensor.shape)
+        return f"is {shape_text} in the model; only an input whose every size is fixed can be made a constant"
     try:
-        fits = not isinstance(value, str) and bool(np.asarray(value, tensor.dtype) == value)
+        is_equal = not isinstance(value, str) and bool(np.asarray(value, tensor.dtype) == value)
     except (TypeError, ValueError, OverflowError):
-        fits = False
-    return None if fits else f"{value!r} is no {tensor.dtype or 'tensor'}, which the input is in the model"
+        is_equal = False
+    return None if is_equal else f"{value!r} is no {tensor.dtype or 'tensor'}, which the input is in the model"
 
 
 def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> None:
@@ -184,8 +184,8 @@ def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> Non
     from pipeline.sources.onnx_model import specs_of
 
     tensors_by_name = {spec.name: HeaderTensor(spec.name, spec.dtype, spec.shape) for spec in specs_of(model)[0]}
-    if wrong := next(wrong_arguments(tensors_by_name.values(), arguments), None):
-        raise ModelError(f"source.arguments.{wrong[0]}: {wrong[1]}")
+    if mistake := next(wrong_arguments(tensors_by_name.values(), arguments), None):
+        raise ModelError(f"source.arguments.{mistake[0]}: {mistake[1]}")
     for name, value in arguments.items():
         shape = [int(size) for size in tensors_by_name[name].shape or ()]
         array = np.full(shape, value, tensors_by_name[name].dtype)

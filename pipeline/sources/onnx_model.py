@@ -42,10 +42,10 @@ External = tuple[onnx.TensorProto, Path, int, int]
 def inside(path: Path, folder: Path, folder_text: str) -> Path:
     """The path, if it is a file in `folder` with links followed; else ModelError. folder_text: names the folder."""
     try:
-        within, is_file = path.resolve().is_relative_to(folder.resolve()), path.is_file()
+        is_inside, is_file = path.resolve().is_relative_to(folder.resolve()), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, links in a circle
         raise ModelError(f"{str(path)[:300]!r} cannot be the path of a file ({error}); correct it") from error
-    if not within:
+    if not is_inside:
         raise ModelError(f"{path} leads outside {folder_text} {folder}; put the file itself inside")
     if not is_file:
         raise ModelError(f"{path} does not exist or is not a file; correct the path or restore the file")
@@ -76,9 +76,9 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
 def check_places(external: Sequence[External], path: Path) -> None:
     """Raise ModelError where tensors overlap, so that their shards would be larger than the files, or where a tensor's
     bytes are not as many as its shape says."""
-    places = {(file.resolve(), offset, length) for _, file, offset, length in external}
-    file_bytes = sum(file.stat().st_size for file in {file for file, *_ in places})
-    if sum(length for *_, length in places) > file_bytes:
+    regions = {(file.resolve(), offset, length) for _, file, offset, length in external}
+    file_bytes = sum(file.stat().st_size for file in {file for file, *_ in regions})
+    if sum(length for *_, length in regions) > file_bytes:
         raise ModelError(f"{path}: tensors overlap in its external data files ({file_bytes} bytes); export it again")
     for tensor, _, _, length in external:
         if length != bytes_of(tensor):
@@ -153,30 +153,30 @@ def load_onnx(
     model = _parse(inside(path, root, "the spec's folder"))
     _check_operators(model, path, custom)
     name_libraries(model, NO_LIBRARIES)
-    external = list_external(model, path)
-    if external and lacks_lists(model):
+    entries = list_external(model, path)
+    if entries and lacks_lists(model):
         model = _parse(path, whole=True)
-        external = list_external(model, path)
+        entries = list_external(model, path)
     # Many tensors may name the same bytes: what counts is what the model would hold.
-    is_large = bool(external) and path.stat().st_size + sum(length for *_, length in external) > most_embedded_bytes
+    is_large = bool(entries) and path.stat().st_size + sum(length for *_, length in entries) > most_embedded_bytes
     if is_large:
-        check_places(external, path)
-    weights = {id(tensor) for tensor in model.graph.initializer if may_lie_outside(tensor)} if is_large else set()
-    outer_entries = [entry for entry in external if id(entry[0]) in weights and entry[3] >= LEAST_BYTES]
-    within = [entry for entry in external if id(entry[0]) not in weights or entry[3] < LEAST_BYTES]
+        check_places(entries, path)
+    weight_ids = {id(tensor) for tensor in model.graph.initializer if may_lie_outside(tensor)} if is_large else set()
+    outer_entries = [entry for entry in entries if id(entry[0]) in weight_ids and entry[3] >= LEAST_BYTES]
+    inner_entries = [entry for entry in entries if id(entry[0]) not in weight_ids or entry[3] < LEAST_BYTES]
     for tensor, file, offset, length in outer_entries:
         set_place(tensor, str(file.resolve()), offset, length)
-    if sum(length for *_, length in within) > LARGEST_BYTES:
+    if sum(length for *_, length in inner_entries) > LARGEST_BYTES:
         raise ModelError(f"{path}: graphs inside nodes have constants of over 2 GB; make initializers of them")
-    for tensor, file, offset, length in within:
+    for tensor, file, offset, length in inner_entries:
         set_place(tensor, str(file), offset, length)
         embed(tensor)
     if is_large:
         drop_unread(model.graph)
     _forget_unknown_sizes(model)
     # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
-    oldest = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
-    model.ir_version = min(model.ir_version, max(oldest, OLDEST_IR_VERSION))
+    min_ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.ir_version = min(model.ir_version, max(min_ir_version, OLDEST_IR_VERSION))
     return model
 
 
@@ -189,8 +189,8 @@ def _forget_unknown_sizes(model: onnx.ModelProto) -> None:
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
                 name = dim.dim_param
-                unknown = name and (name == "None" or not any(letter.isalpha() for letter in name))
-                if dim.dim_value < 0 or unknown:
+                is_unknown = name and (name == "None" or not any(letter.isalpha() for letter in name))
+                if dim.dim_value < 0 or is_unknown:
                     dim.Clear()
 
 
@@ -241,8 +241,8 @@ def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -
         data = path.read_bytes()
         machine = _ELF_MACHINES.get(int.from_bytes(data[18:20], "little")) if data[:6] == b"\x7fELF\2\1" else None
         if machine is None:
-            names = ", ".join(_ELF_MACHINES.values())
-            raise ModelError(f"{path} is no shared library of Linux for one of {names}; give one that is")
+            machine_text = ", ".join(_ELF_MACHINES.values())
+            raise ModelError(f"{path} is no shared library of Linux for one of {machine_text}; give one that is")
         entry = next((name for name in _ENTRIES if b"\0" + name.encode() + b"\0" in data), None)
         if entry is None:
             raise ModelError(f"{path} has none of the functions that runtimes call ({', '.join(_ENTRIES)})")
@@ -251,7 +251,7 @@ def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -
         if builds_by_platform.setdefault((build.platform, cuda), build) != build:
             raise ModelError(f"{path} is the second {path.name} for {build.platform}; give one for each platform")
         (folder / build.sha256).write_bytes(data)
-    return Libraries(tuple(Library(*key, tuple(by_platform.values())) for key, by_platform in builds.items()))
+    return Libraries(tuple(Library(*key, tuple(entry_builds.values())) for key, entry_builds in builds.items()))
 
 
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -259,8 +259,8 @@ def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Tens
 
     Raises ModelError for one that is not a tensor of numbers of known rank.
     """
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = tuple(spec_of(value, "input") for value in model.graph.input if value.name not in constants)
+    initializer_names = {tensor.name for tensor in model.graph.initializer}
+    inputs = tuple(spec_of(value, "input") for value in model.graph.input if value.name not in initializer_names)
     return inputs, tuple(spec_of(value, "output") for value in model.graph.output)
 
 
@@ -301,9 +301,9 @@ def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
         raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
     if not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} holds no ONNX graph; export or download it again")
-    names = Counter(value.name for value in model.graph.input)
-    if twice := next((name for name, count in names.items() if count > 1), None):
-        raise ModelError(f"{path} has two inputs called {twice[:80]!r}; export it again")
+    name_counts = Counter(value.name for value in model.graph.input)
+    if duplicate := next((name for name, count in name_counts.items() if count > 1), None):
+        raise ModelError(f"{path} has two inputs called {duplicate[:80]!r}; export it again")
     if bad_name := next((text for text in texts(model) if isinstance(text, bytes)), None):
         raise ModelError(f"{path} is damaged: the name {bad_name[:80]!r} in it is no UTF-8; export or copy it again")
     if has_sparse(model):
@@ -319,9 +319,9 @@ def _check_operators(model: onnx.ModelProto, path: Path, custom: bool) -> None:
             f"{path} uses opset {opset}, and onnxruntime here knows {newest_opset()} at most; "
             f"export with opset {min(newest_opset(), 20)} or use onnx.version_converter"
         )
-    local = {(function.domain, function.name) for function in model.functions}
+    local_functions = {(function.domain, function.name) for function in model.functions}
     for node in all_nodes(model):
-        if not custom and node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
+        if not custom and node.domain not in DOMAINS and (node.domain, node.op_type) not in local_functions:
             raise ModelError(
                 f"{path}: node {node.name[:80]!r} is operator {node.domain[:80]}::{node.op_type[:80]}, which no "
                 "backend knows; name its library in source.libraries, or export the model without custom operators"
@@ -338,8 +338,8 @@ def newest_opset() -> int:
     graph = onnx.helper.make_graph([node], "probe", [value("x", 1, [1])], [value("y", 1, [1])])
     for opset in range(onnx.defs.onnx_opset_version(), 1, -1):
         opsets = [onnx.helper.make_opsetid("", opset)]
-        oldest = onnx.helper.find_min_ir_version_for(opsets)
-        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
+        min_ir_version = onnx.helper.find_min_ir_version_for(opsets)
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=min_ir_version)
         if accepts(model.SerializeToString()):
             return opset
     return 1

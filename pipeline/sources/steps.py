@@ -50,9 +50,10 @@ class StateModel:
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
         """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
         bound of a cache takes, if two do."""
-        steps = step_inputs(self.inputs, self.states)
+        step_specs = step_inputs(self.inputs, self.states)
         numbered_steps = (
-            (number, {spec.name: group[spec.name] for spec in steps}) for number, group in enumerate(groups, 1)
+            (group_number, {spec.name: group[spec.name] for spec in step_specs})
+            for group_number, group in enumerate(groups, 1)
         )
         complete_inputs: list[dict[str, Array]] = []
         try:
@@ -88,14 +89,18 @@ class StateModel:
         """The golden inputs in groups, the sequences, and the labels in the order of the groups. order: as in
         `SequenceSamples`."""
         steps = SequenceSamples(samples, self.streams, order, self.steps).runs()
-        groups, places = stack((inputs for _, inputs in steps), self.inputs, self.dims)
+        groups, indices = stack((inputs for _, inputs in steps), self.inputs, self.dims)
         sequences = self.sequences(samples, order, ())
-        firsts = self.steps.firsts if self.steps else np.arange(samples.count)
+        starts = self.steps.firsts if self.steps else np.arange(samples.count)
         if labels is not None:
-            parts = np.split(labels, firsts[1:])
-            labels = np.concatenate([parts[at] for group in places for at in group])
-        numbers = number_steps(samples.count, order)[firsts].tolist()
-        return groups, replace(sequences, places=tuple(tuple(numbers[at] for at in group) for group in places)), labels
+            label_runs = np.split(labels, starts[1:])
+            labels = np.concatenate([label_runs[index] for group in indices for index in group])
+        numbers = number_steps(samples.count, order)[starts].tolist()
+        return (
+            groups,
+            replace(sequences, places=tuple(tuple(numbers[index] for index in group) for group in indices)),
+            labels,
+        )
 
     @property
     def _dim(self) -> str:
@@ -106,8 +111,8 @@ class StateModel:
         if self.steps is None:
             return [inputs for _, inputs in islice(sequence, MOST_STEPS)]
         samples = [{**inputs, BEGINS: self.steps.begins[end - 1]} for end, inputs in sequence]
-        later = [row for row, inputs in enumerate(samples) if inputs[BEGINS]][MOST_STEPS:]
-        return list(samples[: later[0] if later else None])
+        late_rows = [row for row, inputs in enumerate(samples) if inputs[BEGINS]][MOST_STEPS:]
+        return list(samples[: late_rows[0] if late_rows else None])
 
     def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
         """Steps of several streams as one batch, up to the end of the shortest: engines that hand a state to another
@@ -124,14 +129,14 @@ class StateModel:
         if not shared_dims:
             return []
         axes = {spec.name: spec.shape.index(shared_dims[0].name) for spec in input_specs}
-        half = len(sequences[0]) // 2
-        streams = sequences if len(sequences) > 1 else (sequences[0][:half], sequences[0][half:])
+        midpoint = len(sequences[0]) // 2
+        streams = sequences if len(sequences) > 1 else (sequences[0][:midpoint], sequences[0][midpoint:])
         name, axis = next(iter(axes.items()))
         streams = streams[: shared_dims[0].max // np.shape(sequences[0][0][name])[axis]]
         if len(streams) < 2:
             return []
         return [
-            {key: np.concatenate([step[key] for step in steps], along) for key, along in axes.items()}
+            {key: np.concatenate([step[key] for step in steps], dim_axes) for key, dim_axes in axes.items()}
             | ({BEGINS: np.asarray(np.any([step[BEGINS] for step in steps]))} if self.steps else {})
             for steps in zip(*streams, strict=False)
         ]
@@ -164,5 +169,5 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
                 "began; take it out of state, and give it as an input"
             )
         if not can_be_equal(spec.shape, output_spec.shape):
-            shapes = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"
-            raise ModelError(f"{label} is {shapes}; an input can take a tensor of its own shape alone")
+            shapes_text = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"
+            raise ModelError(f"{label} is {shapes_text}; an input can take a tensor of its own shape alone")

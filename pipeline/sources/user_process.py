@@ -37,15 +37,15 @@ class UserProcess:
         except (EOFError, OSError) as error:
             status = self._process.wait()
             if status == -signal.SIGKILL and oom_kills() > self._killed_before:
-                words = f"{self._file}: killed by the kernel, which ran out of memory"
-                raise StepError(words, "node-memory") from error
+                message = f"{self._file}: killed by the kernel, which ran out of memory"
+                raise StepError(message, "node-memory") from error
             raise ended_error(self._file, status) from error
 
 
 @contextmanager
 def start_user_process(task: Task) -> Iterator[UserProcess]:
     """A process for the user's code that `task` names; `task` must be its first question. It ends with the context."""
-    ours, child_socket = socket.socketpair()
+    parent_socket, child_socket = socket.socketpair()
     with child_socket:
         process = subprocess.Popen(
             [*PYTHON, "-m", "enginesmith.user_code", str(child_socket.fileno())],
@@ -54,7 +54,7 @@ def start_user_process(task: Task) -> Iterator[UserProcess]:
             pass_fds=(child_socket.fileno(),),
         )
     try:
-        with MessageChannel(ours.detach()) as channel:
+        with MessageChannel(parent_socket.detach()) as channel:
             yield UserProcess(channel, process, task.what.file)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)

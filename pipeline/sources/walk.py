@@ -94,20 +94,20 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(functions) < len(model.functions):
         raise ModelError("the model defines a function twice; export it again")
     sizes: dict[_Name, tuple[int, int]] = {}
-    calls = {
+    callees = {
         name: {callee for node in nodes_in(function.node) if (callee := _called_name(node)) in functions}
         for name, function in functions.items()
     }
     try:
-        for name in TopologicalSorter(calls).static_order():
+        for name in TopologicalSorter(callees).static_order():
             sizes[name] = _size(functions[name].node, sizes)
     except CycleError as error:
-        circle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
-        raise ModelError(f"the model's functions call themselves: {circle}; export it again") from error
-    nodes, depth = _size(model.graph.node, sizes)
-    if nodes > MOST_NODES or depth > DEEPEST:
+        cycle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
+        raise ModelError(f"the model's functions call themselves: {cycle}; export it again") from error
+    count, depth = _size(model.graph.node, sizes)
+    if count > MOST_NODES or depth > DEEPEST:
         raise ModelError(
-            f"the model has {min(nodes, 10**18)} nodes or more in graphs {depth} deep, its functions put in; at most "
+            f"the model has {min(count, 10**18)} nodes or more in graphs {depth} deep, its functions put in; at most "
             f"{MOST_NODES} and {DEEPEST} can be built: export it with fewer"
         )
     return inliner.inline_local_functions(model) if functions else model
@@ -117,11 +117,11 @@ def _size(nodes: Iterable[onnx.NodeProto], function_sizes: Mapping[_Name, tuple[
     """The number of nodes after inlining, and how deep graphs lie inside them. function_sizes: those of functions."""
     count = depth = 0
     for node in nodes:
-        node_count, deep = function_sizes.get(_called_name(node), (1, 0))
+        node_count, node_depth = function_sizes.get(_called_name(node), (1, 0))
         for graph in list_bodies(node):
-            more, deeper = _size(graph.node, function_sizes)
-            node_count, deep = node_count + more, max(deep, deeper + 1)
-        count, depth = count + node_count, max(depth, deep)
+            body_count, body_depth = _size(graph.node, function_sizes)
+            node_count, node_depth = node_count + body_count, max(node_depth, body_depth + 1)
+        count, depth = count + node_count, max(depth, node_depth)
     return count, depth
 
 

@@ -64,7 +64,7 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kin
     mistakes = error.errors(include_url=False)
     outer_locs = {mistake["loc"][:depth] for mistake in mistakes for depth in range(len(mistake["loc"]))}
     kinds: dict[Loc, list[str]] = {}
-    out: dict[tuple[Loc, str], str] = {}
+    lines: dict[tuple[Loc, str], str] = {}
     for mistake in mistakes:
         kind_of_mistake = mistake["type"]
         if kind_of_mistake == "too_short" and mistake["loc"] in outer_locs:
@@ -81,9 +81,11 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kin
         else:
             sentences = ((loc, sentence, sentence) for sentence in _explain(mistake, loc, kind).splitlines())
         key = ".".join(map(str, loc))
-        for place, once, sentence in sentences:
-            out[place, once] = f"{path}:{line_of(root, place)}: " + (f"{key}: {sentence}" if key else sentence)
-    return list(dict.fromkeys(out.values()))
+        for sentence_loc, dedupe_key, sentence in sentences:
+            lines[sentence_loc, dedupe_key] = f"{path}:{line_of(root, sentence_loc)}: " + (
+                f"{key}: {sentence}" if key else sentence
+            )
+    return list(dict.fromkeys(lines.values()))
 
 
 def _either(kinds: Sequence[str]) -> str:
@@ -99,14 +101,14 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     """
     tags = ("int", "str", "float", "bool", "constrained-int", "constrained-str")
     node: yaml.Node | None = root
-    out: list[int | str] = []
-    for part in loc:
-        child_pair = _child(node, part) if node else None
-        if child_pair is None and isinstance(part, str) and (part in tags or "[" in part):
+    keys: list[int | str] = []
+    for key in loc:
+        child_pair = _child(node, key) if node else None
+        if child_pair is None and isinstance(key, str) and (key in tags or "[" in key):
             continue
         node = child_pair[1] if child_pair else None
-        out.append(part)
-    return tuple(out)
+        keys.append(key)
+    return tuple(keys)
 
 
 def _explain(error: ErrorDetails, loc: Loc, kind: Kind[M]) -> str:
@@ -120,8 +122,8 @@ def _explain(error: ErrorDetails, loc: Loc, kind: Kind[M]) -> str:
         return f"{format_value(value)} is not known; {suggest(str(value), valid_words)}"
     if mistake == "value_error":
         message = str(context.get("error"))
-        said = isinstance(value, (Mapping, BaseModel)) or format_value(value) in message
-        return message if said else f"{format_value(value)}: {message}"
+        names_value = isinstance(value, (Mapping, BaseModel)) or format_value(value) in message
+        return message if names_value else f"{format_value(value)}: {message}"
     if mistake in _BOUNDS:
         return f"{format_value(value)}: {_BOUNDS[mistake].format(**context)}"
     return f"{format_value(value)}: {error['msg'][0].lower()}{error['msg'][1:]}"
@@ -130,17 +132,17 @@ def _explain(error: ErrorDetails, loc: Loc, kind: Kind[M]) -> str:
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
     """The keys allowed at a place in the file, found by walking the types."""
     part_type: object = model
-    for part in loc:
-        if tagged_type := _tagged(part_type, part):
+    for key in loc:
+        if tagged_type := _tagged(part_type, key):
             part_type = tagged_type
             continue
         if fields := _fields(part_type):
-            if isinstance(part, int):
+            if isinstance(key, int):
                 continue  # the items of a list were stepped into with its field
             extra_type = getattr(part_type, "__annotations__", {}).get("__pydantic_extra__")
-            part_type = fields[str(part)] if str(part) in fields else typing.get_args(extra_type)[-1]
+            part_type = fields[str(key)] if str(key) in fields else typing.get_args(extra_type)[-1]
         else:
-            part_type = typing.get_args(part_type)[0 if isinstance(part, int) else -1]
+            part_type = typing.get_args(part_type)[0 if isinstance(key, int) else -1]
         members = [member for member in typing.get_args(part_type) if _fields(member)]
         if members and typing.get_origin(part_type) not in (dict, Mapping):
             part_type = members[0]  # of `Part | None`
@@ -158,12 +160,12 @@ def _fields(kind: object) -> Mapping[str, object]:
 
 def _tagged(part_type: object, tag: int | str) -> object:
     """The member of a union, however deep, that pydantic tried by its tag; None where there is none."""
-    for part in typing.get_args(part_type):
+    for member in typing.get_args(part_type):
         if any(
-            isinstance(annotation, Tag) and annotation.tag == tag for annotation in getattr(part, "__metadata__", ())
+            isinstance(annotation, Tag) and annotation.tag == tag for annotation in getattr(member, "__metadata__", ())
         ):
-            return part.__origin__
-        if model_type := _tagged(part, tag):
+            return member.__origin__
+        if model_type := _tagged(member, tag):
             return model_type
     return None
 
@@ -171,8 +173,8 @@ def _tagged(part_type: object, tag: int | str) -> object:
 def line_of(root: yaml.Node, loc: Loc) -> int:
     """The line of the deepest part of `loc` that the file really has, counted from 1."""
     node, line = root, root.start_mark.line
-    for part in loc:
-        child_pair = _child(node, part)
+    for loc_key in loc:
+        child_pair = _child(node, loc_key)
         if child_pair is None:
             break
         key, node = child_pair
@@ -278,8 +280,8 @@ def _quickly_composed(text: str) -> yaml.Node | None:
     takes many brackets, or a line as long as it is deep.
     """
     brackets = text.count("[") + text.count("{")
-    deep = brackets > _MOST_BRACKETS or any(len(line) > _LONGEST_LINE for line in text.splitlines())
-    if deep or not yaml.__with_libyaml__:
+    is_deep = brackets > _MOST_BRACKETS or any(len(line) > _LONGEST_LINE for line in text.splitlines())
+    if is_deep or not yaml.__with_libyaml__:
         return None
     try:
         return yaml.compose(text, Loader=yaml.CSafeLoader)
@@ -292,21 +294,21 @@ def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
     pending_nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
     node_count = 0
     while pending_nodes:
-        node, parent_lines = pending_nodes.pop()
+        node, ancestor_ids = pending_nodes.pop()
         node_count += 1
-        if node_count > MOST_NODES or id(node) in parent_lines:
+        if node_count > MOST_NODES or id(node) in ancestor_ids:
             yield f"{path}:{node.start_mark.line + 1}: aliases expand to more than {MOST_NODES} values; write them out"
             return
-        line = (*parent_lines, id(node))
+        path_ids = (*ancestor_ids, id(node))
         if isinstance(node, yaml.SequenceNode):
-            pending_nodes += [(child, line) for child in node.value]
+            pending_nodes += [(child, path_ids) for child in node.value]
         elif isinstance(node, yaml.MappingNode):
             keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-            last = {key.value: key for key in keys}
-            twins = Counter(key.value for key in keys) if len(last) < len(keys) else {}
-            for name in sorted(name for name, count in twins.items() if count > 1):
-                yield f"{path}:{last[name].start_mark.line + 1}: key {name!r} is given twice; keep one"
-            pending_nodes += [(child, line) for _, child in node.value]
+            key_nodes = {key.value: key for key in keys}
+            key_counts = Counter(key.value for key in keys) if len(key_nodes) < len(keys) else {}
+            for name in sorted(name for name, count in key_counts.items() if count > 1):
+                yield f"{path}:{key_nodes[name].start_mark.line + 1}: key {name!r} is given twice; keep one"
+            pending_nodes += [(child, path_ids) for _, child in node.value]
 
 
 def _construct(path: Path, root: yaml.Node) -> object:

@@ -23,9 +23,9 @@ class _Schema:
         if keys["name"].get("default", _DEFAULT) != _DEFAULT:
             del keys["name"]["default"]
             definition["required"] = ["name", *definition["required"]]
-        names = {"type": "array", "items": {"enum": list(PRECISIONS), "type": "string"}}
-        about = {key: keys["decides"][key] for key in ("default", "description", "title")}
-        keys["decides"] = {"anyOf": [{"type": "boolean"}, names], **about}
+        array_schema = {"type": "array", "items": {"enum": list(PRECISIONS), "type": "string"}}
+        metadata = {key: keys["decides"][key] for key in ("default", "description", "title")}
+        keys["decides"] = {"anyOf": [{"type": "boolean"}, array_schema], **metadata}
         return reference
 
 
@@ -45,8 +45,8 @@ def _read(value: object, handler: Any) -> TaskMetric:
         value = {**value, "decides": [precision for precision in PRECISIONS if decides and precision != "fp32"]}
     metric = handler(value)
     if not value.keys() & metric.limit_keys():
-        keys = ", ".join(f"{key}: VALUE" for key in metric.limit_keys())
-        raise ValueError(f"asks for nothing; give {keys}, or floor: null to have it measured and not judged")
+        keys_text = ", ".join(f"{key}: VALUE" for key in metric.limit_keys())
+        raise ValueError(f"asks for nothing; give {keys_text}, or floor: null to have it measured and not judged")
     if mistakes := [((key,), text) for key, text in metric.mistakes()]:
         raise Mistakes(mistakes)
     return metric

@@ -32,7 +32,7 @@ def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     summed_dims = {dim for _, _, total in list_sums(spec.tensors()) for dim in total.split(" + ")}
     for name, pads in rules.items():
         for dim, value in pads.items():
-            place: Loc = ("inputs", name, "pad", dim)
+            loc: Loc = ("inputs", name, "pad", dim)
             text = f"inputs.{name}.pad has dim {dim!r}, which"
             input_names = [
                 input_name
@@ -40,16 +40,16 @@ def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
                 if dim in tensor.shape and dim not in (tensor.pad or {})
             ]
             if dim not in spec.inputs[name].shape:
-                yield place, f"{text} is no axis of {name!r}; name one of {list(spec.inputs[name].shape)}"
+                yield loc, f"{text} is no axis of {name!r}; name one of {list(spec.inputs[name].shape)}"
             elif input_names:
                 yield (
-                    place,
+                    loc,
                     f"{text} input {input_names[0]!r} has too and does not pad; add inputs.{input_names[0]}.pad",
                 )
             elif dim in summed_dims:
-                yield place, f"{text} is part of a sum of dims, and those are not padded; remove it"
+                yield loc, f"{text} is part of a sum of dims, and those are not padded; remove it"
             if value != "repeat" and not is_value_of(dtype := spec.inputs[name].dtype, value):
-                yield place, f"inputs.{name}.pad is {value:g}, which {dtype} does not hold; give a value that it holds"
+                yield loc, f"inputs.{name}.pad is {value:g}, which {dtype} does not hold; give a value that it holds"
 
 
 def is_value_of(dtype: str, value: float) -> bool:
@@ -58,9 +58,9 @@ def is_value_of(dtype: str, value: float) -> bool:
         return value in (0, 1)
     if dtype.startswith("float"):
         return abs(value) <= _GREATEST.get(dtype, abs(value))
-    values = 2 ** int(dtype.lstrip("uint"))
-    least_value = 0 if dtype.startswith("u") else -values // 2
-    return value.is_integer() and least_value <= value < least_value + values
+    value_count = 2 ** int(dtype.lstrip("uint"))
+    least_value = 0 if dtype.startswith("u") else -value_count // 2
+    return value.is_integer() and least_value <= value < least_value + value_count
 
 
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -72,17 +72,17 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from wrong_pads(spec)
     yield from wrong_server(spec)
     yield from _wrong_labels(spec)
-    needy = [precision for precision in CALIBRATED if precision in spec.precisions]
-    if needy and spec.calibration is None and spec.source.kind != "onnx":
-        place: Loc = ("precisions", spec.precisions.index(needy[0]))
-        yield place, f"precisions has {needy[0]}, which needs real samples; add calibration.data"
+    calibrated = [precision for precision in CALIBRATED if precision in spec.precisions]
+    if calibrated and spec.calibration is None and spec.source.kind != "onnx":
+        key_loc: Loc = ("precisions", spec.precisions.index(calibrated[0]))
+        yield key_loc, f"precisions has {calibrated[0]}, which needs real samples; add calibration.data"
     if spec.quantization.searches and spec.calibration is None:
-        place = ("quantization", spec.quantization.searches[0])
-        yield place, "quantization.smoothing, floor and latency are searched on real samples; add calibration.data"
+        key_loc = ("quantization", spec.quantization.searches[0])
+        yield key_loc, "quantization.smoothing, floor and latency are searched on real samples; add calibration.data"
     floor = spec.quantization.floor
     if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
-        place = ("quantization", "floor", "accuracy")
-        yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
+        key_loc = ("quantization", "floor", "accuracy")
+        yield key_loc, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
     combinations = list(itertools.product(spec.precision_list(), spec.backends))
     units = [f"{target.name} {precision} {name}" for target in spec.target_list() for precision, name in combinations]
     for index, pattern in enumerate(spec.build.required):
@@ -106,8 +106,8 @@ def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     largest = spec.dims["batch"].max if "batch" in spec.dims else None
     for index, size in enumerate(spec.triton.preferred_batch_sizes):
         if largest is not None and size > largest:
-            place: Loc = ("triton", "preferred_batch_sizes", index)
-            yield place, f"triton.preferred_batch_sizes has {size}, and dims.batch.max is {largest}; take a smaller one"
+            loc: Loc = ("triton", "preferred_batch_sizes", index)
+            yield loc, f"triton.preferred_batch_sizes has {size}, and dims.batch.max is {largest}; take a smaller one"
 
 
 def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -115,11 +115,11 @@ def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     used_dims: dict[str, Loc] = {}
     for name, tensor in spec.inputs.items():
         for axis, dim in enumerate(tensor.shape):
-            place = ("inputs", name, "shape", axis)
+            loc = ("inputs", name, "shape", axis)
             if dim == FILL_IN:
-                yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
+                yield loc, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
             elif isinstance(dim, str) and PLUS not in dim:
-                used_dims.setdefault(dim, place)
+                used_dims.setdefault(dim, loc)
     yield from _wrong_sums(spec, used_dims)
     for dim in sorted(set(used_dims) - set(spec.dims)):
         yield used_dims[dim], f"inputs name dim {dim!r}, which dims does not define; add dims.{dim}.max"
@@ -131,11 +131,11 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
     """Sums of dims that no input has as an axis, and sums in states: (key, message)."""
     for name, tensor in spec.inputs.items():
         for axis, total in TensorSpec(name, tensor.dtype, tensor.shape).sums:
-            place: Loc = ("inputs", name, "shape", axis)
+            loc: Loc = ("inputs", name, "shape", axis)
             if name in spec.state:
-                yield place, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
+                yield loc, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
             for dim in (term for term in total.split(PLUS) if not term.isdecimal() and term not in axes):
-                yield place, f"{total!r} has dim {dim!r}, which is no axis of any input; name one that is"
+                yield loc, f"{total!r} has dim {dim!r}, which is no axis of any input; name one that is"
 
 
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -158,25 +158,25 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from _wrong_places(spec)
     if spec.state and not spec.inputs.keys() - spec.state.keys():
         yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
-    steps = {dim for name, tensor in spec.inputs.items() if name not in spec.state for dim in tensor.shape}
+    state_dims = {dim for name, tensor in spec.inputs.items() if name not in spec.state for dim in tensor.shape}
     for dim, size in spec.dims.items():
-        if size.min == 0 and dim in steps:
+        if size.min == 0 and dim in state_dims:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
 
 
 def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """States of int8 that no engine would have, or whose values are not known: (key, message)."""
     for state in spec.int8_states():
-        place: Loc = ("state", state.input, "dtype")
-        path = ".".join(map(str, place))
+        loc: Loc = ("state", state.input, "dtype")
+        path = ".".join(map(str, loc))
         if state.input in spec.inputs and (input_dtype := spec.inputs[state.input].dtype) != "float32":
-            yield place, f"{path} is int8, which stands for float32, and the input is {input_dtype}; remove it"
+            yield loc, f"{path} is int8, which stands for float32, and the input is {input_dtype}; remove it"
         if state.initial:
-            yield place, f"{path} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
+            yield loc, f"{path} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
         if not set(QUANTIZED).intersection(spec.precisions):
-            yield place, f"{path} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
+            yield loc, f"{path} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
         elif spec.calibration is None:
-            yield place, f"{path} is int8, whose scale comes from real sequences; add calibration.data"
+            yield loc, f"{path} is int8, whose scale comes from real sequences; add calibration.data"
 
 
 def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -185,23 +185,23 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for name, state in spec.state.items():
         if name not in spec.inputs or (places := state.places) is None:
             continue
-        shape, position_spec, place = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
+        shape, position_spec, loc = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
         if places.axis >= len(shape) or isinstance(shape[places.axis], str):
             text = f"state {name!r} {list(shape)} has no fixed size on axis {places.axis}; name the axis of its places"
-            yield (*place, "axis"), text
+            yield (*loc, "axis"), text
         if position_spec is None or not position_spec.dtype.startswith(("int", "uint")):
-            yield (*place, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
+            yield (*loc, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
         if places.count and places.count not in input_dims:
-            yield (*place, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
+            yield (*loc, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
 
 
 def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Sequences of data for a model without state, and what data of a model with state cannot have: (key, message)."""
-    for section, part in (("golden", spec.golden), ("calibration", spec.calibration)):
-        if part and part.sequence and not spec.state:
+    for section, data_spec in (("golden", spec.golden), ("calibration", spec.calibration)):
+        if data_spec and data_spec.sequence and not spec.state:
             yield (section, "sequence"), f"{section}.sequence is for models with state; add state, or remove it"
-        if part and part.joined:
-            yield from _wrong_steps(spec, (section, "steps"), part.joined[0])
+        if data_spec and data_spec.joined:
+            yield from _wrong_steps(spec, (section, "steps"), data_spec.joined[0])
     if spec.state and spec.calibration and spec.calibration.parts > 1:
         yield ("calibration", "parts"), "steps follow each other, so that samples of a model with state are one part"
     if spec.state and spec.calibration and spec.calibration.labels:
@@ -223,22 +223,22 @@ def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc
 
 def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Outputs and inputs that the contract names and the spec does not have: (key, message)."""
-    contract, place = spec.validation.contract, ("validation", "contract")
+    contract, base_loc = spec.validation.contract, ("validation", "contract")
     for loc, output in contract.outputs():
         if spec.outputs and output not in spec.outputs:
-            path = ".".join((*place, *loc))
-            yield (*place, *loc), f"{path} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
+            path = ".".join((*base_loc, *loc))
+            yield (*base_loc, *loc), f"{path} names {output!r}, which is not one of the outputs {list(spec.outputs)}"
     seeds = contract.distributional.seeds if contract.distributional else None
     if seeds and seeds.vary is not None and seeds.vary not in spec.inputs:
         loc = ("distributional", "seeds", "vary")
-        yield (*place, *loc), f"{'.'.join((*place, *loc))} {seeds.vary!r} is not one of {list(spec.inputs)}"
+        yield (*base_loc, *loc), f"{'.'.join((*base_loc, *loc))} {seeds.vary!r} is not one of {list(spec.inputs)}"
 
 
 def matches_unit(pattern: str, unit: str) -> bool:
     """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
-    pattern_words, have = pattern.split(), unit.split()
+    pattern_words, unit_words = pattern.split(), unit.split()
     names = {target.name for target in machine.parse_targets(pattern_words[0])}
-    return have[0] in names and pattern_words[1:] == have[1 : len(pattern_words)]
+    return unit_words[0] in names and pattern_words[1:] == unit_words[1 : len(pattern_words)]
 
 
 class ModelSpec(SpecSections):
@@ -270,10 +270,10 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
     chosen, and task metrics, stay the spec's."""
     changes: dict[str, object] = {"golden": (spec.golden or Golden(data="-")).model_copy(update=golden.keys)}
     if calibration:
-        before = spec.calibration or Calibration(data="-")
-        changes["calibration"] = before.model_copy(update={**calibration.keys, "labels": None})
+        calibration_spec = spec.calibration or Calibration(data="-")
+        changes["calibration"] = calibration_spec.model_copy(update={**calibration.keys, "labels": None})
     changed_spec = spec.model_copy(update=changes)
-    changed_spec._computed = {data.path.name: data.path for data in (golden, calibration) if data}
+    changed_spec._computed = {data_spec.path.name: data_spec.path for data_spec in (golden, calibration) if data_spec}
     return changed_spec
 
 
@@ -332,13 +332,13 @@ def _missing_files(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
     folder. Samples may be a folder."""
     folder = spec.folder
     for loc, name in spec.named_files():
-        real, mistake = spec.file(name).resolve(), ""
-        if not real.is_relative_to(folder):
+        real_path, mistake = spec.file(name).resolve(), ""
+        if not real_path.is_relative_to(folder):
             mistake = f"leads outside the spec's folder; copy the file into {folder}"
-        elif real.is_dir():
+        elif real_path.is_dir():
             if loc[-1] != "data" or (loc[0] == "calibration" and spec.calibration and spec.calibration.function):
                 mistake = "is a folder; name the file in it"
-        elif not real.is_file():
+        elif not real_path.is_file():
             mistake = f"does not exist in {folder}; paths are relative to the spec"
         if mistake:
             yield loc, f"{name!r} {mistake}"

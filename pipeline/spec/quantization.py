@@ -178,6 +178,6 @@ class Quantization(SpecPart):
     @model_validator(mode="after")
     def _searched_or_not(self) -> Self:
         if self.search == "never" and self.searches:
-            keys = " and ".join(self.searches)
-            raise Mistakes([(("search",), f"search: never contradicts {keys}, which search; remove search, or {keys}")])
+            text = " and ".join(self.searches)
+            raise Mistakes([(("search",), f"search: never contradicts {text}, which search; remove search, or {text}")])
         return self

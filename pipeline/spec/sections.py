@@ -49,8 +49,8 @@ class MeasuredData(SpecPart):
 
     def named_metrics(self) -> list[tuple[Loc, TaskMetric]]:
         """The task metrics, each with its path below `golden`."""
-        several = isinstance(self.metric, tuple)
-        return [(("metric", index) if several else ("metric",), metric) for index, metric in enumerate(self.metrics)]
+        is_list = isinstance(self.metric, tuple)
+        return [(("metric", index) if is_list else ("metric",), metric) for index, metric in enumerate(self.metrics)]
 
     def outputs(self) -> list[tuple[Loc, str]]:
         """(path of the key below `golden`, output) for each output that a task metric names."""
@@ -207,8 +207,8 @@ class SpecSections(SpecFile):
     @field_validator("outputs")
     @classmethod
     def _named_once(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if twice := next((name for name in names or () if names and names.count(name) > 1), None):
-            raise ValueError(f"{twice!r} is named twice; keep one")
+        if duplicate := next((name for name in names or () if names and names.count(name) > 1), None):
+            raise ValueError(f"{duplicate!r} is named twice; keep one")
         return names
 
     @field_validator("backends", mode="before")
@@ -255,8 +255,8 @@ class SpecSections(SpecFile):
         yield from (
             (("source", "libraries", i, "file"), library.file) for i, library in enumerate(self.source.libraries)
         )
-        data = {"calibration": calibration, "golden": golden}
-        yield from (((section, "data"), name) for section, name in data.items() if name)
+        data_paths = {"calibration": calibration, "golden": golden}
+        yield from (((section, "data"), name) for section, name in data_paths.items() if name)
         yield from ((("triton", "labels", output), name) for output, name in self.triton.labels.items())
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -306,9 +306,9 @@ class SpecSections(SpecFile):
 
 def wrong_server(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Backends whose engines the server of the spec does not open: (key, message)."""
-    title, usual = _SERVERS[spec.serve]
+    title, native_backends = _SERVERS[spec.serve]
     for name in spec.backends:
-        if title and name not in usual and title not in backends.capabilities_of(name).opened_by:
+        if title and name not in native_backends and title not in backends.capabilities_of(name).opened_by:
             yield ("backends", name), f"{title} opens no engines of {name}; remove it, or change serve: {spec.serve}"
 
 

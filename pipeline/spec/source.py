@@ -53,9 +53,9 @@ def _yaml(value: object, depth: int) -> str:
     if isinstance(value, (dict, list, tuple)) and value and not depth:
         return "..."
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_yaml(part, depth - 1)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_yaml(item, depth - 1)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_yaml(part, depth - 1) for part in value) + "]"
+        return "[" + ", ".join(_yaml(item, depth - 1) for item in value) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return repr(value) if isinstance(value, str | int | float | bytes) else str(value)
@@ -92,8 +92,8 @@ def _check_dim_name(text: str) -> None:
 def _check_axis(value: object) -> object:
     if isinstance(value, str) and "+" in value:
         return _check_sum(value)
-    good = value.isidentifier() if isinstance(value, str) else type(value) is int and 1 <= value < LARGEST_SIZE
-    if not good:
+    is_valid = value.isidentifier() if isinstance(value, str) else type(value) is int and 1 <= value < LARGEST_SIZE
+    if not is_valid:
         raise ValueError("must be a size from 1 up, the name of a dim (letters, digits, '_'), or a sum of these")
     return value
 
@@ -220,17 +220,17 @@ class Source(SpecPart):
         """The file of a repository as `onnx`, or beside `torch` as `weights`, where it comes to lie."""
         if not isinstance(keys, dict) or not any(keys.get(key) for key in ("hf", "revision", "file")):
             return keys
-        hf, revision, file = (keys.get(key) for key in ("hf", "revision", "file"))
+        repository, revision, file = (keys.get(key) for key in ("hf", "revision", "file"))
         if missing_key := next((key for key in ("hf", "revision", "file") if not keys.get(key)), None):
             raise ValueError(f"hf, revision and file belong together; add {missing_key}")
         if not isinstance(revision, str) or not re.fullmatch("[0-9a-f]{40}", revision):
-            raise Mistakes([(("revision",), f"{format_value(revision)} {_COMMIT.format(hf)}")])
+            raise Mistakes([(("revision",), f"{format_value(revision)} {_COMMIT.format(repository)}")])
         role = "weights" if keys.get("torch") else "onnx"
         if role == "onnx" and not str(file).endswith(".onnx"):
             raise Mistakes([(("file",), f"{format_value(file)} {_NO_ONNX}")])
-        if not is_path(str(file)) or not re.fullmatch(_REPOSITORY, str(hf)):
+        if not is_path(str(file)) or not re.fullmatch(_REPOSITORY, str(repository)):
             return keys  # the fields say what is wrong
-        path = HubFile(str(hf), revision, str(file)).path
+        path = HubFile(str(repository), revision, str(file)).path
         if keys.get(role) not in (None, path):
             raise Mistakes([((role,), f"{role} is the file of hf; remove one of the two")])
         return {**keys, role: path}
@@ -241,7 +241,7 @@ class Source(SpecPart):
         if text is None:
             return None
         file, colon, function = text.partition(":")
-        is_file, is_module = file.endswith(".py"), all(part.isidentifier() for part in file.split("."))
+        is_file, is_module = file.endswith(".py"), all(segment.isidentifier() for segment in file.split("."))
         if not colon or not (is_file or is_module) or not function.isidentifier():
             raise ValueError(
                 "must look like 'model.py:build' or 'package.models:build', a file or module, and a function"
@@ -261,8 +261,8 @@ class Source(SpecPart):
         source_keys = [name for name in ("torch", "pt2", "onnx") if getattr(self, name) is not None]
         if len(source_keys) != 1:
             raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(source_keys) or 'none'}")
-        homeless = {"weights": self.torch is None, "arguments": self.pt2 is not None, "libraries": self.onnx is None}
-        if source_keys := [key for key in homeless if homeless[key] and getattr(self, key)]:
+        extra_keys = {"weights": self.torch is None, "arguments": self.pt2 is not None, "libraries": self.onnx is None}
+        if source_keys := [key for key in extra_keys if extra_keys[key] and getattr(self, key)]:
             owner = {"libraries": "an ONNX source"}
             raise Mistakes(
                 [((key,), f"{key} belongs to {owner.get(key, 'a torch source')}; remove it") for key in source_keys]
@@ -289,9 +289,9 @@ class Source(SpecPart):
         """The main file, relative to the spec's folder; of a package that is the module, its `__init__.py`."""
         if not self.module:
             return self.torch.partition(":")[0] if self.torch else self.pt2 or self.onnx or ""
-        place = self.module.replace(".", "/")
-        package = f"{place}/__init__.py"
-        return package if (folder / package).is_file() else f"{place}.py"
+        module_path = self.module.replace(".", "/")
+        package_path = f"{module_path}/__init__.py"
+        return package_path if (folder / package_path).is_file() else f"{module_path}.py"
 
     @property
     def function(self) -> str:
@@ -391,13 +391,13 @@ class DimRange(SpecPart):
     def _check_multiples(self) -> None:
         sizes = {"min": self.min, "opt": self.opt, "max": self.max}
         size_settings = [*sizes.items(), *(("buckets", edge) for edge in self.buckets or ())]
-        wrong = [f"{key} {size}" for key, size in size_settings if size is not None and size % self.multiple]
-        if wrong:
-            raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(wrong)} is not; change it")
+        misfits = [f"{key} {size}" for key, size in size_settings if size is not None and size % self.multiple]
+        if misfits:
+            raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(misfits)} is not; change it")
 
     def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""
         if self.buckets:
             return Dim(name, self.min, self.buckets[-1], self.buckets[-1], self.buckets, self.multiple)
-        top = self.max or self.min
-        return Dim(name, self.min, self.opt or top, top, multiple=self.multiple)
+        max_size = self.max or self.min
+        return Dim(name, self.min, self.opt or max_size, max_size, multiple=self.multiple)

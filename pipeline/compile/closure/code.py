@@ -69,22 +69,24 @@ def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
     if cache is None:
         return _reach(roots, sources)
     # Several installations share a cache, and the trees of several Pythons may differ.
-    place = digest_of([roots, str(Path(__file__).parent), sys.version_info[:2]])
-    path = cache.folder / "code" / f"{place}.json"
+    roots_digest = digest_of([roots, str(Path(__file__).parent), sys.version_info[:2]])
+    path = cache.folder / "code" / f"{roots_digest}.json"
     # What computes it counts, too.
-    ours = {name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")}
+    code_digests = {
+        name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")
+    }
     with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
         value: Any = json.loads(path.read_bytes())
         stored_closure = Closure(dict(value["modules"]), tuple(value["packages"]), dict(value["read"]))
-        if stored_closure.read == {**{name: sources.digest(name) for name in stored_closure.read}, **ours}:
+        if stored_closure.read == {**{name: sources.digest(name) for name in stored_closure.read}, **code_digests}:
             return stored_closure
     new_closure = _reach(roots, sources)
-    new_closure = replace(new_closure, read={**new_closure.read, **ours})
-    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    new_closure = replace(new_closure, read={**new_closure.read, **code_digests})
+    temp_path = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(canonical_json(asdict(new_closure)))
-        part.replace(path)
+        temp_path.write_bytes(canonical_json(asdict(new_closure)))
+        temp_path.replace(path)
     return new_closure
 
 

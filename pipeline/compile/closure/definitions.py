@@ -149,8 +149,8 @@ class _Draft:
         references = {
             (target, attribute)
             for name, attribute in self.reads
-            for table in (self.bound, module.bound)
-            for target in table.get(name, ())
+            for bindings in (self.bound, module.bound)
+            for target in bindings.get(name, ())
         }
         return Definition(
             digest_of([self.tree, sorted(used_targets, key=str)]),
@@ -191,9 +191,9 @@ class _Reader:
 
     def _read_inside(self, statement: ast.stmt) -> None:
         """Take in what an `if` or a `try` defines for the module."""
-        for block in (statement, *getattr(statement, "handlers", ())):
-            for part in ("body", "orelse", "finalbody"):
-                self.read(getattr(block, part, []))
+        for clause in (statement, *getattr(statement, "handlers", ())):
+            for field_name in ("body", "orelse", "finalbody"):
+                self.read(getattr(clause, field_name, []))
 
     def finish(self) -> Module:
         """The module."""
@@ -243,10 +243,10 @@ class _Reader:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAMED.fullmatch(node.value):
             into.texts.add(node.value)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            for bound, target in self._targets(node):
+            for local_name, target in self._targets(node):
                 into.imports.add(target)
-                if bound:
-                    into.bound.setdefault(bound, set()).add(target)
+                if local_name:
+                    into.bound.setdefault(local_name, set()).add(target)
 
     def _targets(self, statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str | None, Target]]:
         if isinstance(statement, ast.Import):
@@ -257,12 +257,12 @@ class _Reader:
                     yield alias.name.partition(".")[0], (alias.name.partition(".")[0], None)
                     yield None, (alias.name, None)
             return
-        base = statement.module or ""
+        base_module = statement.module or ""
         if statement.level:
             parent_parts = self._package.split(".")[: len(self._package.split(".")) + 1 - statement.level]
-            base = ".".join([*parent_parts, *([statement.module] if statement.module else [])])
+            base_module = ".".join([*parent_parts, *([statement.module] if statement.module else [])])
         for alias in statement.names:
-            yield alias.asname or alias.name, (base, alias.name)
+            yield alias.asname or alias.name, (base_module, alias.name)
 
 
 def _find_assigned(statement: ast.Assign | ast.AnnAssign) -> list[str]:
@@ -385,9 +385,9 @@ class _ReachWalk:
         for reference in definition.references:
             self._refer(*reference)
         for text in definition.texts:
-            place, _, name = text.partition(":")
-            if self._module(place):
-                self._refer((place, name or None))
+            module_name, _, name = text.partition(":")
+            if self._module(module_name):
+                self._refer((module_name, name or None))
 
     def _refer(self, target: Target, attribute: str | None = None) -> bool:
         """Reach what a name stands for; of a module only `attribute`, or all of it. Whether it is ours."""
@@ -403,8 +403,8 @@ class _ReachWalk:
             return self._reach_into(target_module, attribute)
         if name in target_module.bound:
             self.found[module][f"{name} of"] = digest_of(sorted(target_module.bound[name], key=str))
-            for bound in target_module.bound[name]:
-                self._refer(bound, attribute)
+            for binding in target_module.bound[name]:
+                self._refer(binding, attribute)
         if name in target_module.definitions:
             self._add(target_module, name)
         if name in target_module.bound or name in target_module.definitions:

@@ -64,18 +64,21 @@ def _wrong_connections(
     inputs = {name: {spec.name: spec for spec in ensemble.tensors(name)} for name in ensemble.wiring()}
     for key, source in ensemble.spec.connections.items():
         graph, _, name = key.partition(".")
-        giver = split_source(source, inputs)
-        if giver is None or (source_outputs := outputs[giver[0]]) is None:
+        source_pair = split_source(source, inputs)
+        if source_pair is None or (source_outputs := outputs[source_pair[0]]) is None:
             continue
-        source_tensor = next((tensor for tensor in source_outputs if tensor.name == giver[1]), None)
+        source_tensor = next((tensor for tensor in source_outputs if tensor.name == source_pair[1]), None)
         if source_tensor is None:
             names = [tensor.name for tensor in source_outputs]
-            yield ("connections", key), f"{giver[0]!r} has no output {giver[1]!r}; {suggest(giver[1], names)}"
+            yield (
+                ("connections", key),
+                f"{source_pair[0]!r} has no output {source_pair[1]!r}; {suggest(source_pair[1], names)}",
+            )
         elif mismatch_text := _mismatch(source_tensor, inputs[graph][name]):
             yield ("connections", key), f"{source} is {mismatch_text}"
-    for source, takers in list_inputs(ensemble.wiring()).items():
-        first_input, *other_inputs = (inputs[graph][name] for graph, name in takers)
-        for (graph, name), other_input in zip(takers[1:], other_inputs, strict=True):
+    for source, pairs in list_inputs(ensemble.wiring()).items():
+        first_input, *other_inputs = (inputs[graph][name] for graph, name in pairs)
+        for (graph, name), other_input in zip(pairs[1:], other_inputs, strict=True):
             if mismatch_text := _mismatch(first_input, other_input):
                 yield ("connections", f"{graph}.{name}"), f"{source} is {mismatch_text}"
 
@@ -156,13 +159,16 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
     dims: dict[str, Dim] = {}
     for name in ensemble.wiring():
         states = ensemble.graphs[name].state if name in ensemble.graphs else {}
-        leading = {spec.shape[0] for spec in ensemble.tensors(name) if spec.shape and spec.name not in states}
-        for dim in (dim for dim in ensemble.named_dims(name) if dim.name in leading):
+        first_dims = {spec.shape[0] for spec in ensemble.tensors(name) if spec.shape and spec.name not in states}
+        for dim in (dim for dim in ensemble.named_dims(name) if dim.name in first_dims):
             earlier_dim = dims.get(dim.name, dim)
-            step = lcm(earlier_dim.multiple, dim.multiple)
-            low, high = -(-max(earlier_dim.min, dim.min) // step) * step, min(earlier_dim.max, dim.max) // step * step
-            opt = min(max(earlier_dim.opt // step * step, low), high)
-            dims[dim.name] = Dim(dim.name, low, opt, high, multiple=step)
+            multiple = lcm(earlier_dim.multiple, dim.multiple)
+            low, high = (
+                -(-max(earlier_dim.min, dim.min) // multiple) * multiple,
+                min(earlier_dim.max, dim.max) // multiple * multiple,
+            )
+            opt = min(max(earlier_dim.opt // multiple * multiple, low), high)
+            dims[dim.name] = Dim(dim.name, low, opt, high, multiple=multiple)
     return dims
 
 
@@ -210,8 +216,8 @@ class EnsembleForecast:
 
     def count(self, action: str) -> int:
         """How many units of the whole and of its graphs have this action."""
-        whole_units = sum(unit.action == action for unit in self.units)
-        return whole_units + sum(graph_forecast.count(action) for graph_forecast in self.graphs.values())
+        whole_count = sum(unit.action == action for unit in self.units)
+        return whole_count + sum(graph_forecast.count(action) for graph_forecast in self.graphs.values())
 
 
 @dataclass(frozen=True)
@@ -231,8 +237,8 @@ class ForecastEnsemble:
     def foresee(self) -> EnsembleForecast:
         """What a build would do."""
         pairs = list_targets([graph.selection for graph in self.graphs.values()])
-        graphs = {name: graph.forecast for name, graph in self.graphs.items()}
-        return EnsembleForecast(self.loaded.spec.model, graphs, tuple(self._foresee(*pair) for pair in pairs))
+        forecasts = {name: graph.forecast for name, graph in self.graphs.items()}
+        return EnsembleForecast(self.loaded.spec.model, forecasts, tuple(self._foresee(*pair) for pair in pairs))
 
     def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
         graph_choices = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}
@@ -245,9 +251,9 @@ class ForecastEnsemble:
         graph_forecasts = {
             name: graph_choice for name, graph_choice in graph_choices.items() if isinstance(graph_choice, UnitForecast)
         }
-        again = next((name for name, graph_choice in graph_forecasts.items() if graph_choice.proven_again), None)
-        if again:
-            return WholeUnit(target.name, precision, "build", f"graph {again!r}: {graph_forecasts[again].reason}")
+        graph = next((name for name, graph_choice in graph_forecasts.items() if graph_choice.proven_again), None)
+        if graph:
+            return WholeUnit(target.name, precision, "build", f"graph {graph!r}: {graph_forecasts[graph].reason}")
         return self._recall(target, precision, graph_forecasts)
 
     def _choose(self, name: str, spec: ModelSpec, target: Target, precision: Precision) -> UnitForecast | str:
@@ -271,9 +277,9 @@ class ForecastEnsemble:
             if unit_forecast.unit is not None:
                 blobs[name] = build(unit_forecast.unit, Work(self.loaded.graphs[name], self.records)).blob
         request = request_proof(self.loaded.spec, precision, blobs, self.golden, self.chain, self.outputs)
-        unit = f"{target.name} {precision} {ENSEMBLE}"
+        unit_name = f"{target.name} {precision} {ENSEMBLE}"
         try:
-            prove(request, unit, self.records)
+            prove(request, unit_name, self.records)
         except NotOnRecord:
             reason = "its engines exist; the ensemble is proven, because its proof is not recorded"
             return WholeUnit(target.name, precision, "build", reason)
@@ -320,32 +326,32 @@ class Assembly:
             except DataError as error:
                 raise DataError(f"graph {name!r}: {error}") from error
             self._extend(name, compiled_graphs[name].exported)
-        graphs = {name: graph.outcome for name, graph in compiled_graphs.items()}
-        lacking_graphs = [name for name, outcome in graphs.items() if outcome.version is None]
+        outcomes = {name: graph.outcome for name, graph in compiled_graphs.items()}
+        lacking_graphs = [name for name, outcome in outcomes.items() if outcome.version is None]
         if lacking_graphs:
-            return Outcome(self.loaded.spec.model, None, False, (), {}, graphs=graphs, lacking=lacking_graphs[0])
+            return Outcome(self.loaded.spec.model, None, False, (), {}, graphs=outcomes, lacking=lacking_graphs[0])
         return self._publish(golden, compiled_graphs)
 
     def plan(self, foresee_graph: ForeseeGraph, records: RunContext) -> EnsembleForecast:
         """What `run` would do. Where the data of a graph is not on record, and this context runs nothing, it and those
         after it are unknown.  records: of `open_records`. Raises as `run`."""
-        graph_forecasts, lacking_part = dict[str, ForecastGraph](), None
+        graph_forecasts, missing_step = dict[str, ForecastGraph](), None
         golden, calibration = self._open()
         if self.context is not records:
             self._store_functions()
         for name, spec in self._graphs():
             try:
-                graph_spec = spec if lacking_part else self._with_samples(name, spec, golden, calibration)
+                graph_spec = spec if missing_step else self._with_samples(name, spec, golden, calibration)
             except NotOnRecord as step:
-                graph_spec, lacking_part = spec, str(step)
-            graph_forecasts[name] = foresee_graph(graph_spec, lacking_part)
+                graph_spec, missing_step = spec, str(step)
+            graph_forecasts[name] = foresee_graph(graph_spec, missing_step)
             if export := graph_forecasts[name].exported:
                 self._extend(name, export)
             else:
-                lacking_part = lacking_part or f"export of {name}"
-        outputs = () if lacking_part else self._outputs()
-        parts = self.loaded, graph_forecasts, tuple(self.chain), golden, records, outputs
-        return ForecastEnsemble(*parts).foresee()
+                missing_step = missing_step or f"export of {name}"
+        outputs = () if missing_step else self._outputs()
+        args = self.loaded, graph_forecasts, tuple(self.chain), golden, records, outputs
+        return ForecastEnsemble(*args).foresee()
 
     def _graphs(self) -> Iterator[tuple[str, ModelSpec]]:
         """The graphs in order; functions before each are in the chain by then."""
@@ -378,9 +384,9 @@ class Assembly:
 
     def _with_samples(self, name: str, spec: ModelSpec, golden: WholeData, calibration: WholeData | None) -> ModelSpec:
         samples = dict[str, ComputedData]()
-        for section, data in (("golden", golden), ("calibration", calibration)):
-            if data:
-                request = request_samples(data, self.chain, spec, self.loaded.wiring()[name])
+        for section, data_spec in (("golden", golden), ("calibration", calibration)):
+            if data_spec:
+                request = request_samples(data_spec, self.chain, spec, self.loaded.wiring()[name])
                 samples[section] = compute_samples(name, section, request, self.context, self.folder)
         return with_data(spec, samples["golden"], samples.get("calibration"))
 
@@ -392,13 +398,14 @@ class Assembly:
     def _outputs(self) -> tuple[TensorSpec, ...]:
         outputs = {graph.name: graph.outputs for graph in self.chain}
         inner_sources = set(self.loaded.spec.connections.values())
-        every = {f"{graph}.{output.name}": output for graph, items in outputs.items() for output in items}
-        names = self.loaded.spec.outputs or [name for name in every if name not in inner_sources]
+        all_outputs = {f"{graph}.{output.name}": output for graph, specs in outputs.items() for output in specs}
+        names = self.loaded.spec.outputs or [name for name in all_outputs if name not in inner_sources]
         state_outputs = [
             f"{graph}.{state.output}" for graph, spec in self.loaded.graphs.items() for state in spec.states()
         ]
         return tuple(
-            TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *state_outputs))
+            TensorSpec(name, all_outputs[name].dtype, all_outputs[name].shape)
+            for name in dict.fromkeys((*names, *state_outputs))
         )
 
     def _publish(self, golden: WholeData, compiled_graphs: Mapping[str, CompiledGraph]) -> Outcome:
@@ -411,6 +418,6 @@ class Assembly:
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
         narrowed_reason = next(filter(None, (graph.outcome.narrowed for graph in compiled_graphs.values())), None)
         outcome = publish_ensemble(built_ensemble, units, self.context, narrowed_reason)
-        graphs = {name: graph.outcome for name, graph in compiled_graphs.items()}
-        is_cached = outcome.cached and all(graph.cached for graph in graphs.values())
-        return replace(outcome, graphs=graphs, cached=is_cached)
+        outcomes = {name: graph.outcome for name, graph in compiled_graphs.items()}
+        is_cached = outcome.cached and all(graph.cached for graph in outcomes.values())
+        return replace(outcome, graphs=outcomes, cached=is_cached)

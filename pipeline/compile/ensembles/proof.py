@@ -70,15 +70,15 @@ class ProveEnsemble:
 
             engines = {name: replay_session(blob.request, self.recorded, name) for name, blob in self.engines.items()}
             proof = self.compare(engines, context, alone=False)
-            if broken := [check for check in proof.checks if check.name == "runs" and check.stage == "engine"]:
-                raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
+            if failed_runs := [check for check in proof.checks if check.name == "runs" and check.stage == "engine"]:
+                raise IntegrityError(f"case {failed_runs[0].case!r}: {failed_runs[0].note}")
             return proof
-        with ExitStack() as stack:
+        with ExitStack() as resources:
             sessions = dict[str, Session]()
             for name, blob in self.engines.items():
                 folder = context.workdir / f"engine-{name}"
                 folder.mkdir()
-                sessions[name] = stack.enter_context(open_session(store, blob, folder))
+                sessions[name] = resources.enter_context(open_session(store, blob, folder))
             return self.compare(sessions, context)
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
@@ -88,35 +88,39 @@ class ProveEnsemble:
         from validation.comparison.tasks import unmeasured_checks
         from validation.limits.budget import default_budget
 
-        parts = dict[str, tuple[Session, range | None]]()
+        session_rows = dict[str, tuple[Session, range | None]]()
         for name, session in engines.items():
             request = self.engines[name].request
-            parts[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
+            session_rows[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
         exported_digests = {graph.name: graph.model for graph in self.graphs}
-        sources = fetch_sources(open_store(context.store), self.engines, exported_digests, parts, context.workdir)
+        sources = fetch_sources(
+            open_store(context.store), self.engines, exported_digests, session_rows, context.workdir
+        )
         open_graphs = partial(self._open, context)
         stages = Stages(open_graphs, sources, self.precision, self.limits, self.metrics, context.workdir)
-        proof = stages.checks(golden, parts, alone)
+        proof = stages.checks(golden, session_rows, alone)
         checks = proof.checks
-        for name, part_answers in parts.items() if alone else ():
-            with self._open(context, {name: part_answers}) as chain:
+        for name, session_entry in session_rows.items() if alone else ():
+            with self._open(context, {name: session_entry}) as chain:
                 chain_checks = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
             checks += tuple(unjudged(f"{name}{ALONE}", chain_checks))
         if self._functions:
-            with self._open(context, parts, freely=True) as chain:
+            with self._open(context, session_rows, freely=True) as chain:
                 checks += tuple(_free_running(chain, golden, self._given))
         if not self.metrics:
             return replace(proof, checks=checks)
-        place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
-        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, parts) as chain:
-            whole_checks = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
+        store, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
+        with open_chain(store, self.graphs, self.whole.inputs, self.outputs, context.workdir, session_rows) as chain:
+            whole_proof = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
         boundary_names = {spec.name for spec in self._given}
         # Outputs of graphs are measured by the golden sets of these.
-        graphs: dict[str, Dependence] = {
+        dependences: dict[str, Dependence] = {
             spec.name: "handed on" for spec in self.outputs if spec.name not in boundary_names
         }
-        return replace(whole_checks, checks=(*whole_checks.checks, *unmeasured_checks(answers, graphs, self.metrics)))
+        return replace(
+            whole_proof, checks=(*whole_proof.checks, *unmeasured_checks(answers, dependences, self.metrics))
+        )
 
     @property
     def _functions(self) -> list[ChainedGraph]:
@@ -138,20 +142,20 @@ class ProveEnsemble:
     def _open(self, context: WorkerContext, engines: Parts, freely: bool = False) -> "AbstractContextManager[Ensemble]":
         """The chain with engines in the place of graphs. Functions give what they give in fp32, which comes as inputs
         of the whole; freely: what they make of these engines' answers."""
-        place, whole_inputs = open_store(context.store), self.whole.inputs
+        store, whole_inputs = open_store(context.store), self.whole.inputs
         if freely:
-            return open_chain(place, self.graphs, whole_inputs, self._given, context.workdir, engines)
+            return open_chain(store, self.graphs, whole_inputs, self._given, context.workdir, engines)
         graphs = [graph for graph in self.graphs if not graph.function]
-        return open_chain(place, graphs, (*whole_inputs, *self._given), self._compared, context.workdir, engines)
+        return open_chain(store, graphs, (*whole_inputs, *self._given), self._compared, context.workdir, engines)
 
     def _freeze(self, context: WorkerContext) -> "GoldenSet":
         """The data of the whole with what functions give in fp32, and what graphs give. Raises DataError where
         functions give no row for any of it."""
         from validation.golden.golden_set import Case, GoldenSet
 
-        place, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
+        store, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
         outputs = (*self._compared, *self._given)
-        with open_chain(place, self.graphs, self.whole.inputs, outputs, context.workdir) as chain:
+        with open_chain(store, self.graphs, self.whole.inputs, outputs, context.workdir) as chain:
             for batch_inputs in samples.batches():
                 chain_outputs = chain.run(batch_inputs)
                 inner_values = {spec.name: chain_outputs.pop(spec.name) for spec in self._given}
@@ -169,10 +173,10 @@ class ProveEnsemble:
         from pipeline.sources.steps import StateModel
         from validation.golden.golden_set import Case, GoldenSet
 
-        place, data = open_store(context.store), self.whole
+        store, data = open_store(context.store), self.whole
         samples, order, steps = data.open_steps()
         labels = samples.column(data.labels) if data.labels else None
-        with open_chain(place, self.graphs, data.inputs, self.outputs, context.workdir) as chain:
+        with open_chain(store, self.graphs, data.inputs, self.outputs, context.workdir) as chain:
             model = StateModel(chain.run, data.inputs, data.dims, data.states, steps)
             groups, sequences, labels = model.freeze(samples, order, labels)
             cases = [
@@ -185,13 +189,13 @@ class ProveEnsemble:
         """The data of the whole with its labels, and what graphs and functions make of it in fp32."""
         from validation.golden.golden_set import Case, GoldenSet
 
-        place, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
+        store, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
         labels = samples.column(self.whole.labels) if self.whole.labels else None
         if labels is not None and self._functions and samples.complete and labels.ndim > 1:
             # Functions give a sample any number of rows, and axis 1 of the labels has as many as the greatest needs.
             rows = labels.reshape(-1, *labels.shape[2:])
             labels = rows[(rows != _FILLER).reshape(len(rows), -1).any(1)]
-        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir) as chain:
+        with open_chain(store, self.graphs, self.whole.inputs, self.outputs, context.workdir) as chain:
             for batch_inputs in samples.batches():
                 cases.append(Case(f"golden {len(cases)}", "golden", batch_inputs, chain.run(batch_inputs)))
         return GoldenSet(tuple(cases), labels)
@@ -204,8 +208,8 @@ def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[Ten
     answers = [chain.run({name: inputs[name] for name in input_names}) for inputs in case_inputs]
     for name in (spec.name for spec in boundary):
         equal_shapes = [
-            ours[name].shape == rerun_outputs[name].shape
-            for ours, rerun_outputs in zip(case_inputs, answers, strict=True)
+            recorded_inputs[name].shape == rerun_outputs[name].shape
+            for recorded_inputs, rerun_outputs in zip(case_inputs, answers, strict=True)
         ]
         yield Check("engine", "same_shape", name, FREE, sum(equal_shapes) / len(equal_shapes), None, True, _NOTE)
 
@@ -216,17 +220,19 @@ def blame(checks: Sequence[Check]) -> list[str]:
     failed_check = next((check for check in checks if not check.passed), None)
     if failed_check is None:
         return []
-    places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
+    comparisons = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
     part_checks = [
         check for check in checks if check.output == failed_check.output and check.case.endswith((ALONE, AMONG_SOURCES))
     ]
-    metric = (
+    metric_name = (
         failed_check.name if failed_check.name in {check.name for check in part_checks} else "sqnr_db"
     )  # as of decisions
-    metric_checks = [check for check in part_checks if check.name == metric]
-    for case, graphs in places[:: -1 if failed_check.stage == "engine" else 1]:
-        values = ((check.case.removesuffix(case), check.value) for check in metric_checks if check.case.endswith(case))
-        if single_errors := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
+    metric_checks = [check for check in part_checks if check.name == metric_name]
+    for case, graphs in comparisons[:: -1 if failed_check.stage == "engine" else 1]:
+        metric_values = (
+            (check.case.removesuffix(case), check.value) for check in metric_checks if check.case.endswith(case)
+        )
+        if single_errors := [f"{name}{ALONE} {value:.4g}" for name, value in metric_values if value is not None]:
             return [f"with one engine among {graphs}: {', '.join(single_errors)}"]
     return []
 

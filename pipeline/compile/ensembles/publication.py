@@ -66,9 +66,11 @@ class EnsembleUnit:
         status, reason = self.status
         requirements = [requirement for entry in self.engines.values() for requirement in entry.requires]
         # Each once; the memory of all engines together.
-        memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
-        others = dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory))
-        requires: tuple[Requirement, ...] = (*others, *([GpuMemory(memory)] if memory else []))
+        memory_bytes = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
+        other_requirements = dict.fromkeys(
+            requirement for requirement in requirements if not isinstance(requirement, GpuMemory)
+        )
+        requires: tuple[Requirement, ...] = (*other_requirements, *([GpuMemory(memory_bytes)] if memory_bytes else []))
         return EngineEntry(
             target=self.target.name,
             precision=self.precision,
@@ -121,9 +123,11 @@ def _choose(engines: Sequence[EngineEntry], target: Target, precision: Precision
     """The engine of a target and precision, proven ones first, then in the order of the spec's backends; else why there
     is none."""
     unit_entries = [entry for entry in engines if (entry.target, entry.precision) == (target.name, precision)]
-    usable = sorted((entry for entry in unit_entries if entry.usable), key=lambda entry: entry.status != "proven")
-    if usable:
-        return usable[0]
+    usable_entries = sorted(
+        (entry for entry in unit_entries if entry.usable), key=lambda entry: entry.status != "proven"
+    )
+    if usable_entries:
+        return usable_entries[0]
     return unit_entries[0].reason if unit_entries else f"its spec has no {target.name} {precision}"
 
 
@@ -164,11 +168,11 @@ def judge_unit(unit: EnsembleUnit, ensemble: BuiltEnsemble, golden: str, context
     entry = unit.entry(ensemble.golden.inputs, ensemble.outputs)
     if not entry.usable:
         return UnitResult(entry)
-    data = write_engines(unit.engines)
-    entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
-    cannot_run = entry.reason if entry.status == "unproven" else None
-    proof = Proof() if cannot_run else prove(ensemble.request_proof(unit), unit.name, context)
-    report = make_report(entry, golden, [proof], cannot_run, remarks=blame(proof.checks))
+    content = write_engines(unit.engines)
+    entry = replace(entry, digest=context.store.put_bytes(content), size_bytes=len(content), suffix=SUFFIX)
+    obstacle = entry.reason if entry.status == "unproven" else None
+    proof = Proof() if obstacle else prove(ensemble.request_proof(unit), unit.name, context)
+    report = make_report(entry, golden, [proof], obstacle, remarks=blame(proof.checks))
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
     judged_entry = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
     judged_entry = replace(judged_entry, checks=report.counts, sqnr_db=report.sqnr_db)
@@ -213,8 +217,8 @@ def publish_ensemble(
     with published_without(publication.manifest, "its page"):
         reports = Measured(tuple(unit.report for unit in judged_units if unit.report))
         page = version_page(publication.manifest, reports, store)
-    state = "already published" if publication.existed else "published"
-    context.progress.emit(VersionSettled(f"{spec.model}@{publication.version}", state))
+    state_text = "already published" if publication.existed else "published"
+    context.progress.emit(VersionSettled(f"{spec.model}@{publication.version}", state_text))
     return Outcome(
         model=spec.model,
         version=publication.version,
@@ -233,7 +237,9 @@ def _draft(ensemble: BuiltEnsemble, golden: str, judged_units: Sequence[UnitResu
     spec = ensemble.loaded.spec
     # Null lifts a limit, so one that was not given stays absent.
     limits = {name: limit.model_dump(mode="json", exclude_unset=True) for name, limit in spec.limits.items()}
-    said = spec.model_dump(mode="json", exclude={"publication", "limits"}) | ({"limits": limits} if limits else {})
+    spec_document = spec.model_dump(mode="json", exclude={"publication", "limits"}) | (
+        {"limits": limits} if limits else {}
+    )
     sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in ensemble.chain if not graph.function}}
     sources |= function_sources(graph.function for graph in ensemble.chain if graph.function)
     units = sorted([unit.entry.unit, unit.entry.status, str(unit.entry.digest)] for unit in judged_units)
@@ -242,8 +248,8 @@ def _draft(ensemble: BuiltEnsemble, golden: str, judged_units: Sequence[UnitResu
         model=spec.model,
         version="",
         created_at=now(),
-        content=digest_of({"spec": said, "sources": sources, "graphs": pins, "units": units}),
-        spec=said,
+        content=digest_of({"spec": spec_document, "sources": sources, "graphs": pins, "units": units}),
+        spec=spec_document,
         sources=sources,
         toolchain=versions(*TOOLS),
         host=describe_host(),

@@ -60,14 +60,14 @@ def fetch_sources(
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request
         (folder / "exported").mkdir(parents=True)
-        original = fetch_graph(store, exported_digests[name], folder / "exported" / "graph.onnx")
+        exported_path = fetch_graph(store, exported_digests[name], folder / "exported" / "graph.onnx")
         path = runnable(fetch_graph(store, request.model, folder / "graph.onnx"), request.precision)
         backend = discovery.configure(request.backend, dict(request.options))
-        blocks = request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
+        rounds_blocks = request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
         has_changed = request.model != exported_digests[name]
         scales = {f"{name}.{state.output}": state.scale for state in request.quantized_states}
         source_graphs[name] = SourceGraph(
-            original, path, request.precision, has_changed, blocks, parts[name][1], scales
+            exported_path, path, request.precision, has_changed, rounds_blocks, parts[name][1], scales
         )
     return source_graphs
 
@@ -92,18 +92,18 @@ class Stages:
         from validation.limits.budget import default_budget
 
         graph_proof = Proof()
-        with self._open_sources() as graphs, self.opens(engines) as actual:
+        with self._open_sources() as graphs, self.opens(engines) as session:
             if self._changed:
                 with self.opens({}) as exported_chain:
                     graph_proof = self._compare("quantization", exported_chain, graphs, golden)
-                whole_checks = expected_checks("engine", actual, golden, default_budget("engine", self.precision))
+                whole_checks = expected_checks("engine", session, golden, default_budget("engine", self.precision))
                 graph_proof = replace(graph_proof, checks=(*graph_proof.checks, *unjudged(END_TO_END, whole_checks)))
-            judged_checks = self._compare("engine", graphs, actual, golden)
-            wrong = alone and self._changed and any(not check.passed for check in judged_checks.checks)
-            part_checks = tuple(self._each_alone(graphs, golden, engines)) if wrong else ()
-        drifts = *graph_proof.free_running, *judged_checks.free_running
+            engine_proof = self._compare("engine", graphs, session, golden)
+            has_failed = alone and self._changed and any(not check.passed for check in engine_proof.checks)
+            part_checks = tuple(self._each_alone(graphs, golden, engines)) if has_failed else ()
+        rolled_drifts = *graph_proof.free_running, *engine_proof.free_running
         return replace(
-            judged_checks, checks=graph_proof.checks + judged_checks.checks + part_checks, free_running=drifts
+            engine_proof, checks=graph_proof.checks + engine_proof.checks + part_checks, free_running=rolled_drifts
         )
 
     @property
@@ -133,19 +133,21 @@ class Stages:
         from validation.golden.free_running import FreeRunningSession
         from validation.metrics.tally import Along
 
-        of = self._graph_limits if stage == "quantization" else self._engine_limits
+        limits_of = self._graph_limits if stage == "quantization" else self._engine_limits
         expected_session = None if stage == "quantization" else reference
         course = Along()
         spreads = step_spreads(golden, course)
-        usual: dict[str, Drift] = {}
-        checks = drift_checks(stage, expected_session, candidate, golden, of(reference, golden), spreads, usual)
+        usual_drifts: dict[str, Drift] = {}
+        checks = drift_checks(
+            stage, expected_session, candidate, golden, limits_of(reference, golden), spreads, usual_drifts
+        )
         if stage == "quantization" and self.precision != "fp32":
-            checks += tuple(decision_checks(usual, self.metrics, self.limits.get(stage, {})))
+            checks += tuple(decision_checks(usual_drifts, self.metrics, self.limits.get(stage, {})))
         if sequences := golden.sequences:
-            sides = FreeRunningSession(reference, sequences), FreeRunningSession(candidate, sequences)
-            rolled_limits = of(sides[0], sequences.golden, sequences)
-            expected_session = None if expected_session is None else sides[0]
-            checks += free_running_checks(stage, expected_session, sides[1], sequences.golden, rolled_limits, course)
+            pair = FreeRunningSession(reference, sequences), FreeRunningSession(candidate, sequences)
+            rolled_limits = limits_of(pair[0], sequences.golden, sequences)
+            expected_session = None if expected_session is None else pair[0]
+            checks += free_running_checks(stage, expected_session, pair[1], sequences.golden, rolled_limits, course)
         return Proof(checks, spreads=spreads.at(stage), free_running=course.at(stage))
 
     def _graph_limits(
@@ -158,8 +160,8 @@ class Stages:
         limits = self.limits.get("quantization", {})
         if self.precision in QUANTIZED:
             return quantized_limits(exported_chain, self.precision, golden, limits, bool(self.metrics))
-        looser = self._measure("quantization", exported_chain, golden, limits, sequences)
-        return StagedLimits(next(looser), looser)
+        limit_stages = self._measure("quantization", exported_chain, golden, limits, sequences)
+        return StagedLimits(next(limit_stages), limit_stages)
 
     def _engine_limits(
         self, graphs: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
@@ -169,12 +171,12 @@ class Stages:
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})
-        looser = self._measure("engine", graphs, golden, limits, sequences)
+        limit_stages = self._measure("engine", graphs, golden, limits, sequences)
         if limits:
-            return StagedLimits(next(looser), looser)
+            return StagedLimits(next(limit_stages), limit_stages)
         note = "" if self.precision == "fp32" else FIRST
         first_limits = add_notes(Budgets(default_budget("engine", "fp32")), graphs, note)
-        return StagedLimits(OutputLimits(first_limits), looser)
+        return StagedLimits(OutputLimits(first_limits), limit_stages)
 
     def _measure(
         self,
@@ -196,11 +198,13 @@ class Stages:
     @contextmanager
     def _open_sources(self, engines: Parts = MappingProxyType({})) -> "Iterator[Ensemble]":
         """The graphs that the engines were built from, and engines in the place of some."""
-        with ExitStack() as stack:
+        with ExitStack() as resources:
             source_graphs = {name: source for name, source in self.sources.items() if name not in engines}
-            sessions = {name: stack.enter_context(as_written(source.path)) for name, source in source_graphs.items()}
-            parts = {name: (session, source_graphs[name].rows) for name, session in sessions.items()}
-            yield stack.enter_context(self.opens({**parts, **engines}))
+            sessions = {
+                name: resources.enter_context(as_written(source.path)) for name, source in source_graphs.items()
+            }
+            session_rows = {name: (session, source_graphs[name].rows) for name, session in sessions.items()}
+            yield resources.enter_context(self.opens({**session_rows, **engines}))
 
     @contextmanager
     def _perturb(self, stage: "Stage", sequences: "GoldenSequences | None") -> "Iterator[Perturbed]":
@@ -209,15 +213,15 @@ class Stages:
         from validation.golden.free_running import FreeRunningSession
         from validation.perturbation.graph import perturb_chain, perturb_graph
 
-        with ExitStack() as stack:
+        with ExitStack() as resources:
             perturbations: dict[str, Perturbed] = {}
             for name, source in self.sources.items():
-                folder = Path(stack.enter_context(TemporaryDirectory(dir=self.workdir)))
+                folder = Path(resources.enter_context(TemporaryDirectory(dir=self.workdir)))
                 is_engine = stage == "engine"
-                path, half = (source.path, None) if is_engine else (source.exported, _HALVES.get(source.precision))
-                graph = perturb_graph(path, as_written, folder, half, source.blocks and is_engine)
-                perturbations[name] = stack.enter_context(graph)
-            chain = stack.enter_context(perturb_chain(self._open, perturbations))
+                path, half_type = (source.path, None) if is_engine else (source.exported, _HALVES.get(source.precision))
+                graph = perturb_graph(path, as_written, folder, half_type, source.blocks and is_engine)
+                perturbations[name] = resources.enter_context(graph)
+            chain = resources.enter_context(perturb_chain(self._open, perturbations))
             yield replace(chain, session=FreeRunningSession(chain.session, sequences)) if sequences else chain
 
     def _open(self, sessions: Mapping[str, Session]) -> "AbstractContextManager[Ensemble]":

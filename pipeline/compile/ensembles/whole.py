@@ -71,19 +71,19 @@ def open_chain(
     from builders.reference import ReferenceSession
     from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 
-    with ExitStack() as stack:
+    with ExitStack() as resources:
         nodes = dict[str, EnsembleGraph]()
         for graph in graphs:
             if graph.name in (engines or {}):
                 session, rows = (engines or {})[graph.name]
                 nodes[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources, session.outputs, rows)
                 continue
-            folder = Path(stack.enter_context(TemporaryDirectory(dir=workdir)))
+            folder = Path(resources.enter_context(TemporaryDirectory(dir=workdir)))
             if graph.function:
-                nodes[graph.name] = stack.enter_context(_open_function(store, graph.function, folder))
+                nodes[graph.name] = resources.enter_context(_open_function(store, graph.function, folder))
                 continue
             path = fetch_graph(store, graph.model, folder / "graph.onnx")
-            reference = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
+            reference = resources.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
             rows = call_rows(reference.inputs, reference.outputs)
             nodes[graph.name] = EnsembleGraph(reference.run, reference.inputs, graph.sources, reference.outputs, rows)
         yield Ensemble(nodes, inputs, outputs)
@@ -195,8 +195,8 @@ def find_graph_steps(
     data: WholeData, state: bool, inputs: Sequence[TensorSpec], sources: Mapping[str, str]
 ) -> GraphSteps:
     """Of a graph. state: whether it has state.  inputs: without its states.  sources: what gives them."""
-    joined_step = data.steps[0] if data.steps else ""
-    step_dim = next((dim for dim, name in name_dims(inputs, sources, data.inputs).items() if name == joined_step), "")
+    step_name = data.steps[0] if data.steps else ""
+    step_dim = next((dim for dim, name in name_dims(inputs, sources, data.inputs).items() if name == step_name), "")
     return GraphSteps(state, step_dim)
 
 
@@ -209,16 +209,16 @@ def roll_steps(chain: Session, data: WholeData, states: Sequence[State]) -> Iter
     from validation.data.joined import GrownInputs, JoinedSteps, split
 
     samples, order, steps = data.open_steps()
-    firsts = steps.firsts if steps else np.arange(samples.count)
-    counts = np.diff(np.append(firsts, samples.count)).tolist()
+    first_rows = steps.firsts if steps else np.arange(samples.count)
+    counts = np.diff(np.append(first_rows, samples.count)).tolist()
     source = JoinedSteps(samples, steps) if steps else samples
     streams = Streams(chain.run, tuple(chain.inputs), states, data.ends)
-    for number, sequence in enumerate(split(source, None if order is None else order[firsts])):
+    for sequence_index, sequence in enumerate(split(source, None if order is None else order[first_rows])):
         streams.reset()
-        grown = GrownInputs(streams.inputs)
+        grown_inputs = GrownInputs(streams.inputs)
         for end, step_tensors in sequence:
-            answer = streams.run(grown.take(step_tensors))
-            yield RolledStep((number, end - 1), counts[end - 1], {**step_tensors, **answer})
+            outputs = streams.run(grown_inputs.take(step_tensors))
+            yield RolledStep((sequence_index, end - 1), counts[end - 1], {**step_tensors, **outputs})
 
 
 def list_rows(
@@ -232,27 +232,31 @@ def list_rows(
     `write_samples`. Raises DataError for what cannot be cut into the samples of a step."""
     import numpy as np
 
-    before: Tensors = {}
+    last_sample: Tensors = {}
     numbers = -1, -1
     for step in rolled_steps:
         row_tensors = {name: step.tensors[source] for name, source in sources.items()}
-        parts = _cut(row_tensors, steps.dim, step.samples, inputs) if steps.dim else [row_tensors]
-        for part in parts:
+        samples = _cut(row_tensors, steps.dim, step.samples, inputs) if steps.dim else [row_tensors]
+        for sample in samples:
             if steps.state:
-                of = {SEQUENCE: step.numbers[0], STEP: step.numbers[1]} if steps.dim else {SEQUENCE: step.numbers[0]}
-                yield part | {
-                    name: np.array(step_index if complete else [step_index]) for name, step_index in of.items()
+                indices = (
+                    {SEQUENCE: step.numbers[0], STEP: step.numbers[1]} if steps.dim else {SEQUENCE: step.numbers[0]}
+                )
+                yield sample | {
+                    name: np.array(step_index if complete else [step_index]) for name, step_index in indices.items()
                 }
-            elif numbers[0] != step.numbers[0] or not all(np.array_equal(part[name], before[name]) for name in part):
-                yield part
-            before, numbers = part, step.numbers
+            elif numbers[0] != step.numbers[0] or not all(
+                np.array_equal(sample[name], last_sample[name]) for name in sample
+            ):
+                yield sample
+            last_sample, numbers = sample, step.numbers
 
 
 def _cut(step: "Tensors", dim: str, count: int, inputs: Sequence[TensorSpec]) -> "list[dict[str, Array]]":
     """The samples that a step was joined of: inputs with the dim in equal parts, the others in each."""
     import numpy as np
 
-    parts = [dict(step) for _ in range(count)]
+    samples = [dict(step) for _ in range(count)]
     for spec in (spec for spec in inputs if dim in spec.shape):
         axis = spec.shape.index(dim)
         size = step[spec.name].shape[axis]
@@ -261,9 +265,9 @@ def _cut(step: "Tensors", dim: str, count: int, inputs: Sequence[TensorSpec]) ->
                 f"input {spec.name!r} gets {size} along {dim!r} in a step of {count} samples, which is no multiple; "
                 "rename the dim of what is not of the step's samples"
             )
-        for part, piece in zip(parts, np.split(step[spec.name], count, axis), strict=True):
-            part[spec.name] = piece
-    return parts
+        for sample, values in zip(samples, np.split(step[spec.name], count, axis), strict=True):
+            sample[spec.name] = values
+    return samples
 
 
 LIMITS = ProcessLimits(3600, HOST_MEMORY_MIB, "give fewer samples", "run it on a machine with more memory")
@@ -293,38 +297,40 @@ class ComputeSamples:
 
     def run(self, context: WorkerContext) -> ComputedSamples:
         """Its samples, streamed. Raises DataError for outputs that cannot be divided into samples."""
-        place, names = open_store(context.store), [graph.name for graph in self.before]
+        store, names = open_store(context.store), [graph.name for graph in self.before]
         samples = self.whole.open()
         # A function may give any number of rows, each of which is a sample then.
-        complete = samples.complete and not _behind_functions(self.sources, self.before)
+        is_complete = samples.complete and not _behind_functions(self.sources, self.before)
         states = [state for state in self.whole.states if split_source(state.input, names)]
         read_names = {source for source in self.sources.values() if split_source(source, names)}
         read_names |= {state.output for state in states}
         outputs = [spec for spec in tensors_of(self.before) if spec.name in read_names]
         other_states = {state.input for state in self.whole.states}.difference(state.input for state in states)
         outer_inputs = [spec for spec in self.whole.inputs if spec.name not in other_states]
-        with open_chain(place, self.before, outer_inputs, outputs, context.workdir) as chain:
+        with open_chain(store, self.before, outer_inputs, outputs, context.workdir) as chain:
             rows: Iterator[dict[str, Array]]
             if self.steps is not None:
                 rolled_steps = roll_steps(chain, self.whole, states)
-                rows = list_rows(rolled_steps, self.steps, self.inputs, self.sources, complete)
+                rows = list_rows(rolled_steps, self.steps, self.inputs, self.sources, is_complete)
             else:
                 runs = ({**inputs, **chain.run(inputs)} for inputs in samples.batches())
                 rows = ({name: tensors[source] for name, source in self.sources.items()} for tensors in runs)
-            path, count = write_samples(rows, complete, context.workdir)
-        return ComputedSamples(place.put_file(path), count)
+            path, count = write_samples(rows, is_complete, context.workdir)
+        return ComputedSamples(store.put_file(path), count)
 
 
 def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
     """Whether what these sources give was given by a function, or by a graph behind one."""
-    graph_places = {graph.name: place for place, graph in enumerate(before)}
-    givers = {
-        graph_places[source_parts[0]]
+    graph_indices = {graph.name: index for index, graph in enumerate(before)}
+    source_indices = {
+        graph_indices[source_parts[0]]
         for source in sources.values()
-        if (source_parts := split_source(source, graph_places))
+        if (source_parts := split_source(source, graph_indices))
     }
     # What a graph names of itself is an input of the whole, so each takes from those before it alone.
-    return any(before[place].function or _behind_functions(before[place].sources, before[:place]) for place in givers)
+    return any(
+        before[index].function or _behind_functions(before[index].sources, before[:index]) for index in source_indices
+    )
 
 
 def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> tuple[Path, int]:
@@ -336,17 +342,17 @@ def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> t
     import numpy as np
 
     arrays, count = dict[str, np.ndarray](), 0  # of each the first, whose dtype and shape all have
-    with ExitStack() as stack:
+    with ExitStack() as resources:
         files = dict[str, IO[bytes]]()
         for inputs in rows:
-            size = 1 if complete else max((len(array) for array in inputs.values() if array.ndim), default=0)
-            count += size
+            sample_count = 1 if complete else max((len(array) for array in inputs.values() if array.ndim), default=0)
+            count += sample_count
             for name, array in inputs.items():
                 entry = array[None] if complete else array
                 if name not in arrays:
                     arrays[name] = entry
-                    files[name] = stack.enter_context((workdir / f"samples{len(files)}").open("w+b"))
-                _check_row(name, entry, arrays[name], size)
+                    files[name] = resources.enter_context((workdir / f"samples{len(files)}").open("w+b"))
+                _check_row(name, entry, arrays[name], sample_count)
                 files[name].write(np.ascontiguousarray(entry, arrays[name].dtype).data)
         if not count:
             raise DataError("the data of the whole gives no sample: functions before the graph gave no row for any")
@@ -354,20 +360,20 @@ def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> t
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for name, array in arrays.items():
                 # A ZipInfo of a fixed time, so that equal samples give equal bytes.
-                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as out:
-                    shape, kind = (count, *array.shape[1:]), np.lib.format.dtype_to_descr(array.dtype)
-                    head = {"descr": kind, "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(out, head)
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member_file:
+                    shape, dtype_text = (count, *array.shape[1:]), np.lib.format.dtype_to_descr(array.dtype)
+                    header = {"descr": dtype_text, "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(member_file, header)
                     files[name].seek(0)
-                    shutil.copyfileobj(files[name], out)
+                    shutil.copyfileobj(files[name], member_file)
     return path, count
 
 
 def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
     if not entry.ndim or len(entry) != size:
-        many = entry.shape[0] if entry.ndim else "no axis of"
+        count = entry.shape[0] if entry.ndim else "no axis of"
         raise DataError(
-            f"input {name!r} gets {many} rows for {size} samples; store one complete input per entry of a new axis 0 "
+            f"input {name!r} gets {count} rows for {size} samples; store one complete input per entry of a new axis 0 "
             "in the data of the whole"
         )
     if entry.shape[1:] != array.shape[1:]:
@@ -387,7 +393,7 @@ def request_samples(
     steps = find_graph_steps(data, bool(spec.state), inputs, taken_sources) if data.states else None
     needed_graphs = (
         tuple(before)
-        if any(split_source(source, [g.name for g in before]) for source in taken_sources.values())
+        if any(split_source(source, [graph.name for graph in before]) for source in taken_sources.values())
         else ()
     )
     return ComputeSamples(data, needed_graphs, inputs, taken_sources, steps)

@@ -130,10 +130,10 @@ def _draw_or_explain(document: VersionDocument) -> str:
     try:
         return draw_page(document)
     except (IntegrityError, MemoryError) as error:
-        why = escape(f"{type(error).__name__}: {error}")
+        text = escape(f"{type(error).__name__}: {error}")
         return (
             f"<!doctype html><meta charset=utf-8><title>{escape(document.reference)}</title><p>The page of "
-            f"{escape(document.reference)} could not be drawn ({why}). What it is about lies beside it in report.json."
+            f"{escape(document.reference)} could not be drawn ({text}). What it is about lies beside it in report.json."
         )
 
 
@@ -156,7 +156,7 @@ def _parse(data: bytes, document_name: str) -> dict[str, object]:
 
 def version_page(manifest: Manifest, results: Measured, store: Store) -> str:
     """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
-    key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
+    key, data_key = (key_of(manifest.model, manifest.version) for key_of in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
         document = _describe(manifest, results, store, node_attributions, latencies(store, manifest))
@@ -186,12 +186,16 @@ def failed_page(
     which node drifted; None where that is not known yet: what an equal run before it found then stays.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
-    before = failed_document(store, draft.model)
-    is_same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
-    if store.read(key) is None or not is_same or (before and named_attributions not in (None, before.attributions)):
+    last_page = failed_document(store, draft.model)
+    is_same = last_page is not None and (last_page.content, last_page.engines) == (draft.content, draft.engines)
+    if (
+        store.read(key) is None
+        or not is_same
+        or (last_page and named_attributions not in (None, last_page.attributions))
+    ):
         document = _describe(draft, results, store, named_attributions or (), {})
-        for place, content in ((data_key, write_document(document)), (key, _draw_or_explain(document).encode())):
-            store.replace(place, content, store.read(place))
+        for object_key, content in ((data_key, write_document(document)), (key, _draw_or_explain(document).encode())):
+            store.replace(object_key, content, store.read(object_key))
     return place_of(store, key)
 
 
@@ -246,9 +250,9 @@ _PURL_NAME = re.compile(r"[-_.]+")
 
 def with_provenance(store: Store, draft: Manifest, entries: Sequence[EngineEntry], started_at: str) -> Manifest:
     """The draft with its statement and SBOM stored and named among its sources. started_at: ISO 8601, UTC."""
-    sbom = store.put_bytes(canonical_json(environment_sbom()))
-    statement = store.put_bytes(canonical_json(provenance_statement(draft, entries, started_at, sbom)))
-    return replace(draft, sources={**draft.sources, STATEMENT: statement, SBOM: sbom})
+    sbom_digest = store.put_bytes(canonical_json(environment_sbom()))
+    statement_digest = store.put_bytes(canonical_json(provenance_statement(draft, entries, started_at, sbom_digest)))
+    return replace(draft, sources={**draft.sources, STATEMENT: statement_digest, SBOM: sbom_digest})
 
 
 def provenance_statement(draft: Manifest, entries: Sequence[EngineEntry], started_at: str, sbom: str) -> Json:
@@ -296,11 +300,13 @@ def provenance_statement(draft: Manifest, entries: Sequence[EngineEntry], starte
 
 def _subjects(entries: Sequence[EngineEntry]) -> list[Json]:
     """One per engine file; several units may share one."""
-    names: dict[str, list[str]] = {}
+    units_by_digest: dict[str, list[str]] = {}
     for entry in entries:
         if entry.digest:
-            names.setdefault(entry.digest, []).append(entry.unit)
-    return [{"name": ", ".join(units), "digest": {"sha256": digest}} for digest, units in sorted(names.items())]
+            units_by_digest.setdefault(entry.digest, []).append(entry.unit)
+    return [
+        {"name": ", ".join(units), "digest": {"sha256": digest}} for digest, units in sorted(units_by_digest.items())
+    ]
 
 
 def _driver() -> str:
@@ -318,7 +324,7 @@ def environment_sbom() -> Json:
     Without serial number and time, which CycloneDX leaves free: the same environment is the same bytes. Engines that
     were built on other hosts name their toolchain in the manifest.
     """
-    components = {part["purl"]: part for part in map(_component, importlib.metadata.distributions()) if part}
+    components = {item["purl"]: item for item in map(_component, importlib.metadata.distributions()) if item}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -349,6 +355,6 @@ def _licenses(metadata: importlib.metadata.PackageMetadata) -> list[Json]:
         return [{"expression": str(expression)}]
     classifiers = [str(line) for line in metadata.get_all("Classifier") or ()]
     license_names = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
-    said = str(metadata["License"] or "").strip()
-    names = license_names or ([said] if said and len(said) <= _LICENSE_TEXT and "\n" not in said else [])
+    text = str(metadata["License"] or "").strip()
+    names = license_names or ([text] if text and len(text) <= _LICENSE_TEXT and "\n" not in text else [])
     return [{"license": {"name": name}} for name in dict.fromkeys(names) if name]

@@ -99,7 +99,7 @@ class VersionDraft:
 def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
     spec, export, plan = work.spec, judgement.exported, judgement.plan
-    blake3 = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
+    blake3_digests = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
     label_files = {label_source(output): spec.file(name) for output, name in spec.triton.labels.items()}
     labels = {source: work.context.store.put_file(file) for source, file in label_files.items()}
     manifest = _draft_manifest(spec, judgement, labels)
@@ -108,15 +108,15 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
         notes = (*result.entry.notes, *_hint(spec, export, result))
         entry = replace(result.entry, notes=notes)
         units[result.built.unit.name] = replace(result, entry=entry, size_bytes=manifest.size_of(entry))
-    larger = note_larger([units[unit.name] for unit in plan.units])
+    unit_results = note_larger([units[unit.name] for unit in plan.units])
 
     def read_sources() -> BuildSources:
         return BuildSources(inputs_of(work), export.reads, export.model.digest, export.golden)
 
     return VersionDraft(
         manifest=manifest,
-        units=tuple(larger),
-        blake3={**blake3, export.model.digest: export.model.blake3},
+        units=tuple(unit_results),
+        blake3={**blake3_digests, export.model.digest: export.model.blake3},
         channel=spec.publication.channel,
         wanted_version=spec.version,
         reads=export.reads,
@@ -130,8 +130,8 @@ def _hint(spec: ModelSpec, export: Exported, unit: JudgedUnit) -> Iterator[str]:
     checks = unit.report.checks if unit.report and unit.entry.status == "failed" else ()
     if checks and export.golden_inputs is None:
         yield RANDOM_INPUTS
-    overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
-    if overflows and unit.built.unit.request.precision == "fp16" and spec.calibration is None:
+    has_overflow = any(check.name == "nonfinite" and not check.passed for check in checks)
+    if has_overflow and unit.built.unit.request.precision == "fp16" and spec.calibration is None:
         yield UNMEASURED
     is_resized = any(check.name == "shape" and check.stage == "quantization" and not check.passed for check in checks)
     if is_resized and not (spec.golden and spec.golden.metrics):
@@ -142,17 +142,21 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
     """The units, with a note on each GPU engine that is narrower than fp16 and larger than the fp16 engine of its
     target and backend: what makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it
     faster."""
-    usable = [unit for unit in units if unit.entry.usable]
-    fp16 = {(at.target, at.backend): unit.size_bytes for unit in usable if (at := unit.entry).precision == "fp16"}
-    notes = []
+    usable_units = [unit for unit in units if unit.entry.usable]
+    fp16_sizes = {
+        (peer.target, peer.backend): unit.size_bytes
+        for unit in usable_units
+        if (peer := unit.entry).precision == "fp16"
+    }
+    results = []
     for unit in units:
-        entry, size, half = unit.entry, unit.size_bytes, fp16.get((unit.entry.target, unit.entry.backend))
+        entry, size, fp16_size = unit.entry, unit.size_bytes, fp16_sizes.get((unit.entry.target, unit.entry.backend))
         on_gpu = entry.compute_capability is not None or entry.target == PORTABLE
-        if entry.usable and on_gpu and entry.precision in QUANTIZED and size and half and size > half:
-            note = f"larger than the fp16 engine ({format_bytes(size)} against {format_bytes(half)})"
+        if entry.usable and on_gpu and entry.precision in QUANTIZED and size and fp16_size and size > fp16_size:
+            note = f"larger than the fp16 engine ({format_bytes(size)} against {format_bytes(fp16_size)})"
             unit = replace(unit, entry=replace(entry, notes=(*entry.notes, note)))
-        notes.append(unit)
-    return notes
+        results.append(unit)
+    return results
 
 
 def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str]) -> Manifest:
@@ -162,22 +166,22 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
     sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != export.model.digest}
     document = resolved_spec(spec)
     # How long engines are timed changes nothing about what they are.
-    said = document | {"validation": {k: v for k, v in document["validation"].items() if k != "latency"}}
+    spec_document = document | {"validation": {k: v for k, v in document["validation"].items() if k != "latency"}}
     # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
     scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
-    provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
+    provenance = {"spec": digest_of(spec_document), **_digest_files(spec), **scales}
     units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged_units]
     refused_units = [[unit.name, unit.reason] for unit in plan.refused]
     shards_by_model = {export.model.digest: export.model.shards} | {graph.model: graph.shards for graph in graphs}
     shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
-    content = digest_of(
-        {"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused_units}
+    content_digest = digest_of(
+        {"spec": spec_document, "sources": sources, "inputs": provenance, "units": units, "refused": refused_units}
     )
     return Manifest(
         model=spec.model,
         version="",
         created_at=now(),
-        content=content,
+        content=content_digest,
         spec=document,
         # What stands beside the engines changes nothing about what they are either.
         sources=sources | _blobs_beside(graphs) | layers(judged_units),
@@ -196,8 +200,10 @@ def resolved_spec(spec: ModelSpec) -> Json:
     would lift it. Publication, build and timeouts say where a version goes and what making it may cost, not what it is;
     a frozen golden set is named by its digest already.
     """
-    costs = dict.fromkeys(("publication", "build", "timeouts"), True)
-    document: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
+    excluded_keys = dict.fromkeys(("publication", "build", "timeouts"), True)
+    document: Json = spec.model_dump(
+        mode="json", exclude={**excluded_keys, "validation": True, "golden": {"frozen": True}}
+    )
     return {**document, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
@@ -247,9 +253,9 @@ def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
         page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged_units), store)
         return Outcome(manifest.model, None, False, _list_results(draft), dict(manifest.metrics), page=page)
     build_requests = [unit.built.unit.request for unit in judged_units if unit.built.digest]
-    new = publication.repeated or not publication.existed
+    is_new = publication.repeated or not publication.existed
     with published_without(publication.manifest, "what the next plan compares with, its latency reports and its page"):
-        remember_builds(manifest.model, build_requests, draft.reads, draft.read_sources, context, new)
+        remember_builds(manifest.model, build_requests, draft.reads, draft.read_sources, context, is_new)
     with published_without(publication.manifest, "its latency reports and its page"):
         add_latencies(store, publication.manifest, [unit.latency for unit in judged_units if unit.latency])
     name = f"{manifest.model}@{publication.version}"

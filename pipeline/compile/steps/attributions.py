@@ -71,16 +71,18 @@ def find_suspects(judged_units: Sequence[JudgedUnit]) -> list[Suspect]:
             for c in failed_checks
             if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
         ]
-        places = {check.case.rpartition(", ")[2] for check in explained_checks if check.stage == "task"}
-        first_place = next((place for place in ("exported model", "graph", "engine") if place in places), "")
-        stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first_place, set())
-        drifted_stages, broken = stages | {check.stage for check in explained_checks}, dict[str, Suspect]()
+        artifacts = {check.case.rpartition(", ")[2] for check in explained_checks if check.stage == "task"}
+        first_artifact = next(
+            (artifact for artifact in ("exported model", "graph", "engine") if artifact in artifacts), ""
+        )
+        stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first_artifact, set())
+        drifted_stages, unit_suspects = stages | {check.stage for check in explained_checks}, dict[str, Suspect]()
         if "quantization" in drifted_stages and unit.graph.recipe is not None:
-            broken[unit.request.model] = Suspect("quantization", result.built, ())
+            unit_suspects[unit.request.model] = Suspect("quantization", result.built, ())
         if "engine" in drifted_stages and discovery.capabilities_of(unit.request.backend).opens_parts:
             cases = tuple(check.case for check in failed_checks if check.name in ("sizes", "magnitudes"))
-            broken[unit.name] = Suspect("engine", result.built, (), cases)
-        for name, suspect in broken.items():
+            unit_suspects[unit.name] = Suspect("engine", result.built, (), cases)
+        for name, suspect in unit_suspects.items():
             previous_suspect = suspects.get((suspect.stage, name), suspect)
             suspects[suspect.stage, name] = replace(previous_suspect, units=(*previous_suspect.units, unit.name))
     return list(suspects.values())
@@ -128,37 +130,37 @@ class AttributeGraph:
         from validation.comparison.tasks import lift_limits
 
         clock = Clock(self.seconds)
-        place, workdir, precision, metrics = open_store(context.store), context.workdir, self.precision, self.metrics
-        frozen = golden_set(place, self.golden, workdir)
-        original = fetch_graph(place, self.reference, workdir / "reference.onnx")
+        store, workdir, precision, metrics = open_store(context.store), context.workdir, self.precision, self.metrics
+        golden = golden_set(store, self.golden, workdir)
+        base_path = fetch_graph(store, self.reference, workdir / "reference.onnx")
 
-        with ReferenceSession(original) as session:
-            stages = WrittenLimits(original, precision, self.limits, metrics, workdir)(session, frozen)
-            loosest_limits = stages.loosest()
-            expected_cases = _answer(frozen, session, workdir / "answered.safetensors")
+        with ReferenceSession(base_path) as session:
+            staged_limits = WrittenLimits(base_path, precision, self.limits, metrics, workdir)(session, golden)
+            loosest_limits = staged_limits.loosest()
+            expected_cases = _answer(golden, session, workdir / "answered.safetensors")
 
         def check(actual: Session, cases: "GoldenSet") -> Sequence[Check]:
             checks = expected_checks("quantization", actual, cases, loosest_limits)
             judged_metrics = metrics if cases is expected_cases else ()
             return lift_limits(proof_of(checks, actual, cases, judged_metrics, "graph").checks, metrics)
 
-        candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), precision)
-        recipe = _read_recipe(place, self.recipe) if self.recipe else None
-        source = original if recipe is None else fetch_graph(place, recipe.model, workdir / "source.onnx")
+        candidate = runnable(fetch_graph(store, self.graph, workdir / "graph.onnx"), precision)
+        recipe = _read_recipe(store, self.recipe) if self.recipe else None
+        source = base_path if recipe is None else fetch_graph(store, recipe.model, workdir / "source.onnx")
         with ReferenceSession(candidate) as session:
-            before = check(session, expected_cases)
+            baseline = check(session, expected_cases)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
         has_answers = recipe is None or recipe.model == self.reference
         attribution = attribute_drift(
-            "quantization", precision, *pair, expected_cases, loosest_limits.budgets.tightest, _list_failed(before),
+            "quantization", precision, *pair, expected_cases, loosest_limits.budgets.tightest, _list_failed(baseline),
             tell=print, stop=lambda: clock.left(RANKING) <= 0, answered=has_answers,
         )  # fmt: skip
         if not recipe or not attribution.failed:
-            return _keep(place, attribution, None)
+            return _keep(store, attribution, None)
         if has_shards(source):
             print("no proposal: each trial would write the weights of the model, which lie in shards, once more")
-            return _keep(place, attribution, None)
-        judge = _judge_trials(expected_cases, attribution, before, check)
+            return _keep(store, attribution, None)
+        judge = _judge_trials(expected_cases, attribution, baseline, check)
         print("looking for the smallest set of groups to leave in float")
 
         def judge_graph(graph: "ModelProto") -> Sequence[Check]:
@@ -166,7 +168,7 @@ class AttributeGraph:
             save_onnx(graph, path)
             return judge(runnable(path, precision))
 
-        return _keep(place, attribution, _propose(recipe, source, attribution, before, judge_graph, clock))
+        return _keep(store, attribution, _propose(recipe, source, attribution, baseline, judge_graph, clock))
 
 
 def _judge_trials(
@@ -186,22 +188,22 @@ def _judge_trials(
     # The worst edge that failed. Each edge must pass by itself, so a graph that fails on one has failed.
     from validation.golden.golden_set import GoldenSet
 
-    failing = {check.case for check in before if not check.passed}
-    names = [name for name in attribution.cases if name in failing]
-    edges = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
+    failed_cases = {check.case for check in before if not check.passed}
+    names = [name for name in attribution.cases if name in failed_cases]
+    edge_cases = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
     limits = list_limits(check for check in before if not check.passed)
     # A quarter of the golden cases, those first that the two graphs differ most on.
-    place = {name: index for index, name in enumerate(attribution.cases)}
-    worst_first = sorted(golden.of_kind("golden"), key=lambda case: place.get(case.name, len(place)))
-    few = worst_first[: math.ceil(len(worst_first) / 4)] if limits else []
+    case_ranks = {name: index for index, name in enumerate(attribution.cases)}
+    worst_first = sorted(golden.of_kind("golden"), key=lambda case: case_ranks.get(case.name, len(case_ranks)))
+    worst_cases = worst_first[: math.ceil(len(worst_first) / 4)] if limits else []
     usual_drifts = golden_drifts(golden)
 
     def judge(path: Path) -> Sequence[Check]:
-        with ReferenceSession(path) as actual:
-            if broken := find_broken(actual, few, usual_drifts, limits):
-                return [broken]
-            edge_checks = check(actual, edges) if edges.cases else []
-            return edge_checks if _list_failed(edge_checks) else check(actual, golden)
+        with ReferenceSession(path) as session:
+            if failed_check := find_broken(session, worst_cases, usual_drifts, limits):
+                return [failed_check]
+            edge_checks = check(session, edge_cases) if edge_cases.cases else []
+            return edge_checks if _list_failed(edge_checks) else check(session, golden)
 
     return judge
 
@@ -229,27 +231,27 @@ class AttributeEngine:
         from validation.comparison.sessions import drift_checks
 
         clock = Clock(self.seconds)
-        place, workdir, metrics = open_store(context.store), context.workdir, self.metrics
+        store, workdir, metrics = open_store(context.store), context.workdir, self.metrics
         request = self.engine.request
         backend = opening_parts(discovery.configure(request.backend, dict(request.options)))
         if backend is None:
             raise InputError(f"engines of {request.backend} cannot be tapped yet; attribute their graph")
-        engine = fetch_graph(place, self.engine.digest, workdir / f"engine{self.engine.suffix}")
-        frozen = golden_set(place, self.golden, workdir)
-        graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
-        with ReferenceSession(graph) as reference, backend.open_part(engine) as actual:
-            loosest_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, frozen).loosest()
+        engine = fetch_graph(store, self.engine.digest, workdir / f"engine{self.engine.suffix}")
+        golden = golden_set(store, self.golden, workdir)
+        graph = runnable(fetch_graph(store, request.model, workdir / "graph.onnx"), request.precision)
+        with ReferenceSession(graph) as reference, backend.open_part(engine) as session:
+            loosest_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, golden).loosest()
             if self.cases:  # the limits are the golden set's
-                frozen, metrics = cases_of(self.cases, frozen, request), ()
-            checks = drift_checks("engine", reference, actual, frozen, loosest_limits)
-            failed_checks = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
+                golden, metrics = cases_of(self.cases, golden, request), ()
+            checks = drift_checks("engine", reference, session, golden, loosest_limits)
+            failed_checks = _list_failed(proof_of(checks, session, golden, metrics, "engine").checks)
         tapped_graph = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped_graph
         attribution = attribute_drift(
-            "engine", request.precision, *pair, frozen, loosest_limits.budgets.tightest, failed_checks,
+            "engine", request.precision, *pair, golden, loosest_limits.budgets.tightest, failed_checks,
             tell=print, stop=lambda: clock.left(WHOLE) <= 0,
         )  # fmt: skip
-        return _keep(place, attribution, None)
+        return _keep(store, attribution, None)
 
 
 class Clock:
@@ -305,8 +307,8 @@ def _propose(
     from pipeline.quantization.search.repair import QuantizationRecipe, propose
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
-    rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
-    recipe = QuantizationRecipe(load_graph(model), *rewriting, written.states)
+    recipe_fields = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
+    recipe = QuantizationRecipe(load_graph(model), *recipe_fields, written.states)
 
     return replace(propose(recipe, attribution, before, judge, clock.left(WHOLE)), searched=written.searched)
 

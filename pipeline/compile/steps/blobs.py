@@ -101,8 +101,8 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
         if not (shard_path := folder / digest).exists():
             _link(store, digest, shard_path)
     is_stripped = any(isinstance(requirement, Weights) for requirement in requires)
-    weights = fetch_graph(store, request.model, folder / "weights.onnx") if is_stripped else None
-    return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
+    weights_path = fetch_graph(store, request.model, folder / "weights.onnx") if is_stripped else None
+    return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights_path)
 
 
 def open_session(store: Store, blob: EngineBlob, folder: Path) -> AbstractContextManager[Session]:
@@ -180,12 +180,12 @@ def runnable(graph: Path, precision: Precision) -> Path:
     from pipeline.sources.onnx_model import save_onnx
 
     outline = load_outline(graph)
-    blocks, halves = needs_blocks_emulated(outline), needs_emulation(outline)
-    if not blocks and not halves:
+    has_blocks, has_halves = needs_blocks_emulated(outline), needs_emulation(outline)
+    if not has_blocks and not has_halves:
         return graph
     emulated_path, model = graph.with_name("emulated.onnx"), load_graph(graph)
-    model = emulate_blocks(model) if blocks else model
-    save_onnx(emulate(model) if halves else model, emulated_path)
+    model = emulate_blocks(model) if has_blocks else model
+    save_onnx(emulate(model) if has_halves else model, emulated_path)
     return emulated_path
 
 

@@ -74,18 +74,18 @@ class ObservePart:
         store = open_store(context.store)
         model = fetch_graph(store, self.model, context.workdir / "model.onnx")
         graph = prepare_model(load_outline(model))
-        everything, needed_tensors = activations(graph), tensors_to_measure(graph)
+        all_tensors, needed_tensors = activations(graph), tensors_to_measure(graph)
         del graph
         with open_samples(self.samples) as source:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
             collector = DigestCollector(source)
             full_source = complete_samples(source, self.samples, model) if self.samples.states else collector
-            observations = observe_samples(model, full_source, everything, histograms=needed_tensors, span=span)
-            inputs = full_source.digests if isinstance(full_source, SequenceSamples) else collector.seen
+            observations = observe_samples(model, full_source, all_tensors, histograms=needed_tensors, span=span)
+            sample_digests = full_source.digests if isinstance(full_source, SequenceSamples) else collector.seen
         if observations.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
-        return _store(store, observations, inputs)
+        return _store(store, observations, sample_digests)
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def complete_samples(source: "SampleSource", samples: CalibrationSamples, model:
         return source
     order = read_order(source, samples.sequence) if isinstance(source, Samples) else None
     steps = read_steps(source, samples.steps, order, samples.shapes.dims) if isinstance(source, Samples) else None
-    ends = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
+    dim_bounds = {dim.name: (dim.min, dim.max) for dim in samples.shapes.dims}
     session = ReferenceSession(model, threads=threads_for(model, steps=True))
-    streams = Streams(session.run, samples.shapes.inputs, samples.states, ends)
+    streams = Streams(session.run, samples.shapes.inputs, samples.states, dim_bounds)
     return SequenceSamples(source, streams, order, steps)
 
 
@@ -194,9 +194,9 @@ def observe(part: Part, export: Exported, work: Work) -> Observed:
         check_files(spec)
         if count > 1 and context.executor is not local:
             step_needs = Needs(memory_mib=USUAL_MEMORY_MIB)
-            remote = Job("calibrate", ObservePartRemotely(request), uri, limits, step_needs)
+            remote_job = Job("calibrate", ObservePartRemotely(request), uri, limits, step_needs)
             with suppress(DataError):  # it is raised again here, if the samples are at fault
-                if part_observations := context.run_job(context.executor, name, remote):
+                if part_observations := context.run_job(context.executor, name, remote_job):
                     return part_observations
         return context.run_job(local, name, job)
 
@@ -228,9 +228,9 @@ def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
     """The samples that the spec names, with the digest that they have now."""
     calibration = spec.calibration
     data, labels = (calibration.data, calibration.labels) if calibration else ("", None)
-    arrays = (calibration.sequence, calibration.joined) if calibration else ()
-    of = calibration_digest(spec), labels, model_shapes(spec), spec.states(), *arrays
-    return CalibrationSamples(spec.root_of(data), data, *of)
+    array_names = (calibration.sequence, calibration.joined) if calibration else ()
+    args = calibration_digest(spec), labels, model_shapes(spec), spec.states(), *array_names
+    return CalibrationSamples(spec.root_of(data), data, *args)
 
 
 def samples_key(samples: CalibrationSamples) -> Json:

@@ -64,12 +64,12 @@ class BuildEngine:
 
     def run(self, context: WorkerContext) -> Recorded:
         """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
-        place, build_request = open_store(context.store), self.request
+        store, build_request = open_store(context.store), self.request
         backend = discovery.configure(build_request.backend, dict(build_request.options))
         discovery.check_toolchain(backend, build_request)
         enter_phase("fetching")
-        model = fetch_graph(place, build_request.model, context.workdir / "model.onnx")
-        timing = TimingCache(place, backend, context.workdir)
+        model = fetch_graph(store, build_request.model, context.workdir / "model.onnx")
+        timing = TimingCache(store, backend, context.workdir)
         timing.fetch()
         enter_phase("compiling")
         started_s = time.monotonic()
@@ -87,12 +87,12 @@ class BuildEngine:
             notes.append(
                 f"built with {option} {used_mib} instead of {original_mib}: a first build had run out of memory"
             )
-        extras = {name: place.put_file(path) for name, path in engine.extras}
-        record = record_engine(place, replace(engine, notes=tuple(notes)), seconds, extras)
+        extras = {name: store.put_file(path) for name, path in engine.extras}
+        record = record_engine(store, replace(engine, notes=tuple(notes)), seconds, extras)
         timing.keep()
         if self.instead_of:
             key = digest_of({"build": self.instead_of.key})
-            remember(place, "reduced-workspace", key, encode(ReducedWorkspace(build_request)))
+            remember(store, "reduced-workspace", key, encode(ReducedWorkspace(build_request)))
         return record
 
 
@@ -101,10 +101,10 @@ def record_engine(
 ) -> Recorded:
     """Upload an engine and put it on record by its build key. Arguments as in `Recorded`."""
     stored_engine = put_graph(store, engine.path)
-    libraries = {
+    library_digests = {
         build.sha256 for library in engine.requires if isinstance(library, Library) for build in library.builds
     }
-    shards = {**dict(stored_engine.shards), **{digest: store.size(digest) for digest in libraries}}
+    shards = {**dict(stored_engine.shards), **{digest: store.size(digest) for digest in library_digests}}
     record = Recorded(
         engine.request.key,
         stored_engine.blob.digest,
@@ -132,8 +132,8 @@ class TimingCache:
     def __init__(self, store: Store, backend: Backend, workdir: Path) -> None:
         self._store, self._workdir = store, workdir
         self._backend = timing_cached(backend)
-        place = self._backend.timing_place() if self._backend else None
-        self._key = timing_key(place[0], driver_version() or "unknown", place[1]) if place else None
+        target = self._backend.timing_place() if self._backend else None
+        self._key = timing_key(target[0], driver_version() or "unknown", target[1]) if target else None
         self._given: str | None = None
         self.notes: list[str] = []
 
@@ -151,11 +151,11 @@ class TimingCache:
 
     def keep(self) -> None:
         """Merge what the build has measured into the registry's cache."""
-        grown = self._workdir / GROWN
-        if self._key is None or not grown.is_file():
+        cache_path = self._workdir / GROWN
+        if self._key is None or not cache_path.is_file():
             return
         try:
-            data = grown.read_bytes()
+            data = cache_path.read_bytes()
             if len(data) > MAX_BYTES:
                 raise EnginesmithError(f"it is {len(data)} bytes long; the limit is {MAX_BYTES}")
             change(self._store, self._key, lambda before: self._document(before, data))
@@ -237,8 +237,8 @@ def _failure(unit: Unit, work: Work, error: EnginesmithError) -> BuildFailure:
 def reproduce(unit: Unit, spec: "ModelSpec", registry: str) -> str:
     """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
-    words = ("enginesmith", "build", spec.address, "--registry", registry, "--target", request.target.name)
-    return shlex.join([*words, "--precision", request.precision, "--backend", request.backend])
+    args = ("enginesmith", "build", spec.address, "--registry", registry, "--target", request.target.name)
+    return shlex.join([*args, "--precision", request.precision, "--backend", request.backend])
 
 
 def needs(request: BuildRequest, memory_mib: int) -> Needs:
@@ -247,8 +247,8 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
     target = request.target
     if target.is_cpu:
         return Needs(memory_mib=memory_mib)
-    tunes = discovery.capabilities_of(request.backend).tunes_on_target
-    return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+    is_tuned = discovery.capabilities_of(request.backend).tunes_on_target
+    return Needs(gpu_labels(target), required=is_tuned, gpus=int(is_tuned), memory_mib=memory_mib)
 
 
 def gpu_labels(target: Target) -> dict[str, str]:
@@ -265,8 +265,8 @@ def memory_request(spec: "ModelSpec", expectation: Expectation | None = None, sh
     limit = spec.build.memory_mib
     if expectation is not None and expectation.seconds is not None:
         return min(limit, max(LEAST_MEMORY_MIB, math.ceil(HEADROOM * expectation.peak_mib)))
-    usual = USUAL_MEMORY_MIB + (shard_bytes >> 20)
-    return limit if "memory_mib" in spec.build.model_fields_set else min(limit, usual)
+    usual_mib = USUAL_MEMORY_MIB + (shard_bytes >> 20)
+    return limit if "memory_mib" in spec.build.model_fields_set else min(limit, usual_mib)
 
 
 def reduce_workspace(build: BuildEngine) -> ReducedRequest[Recorded] | None:
@@ -276,9 +276,9 @@ def reduce_workspace(build: BuildEngine) -> ReducedRequest[Recorded] | None:
     workspace = dict(build.request.options).get(option)
     if workspace is None:
         return None
-    mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
-    smaller = build.request.with_option(option, mib)
-    return ReducedRequest(BuildEngine(smaller, instead_of=build.request), f"with {option} {mib}")
+    workspace_mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
+    lean_request = build.request.with_option(option, workspace_mib)
+    return ReducedRequest(BuildEngine(lean_request, instead_of=build.request), f"with {option} {workspace_mib}")
 
 
 def recall_reduced(request: BuildRequest, context: RunContext) -> BuildRequest | None:

@@ -93,40 +93,40 @@ class ExportModel:
         from validation.data.joined import golden_digests, read_order, read_steps, split, window_digests
         from validation.golden.golden_set import GoldenSet
 
-        place, workdir, labels = open_store(context.store), context.workdir, self.labels
+        store, workdir, labels = open_store(context.store), context.workdir, self.labels
         extra_names = [name for name in (labels, self.sequence, self.steps and self.steps[1]) if name]
         samples = _open_golden_samples(self.data, self.source, extra_names) if self.data else None
         column = samples.column(labels) if samples and labels else None
         order = read_order(samples, self.sequence) if samples else None
         steps = read_steps(samples, self.steps, order, self.source.dims) if samples else None
-        stored_onnx = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
+        stored_onnx = fetch_graph(store, self.known, workdir / "known.onnx") if self.known else None
         export_result = export_source(self.source, samples, column, workdir, self.limits, stored_onnx, order, steps)
-        frozen = GoldenSet.load(export_result.golden)
+        golden_cases = GoldenSet.load(export_result.golden)
         drifts = export_result.spreads, export_result.free_running
         proof = Proof(export_result.checks, (), *drifts)
         if self.metrics:
             threads = threads_for(export_result.onnx, bool(self.source.states))
             with ReferenceSession(export_result.onnx, threads=threads, name="the exported model") as session:
-                proof = proof_of(export_result.checks, session, frozen, self.metrics, "exported model", drifts)
+                proof = proof_of(export_result.checks, session, golden_cases, self.metrics, "exported model", drifts)
         dependences = find_dependences(load_outline(export_result.onnx).graph)
-        drawn_checks = () if self.data else (Check("export", RANDOM_INPUTS, "", "golden", None, None, True),)
+        random_checks = () if self.data else (Check("export", RANDOM_INPUTS, "", "golden", None, None, True),)
         proof = replace(
-            proof, checks=(*proof.checks, *drawn_checks, *unmeasured_checks(frozen, dependences, self.metrics))
+            proof, checks=(*proof.checks, *random_checks, *unmeasured_checks(golden_cases, dependences, self.metrics))
         )
-        inputs = None
+        inputs_digest = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
-            inputs = place.put_bytes(window_digests(sequences))
+            inputs_digest = store.put_bytes(window_digests(sequences))
         elif samples:
-            groups = (case.inputs for case in frozen.of_kind("golden"))
-            inputs = place.put_bytes(golden_digests(groups, samples.complete))
+            case_inputs = (case.inputs for case in golden_cases.of_kind("golden"))
+            inputs_digest = store.put_bytes(golden_digests(case_inputs, samples.complete))
         model = (
             None
             if self.known
-            else store_model(place, export_result.onnx, ModelShapes(self.source.inputs, self.source.dims))
+            else store_model(store, export_result.onnx, ModelShapes(self.source.inputs, self.source.dims))
         )
-        answers = KeptAnswers(place.put_file(export_result.answers), this_machine()) if export_result.answers else None
-        golden = FrozenGolden(place.put_file(export_result.golden), inputs, export_result.notes, proof, answers)
+        answers = KeptAnswers(store.put_file(export_result.answers), this_machine()) if export_result.answers else None
+        golden = FrozenGolden(store.put_file(export_result.golden), inputs_digest, export_result.notes, proof, answers)
         return ExportOutcome(model, golden)
 
 
@@ -141,8 +141,8 @@ def _open_golden_samples(data: Path, request: ExportRequest, extra_names: Sequen
         return Samples.open(data, step_inputs(request.inputs, request.states), request.dims, extra_names)
     except DataError:
         if request.kind == "onnx":
-            path, custom = request.root / request.file, bool(request.libraries)
-            model_inputs, _ = specs_of(load_onnx(path, request.root, request.most_embedded_bytes, custom=custom))
+            path, has_libraries = request.root / request.file, bool(request.libraries)
+            model_inputs, _ = specs_of(load_onnx(path, request.root, request.most_embedded_bytes, custom=has_libraries))
             input_names = [spec.name for spec in model_inputs if spec.name not in request.arguments]
             check_names(input_names, [spec.name for spec in request.inputs])
         raise
@@ -165,8 +165,8 @@ def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     is_quantized = carries_qdq(model)
     share = narrow_share(tidy(model), (), sizes_at(shapes)) if is_quantized else None
     entries = tuple(library.entry for library in list_libraries(path).libraries)
-    facts = is_quantized, stored_graph.blob.blake3, count_integer_nodes(model), stored_graph.shards, share, entries
-    return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *facts)
+    details = is_quantized, stored_graph.blob.blake3, count_integer_nodes(model), stored_graph.shards, share, entries
+    return OnnxModel(stored_graph.blob.digest, tuple(inputs), tuple(outputs), opset, *details)
 
 
 # Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
@@ -177,11 +177,11 @@ def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
 def check_frozen(golden: str, work: Work) -> None:
     """Raise DataError for a golden set that is not the one that the spec has frozen."""
     spec = work.spec
-    frozen = spec.golden.frozen if spec.golden else None
-    if frozen is not None and frozen != golden:
+    spec_digest = spec.golden.frozen if spec.golden else None
+    if spec_digest is not None and spec_digest != golden:
         raise DataError(
-            f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: "
-            f"{told_change(work.context.store, frozen, golden)}; put the data and the source back, or accept the "
+            f"golden.frozen is {spec_digest[:12]}, but the golden set is now {golden[:12]}: "
+            f"{told_change(work.context.store, spec_digest, golden)}; put the data and the source back, or accept the "
             f"change: {_format_accept_command(spec, work.context.store)}"
         )
 
@@ -190,11 +190,11 @@ def settle_golden(golden: str, work: Work) -> None:
     """Report how the golden set differs from the one before it, and note it as the latest. Raises as `check_frozen`."""
     context = work.context
     check_frozen(golden, work)
-    before = latest_golden(work.spec.model, context)
-    if before == golden:
+    last_digest = latest_golden(work.spec.model, context)
+    if last_digest == golden:
         return
-    if before is not None:
-        change = told_change(context.store, before, golden)
+    if last_digest is not None:
+        change = told_change(context.store, last_digest, golden)
         context.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
     context.remember("latest-golden", {"model": work.spec.model}, encode(LatestGolden(golden)), [])
 
@@ -210,8 +210,8 @@ def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
     from validation.golden.golden_set import GoldenSet, change
 
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
-        sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]
-        return change(*sets)
+        golden_sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]
+        return change(*golden_sets)
 
 
 def told_change(store: Store, before: str, after: str) -> str:
@@ -226,12 +226,12 @@ def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
     registry_args = ["--registry", store.uri.removeprefix("file://")]
     if not spec.is_copy:
         return shlex.join(["enginesmith", "debug", "golden", "accept", spec.address, *registry_args])
-    options = shlex.join(registry_args)
+    args_text = shlex.join(registry_args)
     return (
-        f"enginesmith debug golden accept SPEC {options} where the spec of {spec.address} is kept, then enginesmith "
+        f"enginesmith debug golden accept SPEC {args_text} where the spec of {spec.address} is kept, then enginesmith "
         "prefect register "
         "SPEC "
-        f"{options}"
+        f"{args_text}"
     )
 
 
@@ -389,19 +389,19 @@ class _ExportKeys:
 
 def _export_reads(work: Work) -> Json:
     spec = work.spec
-    data = digest_of_path(spec.file(spec.golden.data)) if spec.golden else None
-    return {"source": source_digests(spec, work.context), "data": data}
+    data_digest = digest_of_path(spec.file(spec.golden.data)) if spec.golden else None
+    return {"source": source_digests(spec, work.context), "data": data_digest}
 
 
 def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported:
-    reads = digest_of([keys.model, keys.golden(model.digest)])
-    return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads, golden.answers)
+    reads_digest = digest_of([keys.model, keys.golden(model.digest)])
+    return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads_digest, golden.answers)
 
 
 def _export_job(work: Work, stored_model: OnnxModel | None) -> Job[ExportOutcome]:
     spec = work.spec
     source, golden = spec.source, spec.golden
-    reads = ExportRequest(
+    export_request = ExportRequest(
         source.kind,
         spec.folder,
         spec.source_file,
@@ -418,7 +418,7 @@ def _export_job(work: Work, stored_model: OnnxModel | None) -> Job[ExportOutcome
         tuple((library.file, library.cuda) for library in source.libraries),
     )
     request = ExportModel(
-        reads,
+        export_request,
         stored_model.digest if stored_model else None,
         spec.file(golden.data) if golden else None,
         golden.labels if golden else None,

@@ -131,46 +131,46 @@ class WriteGraph:
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
 
-        place, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
+        store, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
         source = choice.model if choice else self.model
-        model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
+        model = load_graph(fetch_graph(store, source, workdir / "model.onnx"))
         measured_ranges = None
         if choice:
-            measured_ranges = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
+            measured_ranges = Ranges.from_json(json.loads(store.read_blob(choice.ranges, MEASURED_BYTES)))
         elif self.observations and self.calibration:
-            measured_ranges = chosen_ranges(place, variant, self.observations, self.calibration)
+            measured_ranges = chosen_ranges(store, variant, self.observations, self.calibration)
         float_nodes = choice.left if choice else {}
         states = scale_states(self.states, measured_ranges)
-        how, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io
+        args, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io
         variant_model, notes = write_variant(
-            model, variant.precision, *how, keep_io=keep_io, float_nodes=float_nodes, states=states
+            model, variant.precision, *args, keep_io=keep_io, float_nodes=float_nodes, states=states
         )
         inputs, outputs = specs_of(variant_model)
         save_onnx(variant_model, workdir / "graph.onnx")
-        stored_graph = put_graph(place, workdir / "graph.onnx")
+        stored_graph = put_graph(store, workdir / "graph.onnx")
         ranges = measured_ranges.to_json() if measured_ranges else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states)
         is_calibrated, share, record = variant.precision in CALIBRATED, None, None
-        idle, observations = notes.idle, Observations("", "", (), {})
+        idle_reason, observations = notes.idle, Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
-            observations = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
+            observations = Observations.from_bytes(store.read_blob(self.observations, MEASURED_BYTES))
         if isinstance(notes, QuantizationNotes):
             element_counts = {name: float(observation.elements) for name, observation in observations.tensors.items()}
             share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), element_counts)
-            idle = idle or refuse_share(share, variant.precision, notes.explain())
+            idle_reason = idle_reason or refuse_share(share, variant.precision, notes.explain())
         if measured_ranges and is_calibrated and isinstance(notes, QuantizationNotes):
-            record = self._record(place, (model, variant_model), notes, measured_ranges, observations, share)
+            record = self._record(store, (model, variant_model), notes, measured_ranges, observations, share)
         return WrittenGraph(
             model=stored_graph.blob.digest,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             notes=(*([choice.summary] if choice else []), *notes.lines()),
             scales=measured_ranges.digest if measured_ranges and is_calibrated else None,
-            ranges=place.put_bytes(text_of(ranges)) if ranges else None,
-            record=place.put_bytes(text_of(encode(record))) if record else None,
-            recipe=place.put_bytes(text_of(encode(recipe))),
+            ranges=store.put_bytes(text_of(ranges)) if ranges else None,
+            record=store.put_bytes(text_of(encode(record))) if record else None,
+            recipe=store.put_bytes(text_of(encode(recipe))),
             written_from=source,
-            idle=idle,
+            idle=idle_reason,
             shards=stored_graph.shards,
             quantized_states=states,
             share=share,
@@ -231,30 +231,34 @@ class CheckGraph:
         from validation.data.joined import overlap_check
         from validation.metrics.tally import Along
 
-        place, course, workdir = open_store(context.store), Along(), context.workdir
-        frozen = golden_set(place, self.golden, workdir)
-        spreads = step_spreads(frozen, course)
-        candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), self.precision)
-        original = fetch_graph(place, self.reference, workdir / "reference.onnx")
+        store, course, workdir = open_store(context.store), Along(), context.workdir
+        golden = golden_set(store, self.golden, workdir)
+        spreads = step_spreads(golden, course)
+        candidate = runnable(fetch_graph(store, self.graph, workdir / "graph.onnx"), self.precision)
+        base_path = fetch_graph(store, self.reference, workdir / "reference.onnx")
         with (
-            open_reference(place, original, frozen, self.answers) as reference,
-            ReferenceSession(candidate, threads=threads_for(candidate, bool(frozen.sequences))) as actual,
+            open_reference(store, base_path, golden, self.answers) as reference,
+            ReferenceSession(candidate, threads=threads_for(candidate, bool(golden.sequences))) as session,
         ):
-            limits = WrittenLimits(original, self.precision, self.limits, self.metrics, workdir)
-            graph_limits = limits(reference, frozen)
-            usual: dict[str, Drift] = {}
+            limits = WrittenLimits(base_path, self.precision, self.limits, self.metrics, workdir)
+            graph_limits = limits(reference, golden)
+            usual_drifts: dict[str, Drift] = {}
             is_quantized = self.precision in QUANTIZED
-            selection = selected_of(load_outline(original).graph, self.limits, self.metrics) if is_quantized else {}
-            checks = drift_checks("quantization", reference, actual, frozen, graph_limits, spreads, usual, selection)
-            checks += check_free_running(
-                "quantization", (reference, actual), frozen.sequences, partial(as_written, steps=True), limits, course
+            selection = selected_of(load_outline(base_path).graph, self.limits, self.metrics) if is_quantized else {}
+            checks = drift_checks(
+                "quantization", reference, session, golden, graph_limits, spreads, usual_drifts, selection
             )
-            decision_results = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
+            checks += check_free_running(
+                "quantization", (reference, session), golden.sequences, partial(as_written, steps=True), limits, course
+            )
+            decision_results = (
+                decision_checks(usual_drifts, self.metrics, self.limits) if self.precision != "fp32" else []
+            )
             if self.samples:
-                golden, calibration = (place.read_blob(digest, MEASURED_BYTES) for digest in self.samples)
-                checks = (overlap_check(golden, calibration), *checks)
+                golden_data, calibration_data = (store.read_blob(digest, MEASURED_BYTES) for digest in self.samples)
+                checks = (overlap_check(golden_data, calibration_data), *checks)
             drifts = spreads.at("quantization"), course.at("quantization")
-            return proof_of([*checks, *decision_results], actual, frozen, self.metrics, "graph", drifts)
+            return proof_of([*checks, *decision_results], session, golden, self.metrics, "graph", drifts)
 
 
 def quantize(
@@ -355,8 +359,8 @@ def write_graph(
     new_graph = work.context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(new_graph.recipe, new_graph.written_from if new_graph.written_from != model.digest else None)
     notes = (*not_searched(variant, spec, export), *new_graph.notes)
-    graph_facts = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
-    graph = Graph(variant, new_graph.model, *graph_facts, record=new_graph.record, recipe=recipe)
+    graph_fields = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
+    graph = Graph(variant, new_graph.model, *graph_fields, record=new_graph.record, recipe=recipe)
     own_int8, states = model.own_int8, new_graph.quantized_states
     return replace(
         graph,

@@ -56,8 +56,8 @@ def code_key(*roots: Root) -> Json:
 
 def package_versions(*packages: str) -> dict[str, str]:
     """Installed versions by distribution, of packages as `import` names them, and of what stands behind those."""
-    behind = [name for package in packages for name in _BEHIND.get(package, ())]
-    return versions(*(_DISTRIBUTIONS.get(name, name) for name in (*packages, *behind)))
+    backing_packages = [name for package in packages for name in _BEHIND.get(package, ())]
+    return versions(*(_DISTRIBUTIONS.get(name, name) for name in (*packages, *backing_packages)))
 
 
 def step_limits(
@@ -124,16 +124,18 @@ class MeasureEngine:
         from validation.latency.measurement.measure import measure_engine
         from validation.latency.roofline.costs import graph_costs
 
-        place, workdir, terms = open_store(context.store), context.workdir, self.terms
+        store, workdir, terms = open_store(context.store), context.workdir, self.terms
         request = self.engine.request
         backend = discovery.configure(request.backend, dict(request.options))
-        engine = fetch_engine(place, self.engine, workdir)
-        buckets = bucket_inputs(place, self.golden, self.shapes, terms.buckets, workdir)
-        open_session, imports = partial(open_engine, engine), backend.load_runtime
-        latency = measure_engine(open_session, buckets, terms.seconds, workdir, imports, terms.streams)
+        engine = fetch_engine(store, self.engine, workdir)
+        buckets = bucket_inputs(store, self.golden, self.shapes, terms.buckets, workdir)
+        session_opener, imports = partial(open_engine, engine), backend.load_runtime
+        latency = measure_engine(session_opener, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned_sizes = tuned_for(self.shapes.dims)
-        tuned_index = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned_sizes), len(buckets) - 1)
-        model = fetch_graph(place, request.model, workdir / "graph.onnx")
+        tuned_index = next(
+            (index for index, bucket in enumerate(buckets) if bucket.sizes == tuned_sizes), len(buckets) - 1
+        )
+        model = fetch_graph(store, request.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[tuned_index].sizes)
         breakdown = self._break_down(engine, graph, buckets[tuned_index], latency.buckets[tuned_index], workdir)
         report = LatencyReport(
@@ -147,7 +149,7 @@ class MeasureEngine:
             anatomy=breakdown,
             **vars(latency),
         )
-        return TimedEngine(place.put_bytes(canonical_json(encode(report))))
+        return TimedEngine(store.put_bytes(canonical_json(encode(report))))
 
     def _break_down(
         self, engine: Engine, graph: "GraphCosts", bucket: "BucketInputs", latency: "BucketLatency", workdir: Path
@@ -162,12 +164,12 @@ class MeasureEngine:
         profile, roofs, seconds = None, None, self.terms.seconds
         backend = discovery.configure(engine.request.backend, dict(engine.request.options))
         if profiler := get_profiling(backend):
-            runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
-            profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
+            run_count = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
+            profile = profiler.profile(*call_as_built(engine, bucket.inputs), run_count, workdir)
         if runtime := opening_parts(backend):
             dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
-            open_session = partial(runtime.open_part, as_written=True)
-            roofs = measure_roofs(open_session, workdir, dtypes, min(0.02, seconds / 10))
+            part_opener = partial(runtime.open_part, as_written=True)
+            roofs = measure_roofs(part_opener, workdir, dtypes, min(0.02, seconds / 10))
         return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
@@ -188,12 +190,12 @@ class BenchmarkPair:
         """Whether the first is faster, and what else ran on the machine. Raises what opening and running raise."""
         from validation.latency.measurement.paired import compare_times, run_interleaved
 
-        place, session_openers = open_store(context.store), []
-        for name, side in (("first", self.first), ("second", self.second)):
+        store, session_openers = open_store(context.store), []
+        for name, engine in (("first", self.first), ("second", self.second)):
             folder = context.workdir / name
             folder.mkdir()
-            session_openers.append(partial(open_engine, fetch_engine(place, side, folder)))
-        (bucket,) = bucket_inputs(place, self.golden, self.shapes, (self.sizes,), context.workdir)
+            session_openers.append(partial(open_engine, fetch_engine(store, engine, folder)))
+        (bucket,) = bucket_inputs(store, self.golden, self.shapes, (self.sizes,), context.workdir)
         monitor = SystemLoadMonitor()
         pairs = run_interleaved((session_openers[0], session_openers[1]), bucket.inputs, self.seconds, self.seed)
         load, times = monitor.stop(), compare_times(pairs, self.seed)
@@ -207,8 +209,8 @@ def bucket_inputs(
     from validation.latency.measurement.loop import make_buckets, sizes_of_buckets
 
     sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
-    real = golden_set(store, golden, workdir).real_inputs
-    return make_buckets(sizes, shapes.inputs, real)
+    real_inputs = golden_set(store, golden, workdir).real_inputs
+    return make_buckets(sizes, shapes.inputs, real_inputs)
 
 
 def measure(unit: JudgedUnit, export: Exported, work: Work) -> JudgedUnit:

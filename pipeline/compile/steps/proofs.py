@@ -72,16 +72,16 @@ class CompiledLimits:
 
         precision = self.request.precision
         backend = discovery.configure(self.request.backend, dict(self.request.options))
-        blocks = precision in IN_BLOCKS and backend.capabilities.rounds_activations
-        opener, whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
-        perturbed = perturb_graph(self.graph, opener, self.workdir, activation_blocks=blocks)
-        rounding = measure_rounding([self.graph], perturbed, golden, reference, thorough=True, whole=whole)
+        rounds_blocks = precision in IN_BLOCKS and backend.capabilities.rounds_activations
+        opener, opens_whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
+        perturbed_graph = perturb_graph(self.graph, opener, self.workdir, activation_blocks=rounds_blocks)
+        rounding = measure_rounding([self.graph], perturbed_graph, golden, reference, thorough=True, whole=opens_whole)
         scales = {state.output: state.scale for state in self.request.quantized_states}
-        looser = measured_limits("engine", precision, rounding, reference, golden, self.limits, scales)
+        limit_stages = measured_limits("engine", precision, rounding, reference, golden, self.limits, scales)
         if self.limits:
-            return StagedLimits(next(looser), looser)
+            return StagedLimits(next(limit_stages), limit_stages)
         first_limits = strictest("engine", precision, golden.noise)
-        return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), looser)
+        return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), limit_stages)
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class WrittenLimits:
 
         if self.precision in QUANTIZED:
             return quantized_limits(reference, self.precision, golden, self.limits, bool(self.metrics))
-        half: Precision | None = None if self.precision == "fp32" else self.precision
-        opener, whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
-        perturbed = perturb_graph(self.path, opener, self.workdir, half)
-        rounding = measure_rounding([self.path], perturbed, golden, reference, thorough=True, whole=whole)
-        looser = measured_limits("quantization", self.precision, rounding, reference, golden, self.limits)
-        return StagedLimits(next(looser), looser)
+        half_type: Precision | None = None if self.precision == "fp32" else self.precision
+        opener, opens_whole = opens or partial(as_written, steps=golden.sequences is not None), opens is not None
+        perturbed_graph = perturb_graph(self.path, opener, self.workdir, half_type)
+        rounding = measure_rounding([self.path], perturbed_graph, golden, reference, thorough=True, whole=opens_whole)
+        limit_stages = measured_limits("quantization", self.precision, rounding, reference, golden, self.limits)
+        return StagedLimits(next(limit_stages), limit_stages)
 
 
 def measured_limits(
@@ -123,12 +123,12 @@ def measured_limits(
     the spec says in their place.  scales: of an engine's states of int8, by output."""
     from validation.limits.budget import OutputLimits, allow_near_ties, budgets
 
-    for honest in rounding:
-        stage_budgets = budgets(stage, precision, golden.noise, honest)
+    for measurement in rounding:
+        stage_budgets = budgets(stage, precision, golden.noise, measurement)
         if stage == "engine":
-            stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts)
-        unknown = f"honest rounding is not known: {honest.reason}" if honest.reason else ""
-        yield OutputLimits(add_notes(stage_budgets.override(limits), reference, unknown), honest.drifts)
+            stage_budgets = allow_near_ties(stage_budgets, scales, measurement.drifts)
+        note = f"honest rounding is not known: {measurement.reason}" if measurement.reason else ""
+        yield OutputLimits(add_notes(stage_budgets.override(limits), reference, note), measurement.drifts)
 
 
 def quantized_limits(
@@ -138,13 +138,13 @@ def quantized_limits(
     from validation.limits.budget import OutputLimits, StagedLimits, budgets
     from validation.limits.rounding import NearTies
 
-    exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
+    exact_outputs = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
     near_ties = replace(
-        budgets("quantization", precision, golden.noise), decisions=dict.fromkeys(exact, NearTies())
+        budgets("quantization", precision, golden.noise), decisions=dict.fromkeys(exact_outputs, NearTies())
     ).override(limits)
-    weak = "" if judged_by_task or "sqnr_db" in limits else WEAK
+    weak_note = "" if judged_by_task or "sqnr_db" in limits else WEAK
     decision_text = "" if DECISIONS in limits else str(NearTies())
-    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decision_text)))
+    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak_note, decision_text)))
 
 
 def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
@@ -238,11 +238,11 @@ class CheckEngine:
         if self.recorded is not None:
             from validation.gpu.devices import replay_session
 
-            actual = replay_session(self.engine.request, self.recorded)
-            _ask_all(actual, golden_set(store, self.golden, context.workdir))
-            return self.compare(actual, context)
-        with open_session(store, self.engine, context.workdir) as actual:
-            return self.compare(actual, context)
+            actual_session = replay_session(self.engine.request, self.recorded)
+            _ask_all(actual_session, golden_set(store, self.golden, context.workdir))
+            return self.compare(actual_session, context)
+        with open_session(store, self.engine, context.workdir) as actual_session:
+            return self.compare(actual_session, context)
 
     def compare(self, actual: Session, context: WorkerContext) -> Proof:
         """The checks of a session in the engine's place."""
@@ -253,35 +253,35 @@ class CheckEngine:
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Along
 
-        place, course, started_s = open_store(context.store), Along(), time.perf_counter()
+        store, course, started_s = open_store(context.store), Along(), time.perf_counter()
         request, workdir = self.engine.request, context.workdir
-        frozen = golden_set(place, self.golden, workdir)
-        spreads = step_spreads(frozen, course)
-        graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
-        with open_reference(place, graph, frozen, self.answers) as reference:
+        golden = golden_set(store, self.golden, workdir)
+        spreads = step_spreads(golden, course)
+        graph = runnable(fetch_graph(store, request.model, workdir / "graph.onnx"), request.precision)
+        with open_reference(store, graph, golden, self.answers) as reference:
             limits = CompiledLimits(graph, request, self.limits, workdir)
-            staged_limits = limits(reference, frozen)
+            staged_limits = limits(reference, golden)
             usual_drifts: dict[str, Drift] = {}
-            drift = drift_checks("engine", reference, actual, frozen, staged_limits, spreads, usual_drifts)
+            drift = drift_checks("engine", reference, actual, golden, staged_limits, spreads, usual_drifts)
             drift += check_free_running(
-                "engine", (reference, actual), frozen.sequences, partial(as_written, steps=True), limits, course
+                "engine", (reference, actual), golden.sequences, partial(as_written, steps=True), limits, course
             )
             checks = tuple(lift_limits(drift, self.metrics))
-            other_sizes = limits_at_other_sizes(spreads.at("engine"), self.metrics)
+            size_limits = limits_at_other_sizes(spreads.at("engine"), self.metrics)
             budget = default_budget("engine", request.precision)
-            pair = FuzzSides(
-                reference, actual, request.precision, staged_limits, budget, usual=usual_drifts, other_sizes=other_sizes
+            fuzz_sides = FuzzSides(
+                reference, actual, request.precision, staged_limits, budget, usual=usual_drifts, other_sizes=size_limits
             )
             compared_s = time.perf_counter() - started_s
             if self.calls:
                 golden_passed = all(check.passed for check in checks)
-                checks += self.calls.check(request, pair, frozen, graph, golden_passed, compared_s)
+                checks += self.calls.check(request, fuzz_sides, golden, graph, golden_passed, compared_s)
             if self.padding:
-                checks += tuple(padding_checks(actual, request, self.padding, frozen, staged_limits))
+                checks += tuple(padding_checks(actual, request, self.padding, golden, staged_limits))
             if self.contract:
-                checks += _check_contract(self.contract, reference, actual, frozen, staged_limits)
+                checks += _check_contract(self.contract, reference, actual, golden, staged_limits)
             drifts = spreads.at("engine"), course.at("engine")
-            return proof_of(checks, actual, frozen, self.metrics, "engine", drifts)
+            return proof_of(checks, actual, golden, self.metrics, "engine", drifts)
 
 
 def _ask_all(recording: Session, golden: "GoldenSet") -> None:
@@ -334,9 +334,9 @@ def _check_contract(
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
-    batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
+    batch_dim = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
     budgets = (limits.loosest() if contract.terms.bitwise else limits.current).budgets
-    return contract_checks(contract.terms, reference, actual, golden, (inputs, batch), budgets)
+    return contract_checks(contract.terms, reference, actual, golden, (inputs, batch_dim), budgets)
 
 
 def validate(built_unit: Built, export: Exported, work: Work) -> JudgedUnit:
@@ -352,12 +352,12 @@ def validate(built_unit: Built, export: Exported, work: Work) -> JudgedUnit:
         return judge_built(built_unit, export.golden, proofs, "it was not built")
     request = built_unit.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
-    cannot_run = backend.runs(request.target) or why_no_proof(request)
-    if not cannot_run:
+    obstacle = backend.runs(request.target) or why_no_proof(request)
+    if not obstacle:
         is_source = request.model == export.model.digest and request.precision == "fp32"
         check = engine_check(built_unit.blob, work.spec, export.golden)
         proofs.append(prove_engine(replace(check, answers=answers_here(export) if is_source else None), work))
-    judged_unit = judge_built(built_unit, export.golden, proofs, cannot_run)
+    judged_unit = judge_built(built_unit, export.golden, proofs, obstacle)
     work.context.progress.emit(VerdictReached(built_unit.unit.name, judged_unit.entry.status, judged_unit.entry.reason))
     return judged_unit
 
@@ -419,8 +419,8 @@ def contract_of(spec: "ModelSpec") -> ContractTerms | None:
 
 def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
     """The calls beside the golden set that the spec asks for; None when it asks for none."""
-    calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
-    return ExtraCalls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+    calls, is_bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
+    return ExtraCalls(calls.seconds, is_bitwise, model_shapes(spec)) if calls else None
 
 
 def padding_rules(spec: "ModelSpec") -> Padding | None:

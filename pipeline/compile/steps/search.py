@@ -114,11 +114,11 @@ class SearchQuantization:
         from pipeline.quantization.settings.runs import RunLabels, group_runs
         from validation.data.samples import Samples
 
-        clock, place, search = SearchClock.start(self.most_s), open_store(context.store), self.search
-        file = fetch_graph(place, self.model, context.workdir / "model.onnx")
+        clock, store, search = SearchClock.start(self.most_s), open_store(context.store), self.search
+        file = fetch_graph(store, self.model, context.workdir / "model.onnx")
         overrides = resolve(prepare_model(onnx.load(file)), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
-        with open_samples(self.samples) as stored_samples, ExitStack() as stack:
+        with open_samples(self.samples) as stored_samples, ExitStack() as resources:
             source = complete_samples(stored_samples, self.samples, file)
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
@@ -127,24 +127,24 @@ class SearchQuantization:
                 activation, timer = kind.kind.activation, None
                 scheme = QuantizationScheme(activation, activation == "uint8", "fp32", kind.kind.weight_levels)
                 variant = GraphVariant(kind.kind.precision, scheme)
-                ranges = chosen_ranges(place, variant, self.observations, self.calibration)
+                ranges = chosen_ranges(store, variant, self.observations, self.calibration)
                 if kind.probe and kind.probe.request:
                     first_run = next(group_runs(source.runs(), *shapes))[1]
-                    timer = stack.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
+                    timer = resources.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
                 targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision))
             runs = group_runs(source.runs(), *shapes)
             choices = choose_each(
                 onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
             )
         pairs = zip(self.kinds, choices, strict=True)
-        return SearchResults(tuple(self._store(kind, choice, place, context.workdir) for kind, choice in pairs))
+        return SearchResults(tuple(self._store(kind, choice, store, context.workdir) for kind, choice in pairs))
 
     def _store(self, kind: SearchedKind, choice: "MixedPrecisionChoice", store: Store, workdir: Path) -> SearchResult:
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx
 
         save_onnx(choice.model, workdir / "chosen.onnx")
-        cannot = kind.probe.cannot if kind.probe else ""
+        obstacle = kind.probe.cannot if kind.probe else ""
         return SearchResult(
             store.put_file(workdir / "chosen.onnx"),
             store.put_bytes(text_of(choice.ranges.to_json())),
@@ -152,7 +152,7 @@ class SearchQuantization:
             store.put_bytes(Observations(self.model, self.samples.digest, (), choice.smoothed).to_bytes()),
             dict(choice.left),
             choice.point.share,
-            "; ".join(filter(None, [choice.summary, f"latency was not measured: {cannot}" if cannot else ""])),
+            "; ".join(filter(None, [choice.summary, f"latency was not measured: {obstacle}" if obstacle else ""])),
             choice.ended,
         )
 
@@ -167,8 +167,8 @@ def _read_labels(source: "Samples", samples: CalibrationSamples) -> "Array":
     """Class indices [n]. Raises DataError for labels of another dtype."""
     label_array = source.column(samples.labels or "")
     if label_array.dtype.kind not in "iu":
-        column_place = f"{samples.labels!r} of {samples.data}"
-        raise DataError(f"calibration.labels: {column_place} is {label_array.dtype}; class indices are integers")
+        column_text = f"{samples.labels!r} of {samples.data}"
+        raise DataError(f"calibration.labels: {column_text} is {label_array.dtype}; class indices are integers")
     return label_array
 
 
@@ -180,18 +180,18 @@ def find_latency_probe(kind: Searched, spec: "ModelSpec", export: Exported) -> L
     if spec.quantization.latency == "ignore":
         return None
     model, reasons = export.model, []
-    tools = [discovery.configure(name, options) for name, options in spec.backends.items()]
-    pairs = [(tool, target) for tool in tools for target in spec.target_list() if tool.serves(target)]
-    for tool, target in pairs:
-        scheme = get_scheme(tool, target)
+    compilers = [discovery.configure(name, options) for name, options in spec.backends.items()]
+    pairs = [(compiler, target) for compiler in compilers for target in spec.target_list() if compiler.serves(target)]
+    for compiler, target in pairs:
+        scheme = get_scheme(compiler, target)
         if kind != Searched(scheme.activation, scheme.weight_levels):
             continue
         shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
-        options, toolchain = discovery.options_of(tool), discovery.toolchain_of(tool, target)
+        options, toolchain = discovery.options_of(compiler), discovery.toolchain_of(compiler, target)
         request = BuildRequest(
-            model.digest, "int8", target, tool.name, model.inputs, model.outputs, shapes, options, toolchain
+            model.digest, "int8", target, compiler.name, model.inputs, model.outputs, shapes, options, toolchain
         )
-        reason = tool.refuses(request) or tool.runs(target) or why_no_proof(request)
+        reason = compiler.refuses(request) or compiler.runs(target) or why_no_proof(request)
         if reason is None:
             return LatencyProbe(request, this_kind().name, os.cpu_count() or 1)
         reasons.append(reason)
@@ -209,8 +209,8 @@ def choose(
     quantization = spec.quantization
     floor = SearchFloor(**quantization.floor.model_dump()) if quantization.floor else None
     terms = SearchTerms(quantization.smoothing, floor, node_overrides(spec))
-    items = [SearchedKind(kind, find_latency_probe(kind, spec, export)) for kind in kinds]
-    return _search(items, terms, step_limits(spec, "quantization"), export, ranges, work)
+    searched_kinds = [SearchedKind(kind, find_latency_probe(kind, spec, export)) for kind in kinds]
+    return _search(searched_kinds, terms, step_limits(spec, "quantization"), export, ranges, work)
 
 
 def search_for_limits(

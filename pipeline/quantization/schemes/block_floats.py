@@ -86,17 +86,17 @@ class BlockFormat:
         """The scale of each block of rows of a weight, [depth / block, channels]. importance: of each row's squared
         error, [depth]; a scale of e4m3 is the one with the least error, of E8M0 the least that overflows nothing."""
         blocks = weight.reshape(-1, self.block or len(weight), weight.shape[-1])
-        reach = np.abs(blocks).max(axis=1)
+        amax = np.abs(blocks).max(axis=1)
         if not self.block:
-            return np.asarray(reach / LARGEST_E4M3, np.float32)
+            return np.asarray(amax / LARGEST_E4M3, np.float32)
         if not self.four_bits:
-            return powers_of(exponents_of(reach))
-        factors = None if importance is None else importance.reshape(-1, self.block, 1)
-        best_scales: Floats = np.zeros_like(reach)
-        least_error = np.full_like(reach, np.inf)
-        for scales in _candidates(reach, global_scale(weight)):
+            return powers_of(exponents_of(amax))
+        importances = None if importance is None else importance.reshape(-1, self.block, 1)
+        best_scales: Floats = np.zeros_like(amax)
+        least_error = np.full_like(amax, np.inf)
+        for scales in _candidates(amax, global_scale(weight)):
             errors = np.square(self.round(blocks / scales[:, None]) * scales[:, None] - blocks)
-            error = (errors if factors is None else errors * factors).sum(axis=1)
+            error = (errors if importances is None else errors * importances).sum(axis=1)
             best_scales, least_error = (
                 np.where(error < least_error, scales, best_scales),
                 np.minimum(error, least_error),
@@ -106,25 +106,25 @@ class BlockFormat:
     def encode(self, weight: Floats) -> tuple[Array, Array, np.float32]:
         """(codes, scales as they are stored, global scale) of a weight [depth, channels], in blocks of rows."""
         scales = self.scales(weight)
-        on_grid = np.asarray(weight / np.repeat(scales, self.block, axis=0), np.float32)
+        ratios = np.asarray(weight / np.repeat(scales, self.block, axis=0), np.float32)
         if not self.four_bits:
-            return round_e4m3(on_grid).astype(E4M3), (np.frexp(scales)[1] - 1 + _BIAS).astype(np.uint8), np.float32(1)
+            return round_e4m3(ratios).astype(E4M3), (np.frexp(scales)[1] - 1 + _BIAS).astype(np.uint8), np.float32(1)
         tensor_scale = global_scale(weight)
-        return round_e2m1(on_grid).astype(E2M1), (scales / tensor_scale).astype(E4M3), tensor_scale
+        return round_e2m1(ratios).astype(E2M1), (scales / tensor_scale).astype(E4M3), tensor_scale
 
     def decode(self, codes: Array, scales: Array, tensor_scale: np.float32) -> Floats:
         """The weight that codes and scales store, in float32. tensor_scale: the scale of all blocks together."""
-        exact = scales.astype(np.float32) * tensor_scale
+        full_scales = scales.astype(np.float32) * tensor_scale
         if not self.four_bits:
-            exact = powers_of(scales.astype(np.int32) - _BIAS)
-        return np.asarray(codes.astype(np.float32) * np.repeat(exact, self.block, axis=0), np.float32)
+            full_scales = powers_of(scales.astype(np.int32) - _BIAS)
+        return np.asarray(codes.astype(np.float32) * np.repeat(full_scales, self.block, axis=0), np.float32)
 
     def rounded_activation(self, values: Floats, tensor_scale: np.float32) -> Floats:
         """Values [..., depth] as kernels multiply them: in blocks along the last axis, scaled at run time."""
         blocks = values.reshape(*values.shape[:-1], -1, self.block)
-        reach = np.abs(blocks).max(axis=-1, keepdims=True)
-        six = round_e4m3(reach / LARGEST_E2M1 / tensor_scale) * tensor_scale
-        scales = six if self.four_bits else powers_of(exponents_of(reach))
+        amax = np.abs(blocks).max(axis=-1, keepdims=True)
+        e4m3_scales = round_e4m3(amax / LARGEST_E2M1 / tensor_scale) * tensor_scale
+        scales = e4m3_scales if self.four_bits else powers_of(exponents_of(amax))
         ratios = np.asarray(blocks / np.maximum(scales, np.finfo(np.float32).tiny), np.float32)
         return np.asarray(self.round(ratios) * scales, np.float32).reshape(values.shape)
 
@@ -153,8 +153,8 @@ def powers_of(exponents: NDArray[np.int32]) -> Floats:
 
 def global_scale(weight: Floats) -> np.float32:
     """The global scale of an NVFP4 weight: blocks may then have any code for their largest magnitude."""
-    reach = float(np.abs(weight).max(initial=0.0))
-    return power_of_two(max(reach / float(LARGEST_E4M3) * 2, 2.0**-126))
+    amax = float(np.abs(weight).max(initial=0.0))
+    return power_of_two(max(amax / float(LARGEST_E4M3) * 2, 2.0**-126))
 
 
 def activation_scale(reach: float) -> np.float32:
@@ -164,8 +164,8 @@ def activation_scale(reach: float) -> np.float32:
 
 def _candidates(reach: Floats, tensor_scale: np.float32) -> "list[Floats]":
     first_code = (reach / LARGEST_E2M1 / tensor_scale).astype(E4M3).view(np.uint8).astype(np.int16)
-    last = np.int16(np.array(LARGEST_E4M3).astype(E4M3).view(np.uint8))
-    steps = [np.clip(first_code + step, 1, last).astype(np.uint8).view(E4M3) for step in _STEPS]
+    last_code = np.int16(np.array(LARGEST_E4M3).astype(E4M3).view(np.uint8))
+    steps = [np.clip(first_code + step, 1, last_code).astype(np.uint8).view(E4M3) for step in _STEPS]
     steps += [np.maximum(reach / np.float32(code) / tensor_scale, np.float32(2.0**-9)).astype(E4M3) for code in _CODES]
     return [scales.astype(np.float32) * tensor_scale for scales in steps]
 
@@ -187,20 +187,20 @@ def quantize_blocks(
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
-    form = FORMATS[precision]
+    block_format = FORMATS[precision]
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
-    chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, form, overrides, ranges)
+    chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, block_format, overrides, ranges)
     insertion = Insertion(graph, GRIDS["fp8"])
-    eight_bits, float_nodes = _quantize_rest(other_sites, insertion, form, overrides, ranges)
+    eight_bit_nodes, float_nodes = _quantize_rest(other_sites, insertion, block_format, overrides, ranges)
     weights = {site.node: _as_product(site, insertion) for site in chosen_sites}
     notes = QuantizationNotes(
-        tuple(weights), (*unsupported_nodes, *float_nodes), precision=precision, eight_bits=eight_bits
+        tuple(weights), (*unsupported_nodes, *float_nodes), precision=precision, eight_bits=eight_bit_nodes
     )
-    written, notes = finish_rest(graph, notes, scheme, overrides, ranges)
-    reaches = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen_sites}
-    _Writer(written, form, reaches).write(weights)
-    return written, notes
+    written_graph, notes = finish_rest(graph, notes, scheme, overrides, ranges)
+    amax_of = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen_sites}
+    _Writer(written_graph, block_format, amax_of).write(weights)
+    return written_graph, notes
 
 
 def find_block_sites(
@@ -234,9 +234,9 @@ def _obstacle(
     if form.activations and len(shapes.get(site.activation, ())) not in (2, 3):
         rank = len(shapes[site.activation]) if site.activation in shapes else "unknown"
         return f"its activation has the rank {rank}; TensorRT takes blocks of rank 2 and 3"
-    values = np.abs(to_array(weight))
-    if form.four_bits and not 2.0**-10 < float(values.max()) < 2.0**15:
-        return f"its weights reach {float(values.max()):.3g}, whose scales fp16 does not hold"
+    magnitudes = np.abs(to_array(weight))
+    if form.four_bits and not 2.0**-10 < float(magnitudes.max()) < 2.0**15:
+        return f"its weights reach {float(magnitudes.max()):.3g}, whose scales fp16 does not hold"
     if form.name == "nvfp4":
         if ranges is None:
             raise DataError("nvfp4 needs calibrated ranges, and there are none; add calibration.data")
@@ -252,7 +252,7 @@ def _quantize_rest(
     ranges: Ranges | None,
 ) -> tuple[tuple[FloatNode, ...], list[FloatNode]]:
     """The nodes that get Q/DQ in fp8, in place, and those that stay in float."""
-    eight_bits, float_nodes = list[FloatNode](), list[FloatNode]()
+    eight_bit_nodes, float_nodes = list[FloatNode](), list[FloatNode]()
     for site, reason in other_sites:
         node, is_wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
         if is_wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
@@ -260,8 +260,8 @@ def _quantize_rest(
             continue
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
         insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=False)
-        eight_bits.append(node)
-    return tuple(eight_bits), float_nodes
+        eight_bit_nodes.append(node)
+    return tuple(eight_bit_nodes), float_nodes
 
 
 def _as_product(site: Site, insertion: Insertion) -> Floats:
@@ -274,13 +274,13 @@ def _as_product(site: Site, insertion: Insertion) -> Floats:
     values = to_array(insertion.initializers[site.weight]).astype(np.float32)
     values = np.ascontiguousarray(values.T if site.axis == 0 else values) * np.float32(attribute_of(node, "alpha", 1.0))
     if node.op_type == "Gemm":
-        bias, result = (node.input[2] if len(node.input) > 2 else ""), node.output[0]
+        bias_name, result = (node.input[2] if len(node.input) > 2 else ""), node.output[0]
         node.op_type = "MatMul"
         del node.attribute[:], node.input[2:]
-        if bias:
+        if bias_name:
             node.output[0] = f"{result}/product"
             name = f"{site.node}/bias"
-            insertion.graph.node.append(helper.make_node("Add", [node.output[0], bias], [result], name=name))
+            insertion.graph.node.append(helper.make_node("Add", [node.output[0], bias_name], [result], name=name))
     node.input[1] = insertion.constant(values, f"{site.weight}_float")
     return values
 
@@ -299,13 +299,13 @@ class _Writer:
         graph = self.model.graph
         for node in graph.node:
             if node.name in weights:
-                half = self.types[node.input[0]] == TensorProto.FLOAT16
+                is_half = self.types[node.input[0]] == TensorProto.FLOAT16
                 name = f"{node.name}/weight"
                 codes, scales, tensor_scale = self.form.encode(weights[node.name])
-                parts = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
-                node.input[1] = self._dequantize(parts, tensor_scale, name, 0, half)
+                operands = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
+                node.input[1] = self._dequantize(operands, tensor_scale, name, 0, is_half)
                 if self.form.activations:
-                    node.input[0] = self._activation(node.input[0], self.reaches[node.name], half)
+                    node.input[0] = self._activation(node.input[0], self.reaches[node.name], is_half)
         graph.node.extend(self.nodes)
         drop_unread(graph)
         sort_nodes(graph)
@@ -314,29 +314,33 @@ class _Writer:
 
     def _activation(self, name: str, reach: float | None, half: bool) -> str:
         if name not in self.dequantized:
-            parts, more = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
+            outputs, attrs = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
             tensor_scale = activation_scale(reach or 1)
             if self.form.four_bits:
                 inputs = [name, self._constant(f"{name}/global", np.array(tensor_scale))]
-                self._add("TRT_FP4DynamicQuantize", inputs, parts, scale_type=TensorProto.FLOAT8E4M3FN, **more)
+                self._add("TRT_FP4DynamicQuantize", inputs, outputs, scale_type=TensorProto.FLOAT8E4M3FN, **attrs)
             else:
-                self._add("TRT_MXFP8DynamicQuantize", [name], parts, output_dtype=TensorProto.FLOAT8E4M3FN, **more)
-            self.dequantized[name] = self._dequantize(parts, tensor_scale, f"{name}/blocks", -1, half)
+                self._add("TRT_MXFP8DynamicQuantize", [name], outputs, output_dtype=TensorProto.FLOAT8E4M3FN, **attrs)
+            self.dequantized[name] = self._dequantize(outputs, tensor_scale, f"{name}/blocks", -1, half)
         return self.dequantized[name]
 
     def _dequantize(self, parts: list[str], tensor_scale: np.float32, name: str, axis: int, half: bool) -> str:
         """The tensor that codes and scales mean."""
-        kind, more = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": self.form.block}
-        result = f"{name}_dequantized"
+        dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": self.form.block}
+        result_name = f"{name}_dequantized"
         if not self.form.four_bits:
-            self._add("TRT_MXFP8DequantizeLinear", parts, [result], output_dtype=kind, **more)
-            return result
-        scales = f"{name}_scales_dequantized"
-        self._add("DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(tensor_scale))], [scales])
+            self._add("TRT_MXFP8DequantizeLinear", parts, [result_name], output_dtype=dtype, **attrs)
+            return result_name
+        scales_name = f"{name}_scales_dequantized"
+        self._add(
+            "DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(tensor_scale))], [scales_name]
+        )
         if half:
-            self._add("Cast", [scales], [f"{scales}_fp16"], to=kind)
-        self._add("DequantizeLinear", [parts[0], f"{scales}_fp16" if half else scales], [result], **more)
-        return result
+            self._add("Cast", [scales_name], [f"{scales_name}_fp16"], to=dtype)
+        self._add(
+            "DequantizeLinear", [parts[0], f"{scales_name}_fp16" if half else scales_name], [result_name], **attrs
+        )
+        return result_name
 
     def _constant(self, name: str, values: Array) -> str:
         self.model.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
@@ -428,8 +432,8 @@ Mxfp8 (x, powers, split, whole) => (y) {{
 
 def needs_blocks_emulated(model: ModelProto) -> bool:
     """Whether a graph has what `emulate_blocks` rewrites."""
-    kinds = (tensor.data_type for tensor in model.graph.initializer)
-    return TensorProto.FLOAT4E2M1 in kinds or any(entry.domain == "trt" for entry in model.opset_import)
+    data_types = (tensor.data_type for tensor in model.graph.initializer)
+    return TensorProto.FLOAT4E2M1 in data_types or any(entry.domain == "trt" for entry in model.opset_import)
 
 
 def emulate_blocks(model: ModelProto) -> ModelProto:
@@ -454,19 +458,19 @@ class _Twin:
     def rewrite(self) -> None:
         nodes = list[NodeProto]()
         for node in self.graph.node:
-            maker = self.makers.get(node.input[0]) if node.op_type.endswith("DequantizeLinear") else None
+            producer = self.makers.get(node.input[0]) if node.op_type.endswith("DequantizeLinear") else None
             if node.domain == "trt" and node.op_type.endswith("DynamicQuantize"):
                 continue
-            if maker is not None and maker.domain == "trt":
-                if node.input[0] == maker.output[0]:  # else these are the scales, which the twin makes itself
-                    nodes += self._dynamic(node, maker)
+            if producer is not None and producer.domain == "trt":
+                if node.input[0] == producer.output[0]:  # else these are the scales, which the twin makes itself
+                    nodes += self._dynamic(node, producer)
             elif not self._stored(node):
                 nodes.append(node)
-        live = {value.name for value in self.graph.output}
+        live_names = {value.name for value in self.graph.output}
         for node in reversed(nodes):
-            if live.intersection(node.output):
-                live.update(node.input)
-        set_items(self.graph.node, [node for node in nodes if live.intersection(node.output)])
+            if live_names.intersection(node.output):
+                live_names.update(node.input)
+        set_items(self.graph.node, [node for node in nodes if live_names.intersection(node.output)])
         drop_unread(self.graph)
         sources = (_TWINS, _MX_TWIN) if any(node.domain == "twin" for node in nodes) else ()
         self.model.functions.extend(parser.parse_function(text) for text in sources)
@@ -475,40 +479,46 @@ class _Twin:
 
     def _stored(self, node: NodeProto) -> bool:
         """Whether a node dequantizes a stored weight in blocks: what it means is then a constant of the node's name."""
-        codes, block = self.initializers.get(node.input[0]), attribute_of(node, "block_size", 0)
-        four_bits = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
-        if codes is None or not block or not (four_bits or node.domain == "trt"):
+        codes, block_size = self.initializers.get(node.input[0]), attribute_of(node, "block_size", 0)
+        is_fp4 = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
+        if codes is None or not block_size or not (is_fp4 or node.domain == "trt"):
             return False
-        form, kind, scale = FORMATS["nvfp4" if four_bits else "mxfp8"], attribute_of(node, "output_dtype", 0), None
-        scales = node.input[1]
-        if four_bits:
-            kind, maker = TensorProto.FLOAT, self.makers[scales]
-            if maker.op_type == "Cast":
-                kind, maker = TensorProto.FLOAT16, self.makers[maker.input[0]]
-            scales, scale = maker.input[0], to_array(self.initializers[maker.input[1]])
-        values = form.decode(
-            to_array(codes), to_array(self.initializers[scales]), np.float32(1 if scale is None else scale)
+        block_format, dtype, scale = (
+            FORMATS["nvfp4" if is_fp4 else "mxfp8"],
+            attribute_of(node, "output_dtype", 0),
+            None,
         )
-        exact = values.astype(np.float16 if kind == TensorProto.FLOAT16 else np.float32)
-        self.graph.initializer.append(numpy_helper.from_array(exact, node.output[0]))
+        scales_name = node.input[1]
+        if is_fp4:
+            dtype, producer = TensorProto.FLOAT, self.makers[scales_name]
+            if producer.op_type == "Cast":
+                dtype, producer = TensorProto.FLOAT16, self.makers[producer.input[0]]
+            scales_name, scale = producer.input[0], to_array(self.initializers[producer.input[1]])
+        values = block_format.decode(
+            to_array(codes), to_array(self.initializers[scales_name]), np.float32(1 if scale is None else scale)
+        )
+        float_values = values.astype(np.float16 if dtype == TensorProto.FLOAT16 else np.float32)
+        self.graph.initializer.append(numpy_helper.from_array(float_values, node.output[0]))
         return True
 
     def _dynamic(self, node: NodeProto, maker: NodeProto) -> list[NodeProto]:
         """The nodes in the place of an activation's quantization and of its dequantization `node`."""
         source, result = maker.input[0], node.output[0]
-        block = attribute_of(maker, "block_size", 0)
-        leading = [0] * (len(self.shapes[source].dim) - 1)  # they stay
-        split = self._constant(f"{result}/split", np.array([*leading, -1, block], np.int64))
-        full_shape = self._constant(f"{result}/whole", np.array([*leading, -1], np.int64))
-        four_bits = maker.op_type == "TRT_FP4DynamicQuantize"
+        block_size = attribute_of(maker, "block_size", 0)
+        leading_zeros = [0] * (len(self.shapes[source].dim) - 1)  # they stay
+        split_name = self._constant(f"{result}/split", np.array([*leading_zeros, -1, block_size], np.int64))
+        full_shape = self._constant(f"{result}/whole", np.array([*leading_zeros, -1], np.int64))
+        is_fp4 = maker.op_type == "TRT_FP4DynamicQuantize"
         powers = powers_of(np.arange(-_BIAS, _BIAS + 1, dtype=np.int32))
-        scale = maker.input[1] if four_bits else self._constant(f"{result}/powers", powers)
-        float_name, exact = f"{result}/fp32", f"{result}/blocks"
-        op_type = "Nvfp4" if four_bits else "Mxfp8"
+        scale = maker.input[1] if is_fp4 else self._constant(f"{result}/powers", powers)
+        float_name, blocks_name = f"{result}/fp32", f"{result}/blocks"
+        op_type = "Nvfp4" if is_fp4 else "Mxfp8"
         return [  # where `source` is fp32 already, the casts change nothing
             helper.make_node("Cast", [source], [float_name], name=float_name, to=TensorProto.FLOAT),
-            helper.make_node(op_type, [float_name, scale, split, full_shape], [exact], name=exact, domain="twin"),
-            helper.make_node("CastLike", [exact, source], [result], name=result),
+            helper.make_node(
+                op_type, [float_name, scale, split_name, full_shape], [blocks_name], name=blocks_name, domain="twin"
+            ),
+            helper.make_node("CastLike", [blocks_name, source], [result], name=result),
         ]
 
     def _constant(self, name: str, values: Array) -> str:

@@ -66,7 +66,10 @@ def find_too_small(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
             search.judge_constant(tensor)
-    for name in [*(value.name for value in model.graph.input), *(n for node in model.graph.node for n in node.output)]:
+    for name in [
+        *(value.name for value in model.graph.input),
+        *(name for node in model.graph.node for name in node.output),
+    ]:
         search.judge_measured(name)
     search.judge_logarithms(model.graph.node)
     search.spread(model.graph.node)
@@ -103,10 +106,10 @@ class _UnderflowSearch:
 
     def judge_measured(self, name: str) -> None:
         """Keep a tensor whose largest measured magnitude is below the normal numbers."""
-        reach = self.ranges.reach(name) if self.ranges else None
-        if reach is not None and 0 < reach < self.half.tiny:
+        amax = self.ranges.reach(name) if self.ranges else None
+        if amax is not None and 0 < amax < self.half.tiny:
             exact_text = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
-            self.found[name] = f"tensor {name!r} reached only {reach:.3g} in calibration, {exact_text}"
+            self.found[name] = f"tensor {name!r} reached only {amax:.3g} in calibration, {exact_text}"
 
     def judge_logarithms(self, nodes: Sequence[NodeProto]) -> None:
         """Keep what a logarithm is taken of, unless it never came near zero: below the normal numbers a probability has
@@ -143,8 +146,8 @@ class _UnderflowSearch:
         op_types = _ADDING if name in self.initializers else _CARRYING
         if node.op_type not in op_types or steps_left == 0 or self._stays_large(node.output[0]):
             return set()
-        beyond = self._follow_readers(node.output[0], bound, steps_left - 1)
-        return {name} | beyond if beyond else set()
+        later_names = self._follow_readers(node.output[0], bound, steps_left - 1)
+        return {name} | later_names if later_names else set()
 
     def _follow_readers(self, name: str, bound: float, steps_left: int) -> set[str]:
         return {reader for node in self.readers.get(name, ()) for reader in self._follow(name, node, bound, steps_left)}
@@ -160,15 +163,15 @@ class _UnderflowSearch:
 
 def _is_factor(name: str, node: NodeProto) -> bool:
     """Whether a node multiplies by a constant, or works with it in another way than adding it."""
-    place = list(node.input).index(name) if name in node.input else 0
-    if node.op_type in _SCALED or (node.op_type in _BIASED and place == 2):
+    input_index = list(node.input).index(name) if name in node.input else 0
+    if node.op_type in _SCALED or (node.op_type in _BIASED and input_index == 2):
         return False
     return node.op_type not in {*_ADDING, "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Sub"}
 
 
 def _norm(values: Array) -> float:
-    finite = values[np.isfinite(values)].astype(np.float64)
-    return float(np.sqrt(np.square(finite).sum()))
+    finite_values = values[np.isfinite(values)].astype(np.float64)
+    return float(np.sqrt(np.square(finite_values).sum()))
 
 
 # fp16 and bf16 graphs: every node that may compute in the 16-bit type does, the rest stays in fp32, and notes say so.
@@ -220,12 +223,12 @@ def cast_float(
 def _find_kept(
     model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
 ) -> list[FloatNode]:
-    unfit, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
+    misfits, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
     return [
         FloatNode(node.name, node.op_type, reason)
         for node in model.graph.node
         if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name)
-        and (reason := _obstacle(node, half, types, keep, unfit, opset))
+        and (reason := _obstacle(node, half, types, keep, misfits, opset))
     ]
 
 
@@ -285,18 +288,18 @@ class _CastRewrite:
                     value.type.tensor_type.elem_type = self.stored[value.name]
 
     def _rewrite(self, node: NodeProto) -> None:
-        inputs, outputs = self._choose_positions(node)
+        input_indices, output_indices = self._choose_positions(node)
         scales = {1} if node.op_type in ("QuantizeLinear", "DequantizeLinear") else set()
         for index, name in enumerate(node.input):
             if self.types.get(name) == FLOAT:
-                input_type = self.half.element_type if index in inputs else FLOAT
+                input_type = self.half.element_type if index in input_indices else FLOAT
                 node.input[index] = self._cast_input(name, input_type, scale=index in scales)
         rename_captured(
             node, {name: self._cast_input(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
         )
         self.nodes.append(node)
-        self.cast += bool(outputs) and node.op_type not in _PASSING_ON
-        for index in sorted(outputs):
+        self.cast += bool(output_indices) and node.op_type not in _PASSING_ON
+        for index in sorted(output_indices):
             self._store(node, index)
 
     def _choose_positions(self, node: NodeProto) -> tuple[set[int], set[int]]:
@@ -309,13 +312,13 @@ class _CastRewrite:
         if typed_by_attribute(node):
             retype(node, self.half)
             return self._already_half(node), {0}
-        inputs, outputs = narrowable_positions(node, self.half, self.types, self.opset)
-        outputs = {i for i in outputs if self.types.get(node.output[i]) == FLOAT}
-        if not outputs and node.op_type != "QuantizeLinear":
+        input_indices, output_indices = narrowable_positions(node, self.half, self.types, self.opset)
+        output_indices = {i for i in output_indices if self.types.get(node.output[i]) == FLOAT}
+        if not output_indices and node.op_type != "QuantizeLinear":
             # A comparison or an index takes its inputs as they come: rounding them would only lose.
-            dynamic = {i for i in inputs if node.input[i] not in self.initializers}
-            return (inputs if dynamic and dynamic <= self._already_half(node) else set()), set()
-        return inputs, outputs
+            dynamic_indices = {i for i in input_indices if node.input[i] not in self.initializers}
+            return (input_indices if dynamic_indices and dynamic_indices <= self._already_half(node) else set()), set()
+        return input_indices, output_indices
 
     def _already_half(self, node: NodeProto) -> set[int]:
         return {i for i, name in enumerate(node.input) if self.stored.get(name) == self.half.element_type}
@@ -352,9 +355,9 @@ class _CastRewrite:
                 self.floored.append(name)
             values = np.maximum(values, np.float32(self.half.tiny))
         narrow_values = self.half.narrow(values)
-        zeros = int(np.count_nonzero(values)) - int(np.count_nonzero(narrow_values))
-        if zeros:
-            self.underflowed.append((name, zeros, values.size))
+        zero_count = int(np.count_nonzero(values)) - int(np.count_nonzero(narrow_values))
+        if zero_count:
+            self.underflowed.append((name, zero_count, values.size))
         self.graph.initializer.append(from_array(narrow_values, converted_name, self.initializers[name]))
 
 
@@ -377,8 +380,8 @@ def emulate(model: ModelProto) -> ModelProto:
     for value in graph.output:
         if value.type.tensor_type.elem_type in _HALF_TYPES:
             value.type.tensor_type.elem_type = FLOAT
-    halves = [value.name for value in graph.input if value.type.tensor_type.elem_type in _HALF_TYPES]
-    names = {name: f"{name}/widened" for name in halves}
+    half_names = [value.name for value in graph.input if value.type.tensor_type.elem_type in _HALF_TYPES]
+    names = {name: f"{name}/widened" for name in half_names}
     nodes += [
         helper.make_node("Cast", [name], [cast_name], name=cast_name, to=FLOAT) for name, cast_name in names.items()
     ]
@@ -390,9 +393,11 @@ def emulate(model: ModelProto) -> ModelProto:
         nodes.append(node)
         for index, name in enumerate(node.output):
             if types.get(name) in _HALF_TYPES:
-                node.output[index], half = f"{name}/exact", f"{name}/rounded"
-                nodes.append(helper.make_node("Cast", [f"{name}/exact"], [half], name=f"{half}/narrow", to=types[name]))
-                nodes.append(helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=FLOAT))
+                node.output[index], half_name = f"{name}/exact", f"{name}/rounded"
+                nodes.append(
+                    helper.make_node("Cast", [f"{name}/exact"], [half_name], name=f"{half_name}/narrow", to=types[name])
+                )
+                nodes.append(helper.make_node("Cast", [half_name], [name], name=f"{half_name}/widen", to=FLOAT))
     set_items(graph.node, nodes)
     return finish(copy)
 
@@ -404,7 +409,7 @@ def needs_emulation(model: ModelProto) -> bool:
     tensors += [value.type.tensor_type.elem_type for graph in graphs for value in (*graph.input, *graph.output)]
     nodes = [node for graph in graphs for node in graph.node]
     tensors += [attribute.i for node in nodes for attribute in node.attribute if attribute.name in _TYPES]
-    return any(kind in _HALF_TYPES for kind in tensors) or any(node.op_type == "Constant" for node in nodes)
+    return any(dtype in _HALF_TYPES for dtype in tensors) or any(node.op_type == "Constant" for node in nodes)
 
 
 def _widen_attributes(node: NodeProto) -> None:

@@ -39,10 +39,10 @@ def fold_first_convolutions(
     values = (*model.graph.input, *model.graph.value_info)
     shapes = {v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}  # 0: not fixed
     initializers = constants(model.graph)
-    by_name = {node.name: node for node in model.graph.node}
+    nodes = {node.name: node for node in model.graph.node}
     folded_names, tensors = [], dict(ranges.tensors)
     for site in sites:
-        node = by_name[site.node]
+        node = nodes[site.node]
         axes = _axes(node, shapes.get(site.activation, ()), initializers[site.weight].dims)
         if axes:
             moved_ranges = _fold(model, node, site, axes)
@@ -59,12 +59,12 @@ def quantize_before_blocks(model: ModelProto) -> None:
     """
     readers = consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
-    for blocks in [node for node in model.graph.node if node.op_type == "SpaceToDepth"]:
-        after = readers.get(blocks.output[0], [])
-        if len(after) == 1 and after[0].op_type == "QuantizeLinear" and blocks.output[0] not in outputs:
-            quantizer = after[0]
-            quantizer.input[0], blocks.output[0] = blocks.input[0], quantizer.output[0]
-            quantizer.output[0] = blocks.input[0] = unused_name(f"{quantizer.input[0]}_quantized", _names(model))
+    for block_node in [node for node in model.graph.node if node.op_type == "SpaceToDepth"]:
+        users = readers.get(block_node.output[0], [])
+        if len(users) == 1 and users[0].op_type == "QuantizeLinear" and block_node.output[0] not in outputs:
+            quantizer = users[0]
+            quantizer.input[0], block_node.output[0] = block_node.input[0], quantizer.output[0]
+            quantizer.output[0] = block_node.input[0] = unused_name(f"{quantizer.input[0]}_quantized", _names(model))
     sort_nodes(model.graph)
 
 
@@ -86,25 +86,27 @@ def _axes(node: NodeProto, shape: tuple[int, ...], weight: Iterable[int]) -> tup
 def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
     if size == 0 or size % 2:
         return None
-    front = begin % 2
-    padded_size = kernel + front + (kernel + front) % 2
-    results = (size + begin + end - kernel) // 2 + 1
-    new_end = results - 1 + padded_size // 2 - size // 2 - (begin + front) // 2
-    return _Axis(front, padded_size, (begin + front) // 2, new_end) if new_end >= 0 else None
+    front_pad = begin % 2
+    padded_size = kernel + front_pad + (kernel + front_pad) % 2
+    output_size = (size + begin + end - kernel) // 2 + 1
+    end_pad = output_size - 1 + padded_size // 2 - size // 2 - (begin + front_pad) // 2
+    return _Axis(front_pad, padded_size, (begin + front_pad) // 2, end_pad) if end_pad >= 0 else None
 
 
 def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
     """In place: SpaceToDepth in front of the convolution, and its weight and attributes over blocks; the new site."""
     values, graph_names = to_array(constants(model.graph)[site.weight]), _names(model)
-    blocks, weight = (
+    blocks_name, weight_name = (
         unused_name(f"{site.activation}_blocks", graph_names),
         unused_name(f"{site.weight}_blocks", graph_names),
     )
-    model.graph.initializer.append(from_array(_block_kernel(values, axes), weight, find_external(model.graph)))
+    model.graph.initializer.append(from_array(_block_kernel(values, axes), weight_name, find_external(model.graph)))
     model.graph.node.append(
-        helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)
+        helper.make_node(
+            "SpaceToDepth", [site.activation], [blocks_name], name=f"SpaceToDepth/{blocks_name}", blocksize=2
+        )
     )
-    node.input[0], node.input[1] = blocks, weight
+    node.input[0], node.input[1] = blocks_name, weight_name
     for attribute in [
         attribute for attribute in node.attribute if attribute.name in ("strides", "pads", "kernel_shape", "dilations")
     ]:
@@ -113,17 +115,17 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
     node.attribute.append(helper.make_attribute("strides", [1, 1]))
     node.attribute.append(helper.make_attribute("pads", [upper.begin, lower.begin, upper.end, lower.end]))
     node.attribute.append(helper.make_attribute("kernel_shape", [upper.kernel // 2, lower.kernel // 2]))
-    return replace(site, activation=blocks, weight=weight)
+    return replace(site, activation=blocks_name, weight=weight_name)
 
 
 def _block_kernel(values: Array, axes: tuple[_Axis, ...]) -> Array:
     """The kernel over blocks, [out, 4 channels, rows, columns]: SpaceToDepth puts (row, column in the block, channel)
     into the channel axis."""
-    room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
-    padded_values = np.pad(values, ((0, 0), (0, 0), *room))
-    out, channels, rows, columns = padded_values.shape
-    blocks = padded_values.reshape(out, channels, rows // 2, 2, columns // 2, 2).transpose(0, 3, 5, 1, 2, 4)
-    return np.ascontiguousarray(blocks.reshape(out, 4 * channels, rows // 2, columns // 2))
+    padding = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
+    padded_values = np.pad(values, ((0, 0), (0, 0), *padding))
+    out_channels, channels, rows, columns = padded_values.shape
+    blocks = padded_values.reshape(out_channels, channels, rows // 2, 2, columns // 2, 2).transpose(0, 3, 5, 1, 2, 4)
+    return np.ascontiguousarray(blocks.reshape(out_channels, 4 * channels, rows // 2, columns // 2))
 
 
 def _names(model: ModelProto) -> set[str]:

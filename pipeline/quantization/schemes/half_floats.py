@@ -76,9 +76,9 @@ def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opse
         return False
     if typed_by_attribute(node):
         return True
-    inputs, outputs = narrowable_positions(node, half, types, opset)
-    floats = {i for i, name in enumerate(node.output) if types.get(name) == FLOAT}
-    return bool(inputs) and floats <= outputs
+    input_indices, output_indices = narrowable_positions(node, half, types, opset)
+    float_indices = {i for i, name in enumerate(node.output) if types.get(name) == FLOAT}
+    return bool(input_indices) and float_indices <= output_indices
 
 
 def narrowable_positions(
@@ -95,18 +95,20 @@ def narrowable_positions(
     except defs.SchemaError:
         return set(), set()
     half_type = f"tensor({half.dtype.name})"
-    allowed_types = {v.type_param_str for v in schema.type_constraints if half_type in v.allowed_type_strs}
-    formal = {i: _formal(schema.inputs, i) for i, name in enumerate(node.input) if types.get(name) == FLOAT}
-    inputs = {i for i, type_str in formal.items() if type_str in allowed_types}
-    turned_types = {formal[i] for i in inputs}
-    return inputs, {i for i in range(len(node.output)) if _formal(schema.outputs, i) in turned_types}
+    allowed_types = {
+        constraint.type_param_str for constraint in schema.type_constraints if half_type in constraint.allowed_type_strs
+    }
+    formal_types = {i: _formal(schema.inputs, i) for i, name in enumerate(node.input) if types.get(name) == FLOAT}
+    input_indices = {i for i, type_str in formal_types.items() if type_str in allowed_types}
+    input_types = {formal_types[i] for i in input_indices}
+    return input_indices, {i for i in range(len(node.output)) if _formal(schema.outputs, i) in input_types}
 
 
 def typed_by_attribute(node: NodeProto) -> bool:
     """Whether an attribute of the node says that its result is fp32 (Cast, ConstantOfShape)."""
     if node.op_type == "Cast":
-        return any(a.name == "to" and a.i == FLOAT for a in node.attribute)
-    fill_types = [a.t.data_type for a in node.attribute if a.name == "value"]
+        return any(attribute.name == "to" and attribute.i == FLOAT for attribute in node.attribute)
+    fill_types = [attribute.t.data_type for attribute in node.attribute if attribute.name == "value"]
     return node.op_type == "ConstantOfShape" and fill_types == [FLOAT]
 
 
@@ -131,10 +133,10 @@ def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
         if tensor.data_type == FLOAT:
             magnitudes = np.abs(to_array(tensor))
             # Infinities can be represented and do not count.
-            reach = float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
-            if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):
+            amax = float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
+            if not np.isfinite(half.narrow(np.array(amax)).astype(np.float32)):
                 reasons[tensor.name] = (
-                    f"constant {tensor.name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
+                    f"constant {tensor.name!r} reaches {amax:g}, {half.name} ends at {half.largest:g}"
                 )
     for value in model.graph.input:
         if reason := _check_measured(value.name, half, ranges):
@@ -149,12 +151,12 @@ def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
 
 def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str | None:
     """The reason when a measured tensor is too large, '' when it is not, None when it was not measured."""
-    reach = ranges.reach(name) if ranges else None
-    if reach is None:
+    amax = ranges.reach(name) if ranges else None
+    if amax is None:
         return None
-    if reach * HEADROOM <= half.largest:
+    if amax * HEADROOM <= half.largest:
         return ""
-    return f"tensor {name!r} reached {reach:g} in calibration, {half.name} ends at {half.largest:g}"
+    return f"tensor {name!r} reached {amax:g} in calibration, {half.name} ends at {half.largest:g}"
 
 
 def _find_inherited(node: NodeProto, reasons: Mapping[str, str], half: HalfFormat) -> str | None:

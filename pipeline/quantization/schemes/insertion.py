@@ -42,17 +42,17 @@ class Grid:
         """Symmetric scales [channels] for values with channels along `axis`: the largest magnitude of each becomes
         `highest`; 0 for a channel of zeros."""
         other_axes = tuple(i for i in range(values.ndim) if i != axis)
-        reach = np.abs(values.astype(np.float64)).max(axis=other_axes)
-        scales: NDArray[np.float32] = np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
+        amax = np.abs(values.astype(np.float64)).max(axis=other_axes)
+        scales: NDArray[np.float32] = np.maximum(amax / self.highest, SMALLEST_SCALE * (amax > 0)).astype(np.float32)
         return scales
 
     def rounded(self, values: Array, scales: Array, axis: int) -> Array:
         """The values over scales [channels] along `axis`, in the grid's dtype; to nearest even, as ONNX says."""
         shape = [-1 if i == axis else 1 for i in range(values.ndim)]
-        on_grid = values.astype(np.float64) / scales.astype(np.float64).reshape(shape)
+        scaled_values = values.astype(np.float64) / scales.astype(np.float64).reshape(shape)
         if self.dtype.kind == "i":
-            on_grid = np.rint(on_grid)
-        return np.clip(on_grid, -self.highest, self.highest).astype(np.float32).astype(self.dtype)
+            scaled_values = np.rint(scaled_values)
+        return np.clip(scaled_values, -self.highest, self.highest).astype(np.float32).astype(self.dtype)
 
 
 GRIDS: Mapping[str, Grid] = {
@@ -97,10 +97,10 @@ class Insertion:
 
         maker: the node whose kernel writes the tensor: its own, or the one before a Relu that was taken out (`fold`).
         """
-        exact = unused_name(f"{tensor}_exact", self._taken)
-        self.by_name[maker].output[0] = exact
-        self._pair(exact, tensor, low, high)
-        self.scales[tensor] = self.scales.pop(exact)
+        exact_name = unused_name(f"{tensor}_exact", self._taken)
+        self.by_name[maker].output[0] = exact_name
+        self._pair(exact_name, tensor, low, high)
+        self.scales[tensor] = self.scales.pop(exact_name)
 
     def fold(self, node: str) -> None:
         """Take out a node whose work saturation does; `write` must then be called for its output."""
@@ -114,13 +114,15 @@ class Insertion:
         reader, grid = self.by_name[node_name], self.weight_grid
         name, key = reader.input[1], (reader.input[1], str(axis), str(pair), scales.tobytes().hex())
         if key not in self._stored:
-            scale = self.constant(scales, f"{name}_scale")
+            scale_name = self.constant(scales, f"{name}_scale")
             zero = self.constant(np.zeros(scales.shape, grid.dtype), f"{name}_zero_point")
             values = to_array(self.initializers[name])
             source = name if pair else self.constant(grid.rounded(values, scales, axis), f"{name}_{grid.name}")
             if pair:
-                source = self._add("QuantizeLinear", [name, scale, zero], f"{name}_quantized", axis=axis)
-            self._stored[key] = self._add("DequantizeLinear", [source, scale, zero], f"{name}_dequantized", axis=axis)
+                source = self._add("QuantizeLinear", [name, scale_name, zero], f"{name}_quantized", axis=axis)
+            self._stored[key] = self._add(
+                "DequantizeLinear", [source, scale_name, zero], f"{name}_dequantized", axis=axis
+            )
         reader.input[1] = self._stored[key]
 
     def bias(self, node: str, scales: NDArray[np.float32]) -> None:
@@ -160,8 +162,8 @@ def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.floa
     """Scales [channels] of a node's weight along `axis`; a channel of zeros gets the smallest of the others."""
     values = to_array(insertion.initializers[insertion.by_name[node].input[1]])
     scales = insertion.weight_grid.scales(values, axis)
-    smallest = scales[scales > 0].min(initial=np.float32(1.0))
-    return np.where(scales > 0, scales, smallest).astype(np.float32)
+    min_scale = scales[scales > 0].min(initial=np.float32(1.0))
+    return np.where(scales > 0, scales, min_scale).astype(np.float32)
 
 
 def widened_for_bias(scales: NDArray[np.float32], bias: Array, activation_scale: float) -> NDArray[np.float32]:

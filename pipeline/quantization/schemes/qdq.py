@@ -50,8 +50,8 @@ def carries_qdq(model: ModelProto) -> bool:
 
     One with DequantizeLinear alone stores its weights in 8 or 4 bits and computes in float: it is no int8 model.
     """
-    kinds = {node.op_type for node in model.graph.node}
-    return "QuantizeLinear" in kinds or kinds >= {"DequantizeLinear", "DynamicQuantizeLinear"}
+    op_types = {node.op_type for node in model.graph.node}
+    return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}
 
 
 def quantize_int8(
@@ -116,8 +116,8 @@ def finish_rest(
     """
     if scheme.float_precision == "fp32":
         return finish(graph), notes
-    cast, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)
-    return cast, replace(notes, cast=cast_notes)
+    cast_graph, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)
+    return cast_graph, replace(notes, cast=cast_notes)
 
 
 def usable_sites(
@@ -128,7 +128,7 @@ def usable_sites(
     Raises DataError when `ranges` lacks what one of them reads or writes.
     """
     sites, unsupported_nodes = find_sites(graph)
-    usable, float_nodes = [], list(unsupported_nodes)
+    quantizable_sites, float_nodes = [], list(unsupported_nodes)
     for site in sites:
         # A convolution gets Q/DQ behind it too on a CPU.
         measured_names = (site.activation, site.result)[: 2 if site.op_type == "Conv" and grid == "uint8" else 1]
@@ -138,24 +138,24 @@ def usable_sites(
         if reason := reason or next(filter(None, (degenerate(name, ranges) for name in measured_names)), None):
             float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
-            usable.append(site)
-    return tuple(usable), tuple(float_nodes)
+            quantizable_sites.append(site)
+    return tuple(quantizable_sites), tuple(float_nodes)
 
 
 def degenerate(tensor: str, ranges: Ranges) -> str | None:
     """Why a tensor's range cannot be quantized, or None. Raises DataError when it was not measured."""
-    reach = ranges.reach(tensor)
-    if reach is None:
+    amax = ranges.reach(tensor)
+    if amax is None:
         raise DataError(f"ranges hold nothing for tensor {tensor!r}; calibrate this very model")
     low, high = ranges.tensors[tensor]
-    if not math.isfinite(reach):
+    if not math.isfinite(amax):
         return f"tensor {tensor!r} is not finite"
-    if reach < float(np.finfo(np.float32).tiny):
+    if amax < float(np.finfo(np.float32).tiny):
         return f"tensor {tensor!r} was zero in every calibration sample"
     if low == high:
         return f"tensor {tensor!r} was {low:g} everywhere in calibration: that says nothing about its range"
-    if reach >= LARGEST_REACH:
-        return f"tensor {tensor!r} reaches {reach:g}, as a mask does: an int8 step would be {reach / 127:.3g}"
+    if amax >= LARGEST_REACH:
+        return f"tensor {tensor!r} reaches {amax:g}, as a mask does: an int8 step would be {amax / 127:.3g}"
     return None
 
 
@@ -184,9 +184,9 @@ def _insert_for_gpu(
             float_nodes.append(FloatNode(residual.node, node.op_type, reason))
         else:
             insertion.read(residual.node, residual.operand, *ranges.tensors[residual.tensor])
-    in_int8 = insertion.grid.name == "int8"
+    is_int8 = insertion.grid.name == "int8"
     for site in sites:
-        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=in_int8)
+        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=is_int8)
     return float_nodes
 
 
@@ -198,7 +198,7 @@ def _insert_for_cpu(
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
     """Insert Q/DQ in place, as onnxruntime's x86 kernels want it; the joins that are left in float."""
-    by_name = {node.name: node for node in model.graph.node}
+    nodes = {node.name: node for node in model.graph.node}
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
     insertion, float_nodes = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []
 
@@ -214,7 +214,7 @@ def _insert_for_cpu(
     for site in convolutions:
         write(site.node, site.result, site.fused, *result_ranges[site.result])
     for join in joins:
-        node, source = by_name[join.node], join.same_as or join.result
+        node, source = nodes[join.node], join.same_as or join.result
         if not all(name in result_ranges for name in node.input):
             continue  # an earlier join was left in float
         if reason := None if join.same_as else _beside(node, source, ranges, overrides):

@@ -84,9 +84,9 @@ def _obstacle(
         return "run-time scales are for MatMul and Gemm"
     if attribute_of(rewrite.insertion.by_name[site.node], "transA", 0):
         return "its activation is transposed"
-    reach = ranges.reach(site.activation) if ranges else None
-    if reach is not None and reach >= LARGEST_REACH:
-        return f"tensor {site.activation!r} reaches {reach:g}, as a mask does"
+    amax = ranges.reach(site.activation) if ranges else None
+    if amax is not None and amax >= LARGEST_REACH:
+        return f"tensor {site.activation!r} reaches {amax:g}, as a mask does"
     return None
 
 
@@ -104,23 +104,23 @@ class _DynamicRewrite:
         scales = weight_scales(insertion, site.node, site.axis)
         values = insertion.weight_grid.rounded(to_array(insertion.initializers[site.weight]), scales, site.axis)
         alpha = np.float32(attribute_of(node, "alpha", 1.0))
-        weight = insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8")
+        weight_name = insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8")
         weight_zero = insertion.constant(np.zeros(scales.shape, np.int8), f"{site.weight}_zero_point")
         factors = insertion.constant(scales * alpha, f"{site.weight}_scale")
         quantized_name, scale, zero = self._quantize(site.activation)
-        product = self._add("MatMulInteger", [quantized_name, weight, zero, weight_zero], site.node)
-        floats = self._add("Cast", [product], site.node, to=TensorProto.FLOAT)
+        product = self._add("MatMulInteger", [quantized_name, weight_name, zero, weight_zero], site.node)
+        float_product = self._add("Cast", [product], site.node, to=TensorProto.FLOAT)
         scale_product = self._add("Mul", [scale, factors], f"{site.node}/scales")
-        bias = node.input[2] if len(node.input) > 2 else ""
+        bias_name = node.input[2] if len(node.input) > 2 else ""
         result = node.output[0]
         self.graph.node.remove(insertion.by_name.pop(site.node))
-        scaled_name = self._add("Mul", [floats, scale_product], site.node, result="" if bias else result)
-        if bias:
-            self._add("Add", [scaled_name, bias], site.node, result=result)
+        scaled_name = self._add("Mul", [float_product, scale_product], site.node, result="" if bias_name else result)
+        if bias_name:
+            self._add("Add", [scaled_name, bias_name], site.node, result=result)
 
     def _quantize(self, tensor: str) -> list[str]:
         """Names of the quantized activation, its scale and its zero point."""
-        names = [f"{tensor}/{part}" for part in ("quantized", "scale", "zero_point")]
+        names = [f"{tensor}/{suffix}" for suffix in ("quantized", "scale", "zero_point")]
         if tensor not in self._quantized:
             node = helper.make_node("DynamicQuantizeLinear", [tensor], names, name=f"DynamicQuantizeLinear/{tensor}")
             self.graph.node.append(node)
@@ -176,29 +176,31 @@ def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
     depth, channels = values.shape
     codes = np.empty((depth, channels), ml_dtypes.int4)
     scales = np.empty((depth // block, channels), np.float32)
-    for number, row in enumerate(range(0, depth, block)):
+    for block_index, row in enumerate(range(0, depth, block)):
         for column in range(0, channels, _AT_ONCE // block):
-            part = slice(row, row + block), slice(column, column + _AT_ONCE // block)
-            codes[part], scales[number, part[1]] = _quantize_block(np.ascontiguousarray(values[part], np.float32))
+            slices = slice(row, row + block), slice(column, column + _AT_ONCE // block)
+            codes[slices], scales[block_index, slices[1]] = _quantize_block(
+                np.ascontiguousarray(values[slices], np.float32)
+            )
     return codes, scales
 
 
 def _quantize_block(part: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Values of a block [rows, channels] on the grid, and its scales [channels]."""
-    full = np.abs(part).max(axis=0) / HIGHEST
-    full = np.where(full > 0, np.maximum(full, np.finfo(np.float32).tiny), 1).astype(np.float32)
-    best_scales, error = full, _error(part, full)
+    full_scales = np.abs(part).max(axis=0) / HIGHEST
+    full_scales = np.where(full_scales > 0, np.maximum(full_scales, np.finfo(np.float32).tiny), 1).astype(np.float32)
+    best_scales, error = full_scales, _error(part, full_scales)
     for share in SHARES[1:]:
-        scales = np.maximum(full * np.float32(share), np.finfo(np.float32).tiny)
+        scales = np.maximum(full_scales * np.float32(share), np.finfo(np.float32).tiny)
         block_error = _error(part, scales)
         best_scales, error = np.where(block_error < error, scales, best_scales), np.minimum(block_error, error)
     return _round(part, best_scales), best_scales
 
 
 def _round(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    on_grid = part / scales
-    np.rint(on_grid, out=on_grid)
-    return np.clip(on_grid, LOWEST, HIGHEST, out=on_grid)
+    scaled_values = part / scales
+    np.rint(scaled_values, out=scaled_values)
+    return np.clip(scaled_values, LOWEST, HIGHEST, out=scaled_values)
 
 
 def _error(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -222,12 +224,12 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
         node.attribute.remove(attribute)
     codes, scales = blocks_of(values, block)
     inputs = [insertion.constant(codes, f"{site.weight}_int4"), insertion.constant(scales, f"{site.weight}_scale")]
-    result = f"{inputs[0]}_dequantized"
-    name = f"DequantizeLinear/{result}"
+    result_name = f"{inputs[0]}_dequantized"
+    name = f"DequantizeLinear/{result_name}"
     insertion.graph.node.append(
-        helper.make_node("DequantizeLinear", inputs, [result], name=name, axis=0, block_size=block)
+        helper.make_node("DequantizeLinear", inputs, [result_name], name=name, axis=0, block_size=block)
     )
-    node.input[1] = result
+    node.input[1] = result_name
 
 
 def write(
@@ -253,20 +255,20 @@ def write(
     that cannot be written so.
     """
     node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
-    form, reasons = FORMATS.get(precision), float_nodes or {}
-    left_precision: OverridePrecision = "fp8" if form and form.activations else "fp16"
-    searched_precisions = {**node_precisions, **dict.fromkeys(reasons, left_precision)}
+    block_format, reasons = FORMATS.get(precision), float_nodes or {}
+    float_precision: OverridePrecision = "fp8" if block_format and block_format.activations else "fp16"
+    searched_precisions = {**node_precisions, **dict.fromkeys(reasons, float_precision)}
     notes: QuantizationNotes | CastNotes
     if precision == "fp16" or precision == "bf16":
-        keep = in_fp32(node_precisions)
-        variant_model, notes = cast_float(model, precision, keep_io=keep_io, keep=keep, ranges=ranges)
+        fp32_nodes = in_fp32(node_precisions)
+        variant_model, notes = cast_float(model, precision, keep_io=keep_io, keep=fp32_nodes, ranges=ranges)
     elif scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
     elif precision == "int8-dynamic":
         variant_model, notes = quantize_dynamic(model, node_precisions, ranges, scheme.weight_levels)
     elif precision == "int4":
         variant_model, notes = quantize_int4(model, scheme, node_precisions, ranges)
-    elif form:
+    elif block_format:
         variant_model, notes = quantize_blocks(model, precision, scheme, searched_precisions, ranges)
         notes = _with_reasons(notes, reasons)
     elif ranges is None:
@@ -294,8 +296,8 @@ def write_searched(
 
 
 def _with_reasons(notes: QuantizationNotes, reasons: Mapping[str, str]) -> QuantizationNotes:
-    float_nodes, eight_bits = (
-        tuple(replace(node, reason=reasons.get(node.node, node.reason)) for node in items)
-        for items in (notes.float_nodes, notes.eight_bits)
+    float_nodes, eight_bit_nodes = (
+        tuple(replace(node, reason=reasons.get(node.node, node.reason)) for node in nodes)
+        for nodes in (notes.float_nodes, notes.eight_bits)
     )
-    return replace(notes, float_nodes=float_nodes, eight_bits=eight_bits)
+    return replace(notes, float_nodes=float_nodes, eight_bits=eight_bit_nodes)

@@ -37,7 +37,7 @@ PARTS = 3
 
 def deal(runs: Sequence[T]) -> list[T]:
     """The runs, every third one first, so that each part has some of all."""
-    return [run for part in range(PARTS) for run in runs[part::PARTS]]
+    return [run for part_index in range(PARTS) for run in runs[part_index::PARTS]]
 
 
 def with_margin(floor: SearchFloor) -> SearchFloor:
@@ -68,27 +68,29 @@ class GraphJudge:
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
         """Take the outputs of the float model and of the trial for a run; whether a part of the runs ends here and
         fails."""
-        part = self._parts[self._part(index)]
-        part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
-        ends = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
-        return ends and not all(check.passed for check in part.checks(self._limits))
+        run_part = self._parts[self._part(index)]
+        run_part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
+        is_last = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
+        return is_last and not all(check.passed for check in run_part.checks(self._limits))
 
     def _part(self, index: int) -> int:
-        sizes = accumulate(len(self.runs[part::PARTS]) for part in range(PARTS))
-        return next(part for part, end in enumerate(sizes) if index < end)
+        sizes = accumulate(len(self.runs[part_index::PARTS]) for part_index in range(PARTS))
+        return next(part_index for part_index, end in enumerate(sizes) if index < end)
 
     @property
     def _limits(self) -> OutputLimits:
-        exact = {name for part in self._parts for name, array in part.outputs.items() if array.dtype.kind in "biu"}
-        near_ties = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
+        exact_names = {
+            name for run_part in self._parts for name, array in run_part.outputs.items() if array.dtype.kind in "biu"
+        }
+        near_ties = {} if DECISIONS in self.limits.given else dict.fromkeys(exact_names, NearTies())
         return OutputLimits(Budgets(budget_of(self.limits), decisions=near_ties))
 
     def missed(self) -> int:
         """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
-        checks = [check for part in self._parts for check in part.checks(self._limits)]
+        checks = [check for run_part in self._parts for check in run_part.checks(self._limits)]
         usual_drifts: dict[str, Drift] = {}
-        for part in self._parts:
-            for output, drift in part.usual().items():
+        for run_part in self._parts:
+            for output, drift in run_part.usual().items():
                 usual_drifts[output] = usual_drifts[output].merge(drift) if output in usual_drifts else drift
         decision_results = decision_checks(usual_drifts, self.limits.metrics, self.limits.given)
         judged_outputs = {

@@ -62,19 +62,19 @@ class Timing:
     @classmethod
     def of(cls, rounds: Sequence[tuple[float, float]]) -> "Timing":
         """From (int8, float) milliseconds of each round."""
-        savings = [slow - fast for fast, slow in rounds]
+        savings = [float_time - int8_time for int8_time, float_time in rounds]
         saving = statistics.median(savings)
-        spread = statistics.median(abs(value - saving) for value in savings)
-        error = _ERROR_OF_MEDIAN * spread / math.sqrt(len(savings))
-        int8, plain_s = (statistics.median(side) for side in zip(*rounds, strict=True))
-        best_times = [min(side) for side in zip(*rounds, strict=True)]
-        return cls(int8, plain_s, saving, error, best_times[1] - best_times[0], len(rounds))
+        deviation = statistics.median(abs(value - saving) for value in savings)
+        error = _ERROR_OF_MEDIAN * deviation / math.sqrt(len(savings))
+        int8_ms, plain_ms = (statistics.median(times_ms) for times_ms in zip(*rounds, strict=True))
+        best_times = [min(times_ms) for times_ms in zip(*rounds, strict=True)]
+        return cls(int8_ms, plain_ms, saving, error, best_times[1] - best_times[0], len(rounds))
 
     @property
     def lost(self) -> bool:
         """Whether int8 surely saves less than `MARGIN`, so that the group is left in float."""
-        certain = MARGIN * self.float_ms - self.saving_ms > CERTAINTY * self.error_ms
-        return certain and self.rounds >= PATIENCE and self.best_saving_ms < MARGIN * self.float_ms
+        is_certain = MARGIN * self.float_ms - self.saving_ms > CERTAINTY * self.error_ms
+        return is_certain and self.rounds >= PATIENCE and self.best_saving_ms < MARGIN * self.float_ms
 
     @property
     def won(self) -> bool:
@@ -84,8 +84,8 @@ class Timing:
     @property
     def reason(self) -> str:
         """Why the group is left in float."""
-        without, with_it = format_plain(self.float_ms), format_plain(self.int8_ms)
-        return f"int8 is not faster here: the model takes {with_it} ms with it, {without} ms without"
+        float_text, int8_text = format_plain(self.float_ms), format_plain(self.int8_ms)
+        return f"int8 is not faster here: the model takes {int8_text} ms with it, {float_text} ms without"
 
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
@@ -133,12 +133,12 @@ class EngineTiming:
         for open_model, session, _ in self._open:
             if open_model is model:
                 return session
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(dir=self.workdir)))
+        with ExitStack() as resources:
+            folder = Path(resources.enter_context(TemporaryDirectory(dir=self.workdir)))
             onnx.save(model, folder / "graph.onnx")
             engine = self.backend.build(self.request, folder / "graph.onnx", folder)
-            session = stack.enter_context(self.backend.open(engine))
-            self._open.append((model, session, stack.pop_all()))
+            session = resources.enter_context(self.backend.open(engine))
+            self._open.append((model, session, resources.pop_all()))
         return session
 
     def _close_all_but(self, *models: ModelProto) -> None:
@@ -148,6 +148,6 @@ class EngineTiming:
                 entry[2].close()
 
     def _time_ms(self, session: Session) -> float:
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         session.run({spec.name: self.inputs[spec.name] for spec in session.inputs})
-        return (time.perf_counter() - start) * 1e3
+        return (time.perf_counter() - start_s) * 1e3

@@ -28,14 +28,14 @@ class SearchClock:
 
     def part(self, parts: int) -> "SearchClock":
         """A clock for one of so many parts of what is left, that all may take as much."""
-        now = time.monotonic()
-        return replace(self, end=now + (self.end - now) / parts)
+        now_s = time.monotonic()
+        return replace(self, end=now_s + (self.end - now_s) / parts)
 
     def check(self, during: str, done_count: int | None = None) -> None:
         """Raises OutOfTimeError when the time is over. during: what comes next.  done_count: how many there were."""
         if time.monotonic() > self.end:
-            count = "" if done_count is None else f", {done_count} done"
-            raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count}")
+            count_text = "" if done_count is None else f", {done_count} done"
+            raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count_text}")
 
 
 @dataclass(frozen=True)
@@ -91,5 +91,5 @@ class SearchFloor:
         if self.accuracy is not None and result.accuracy is None:
             return False  # it was not measured
         limits = {name: limit for name, limit in vars(self).items() if name != "graph" and limit is not None}
-        within = all(getattr(result, name) >= limit for name, limit in limits.items())
-        return result.finite and within and not (self.graph and result.missed)
+        is_within = all(getattr(result, name) >= limit for name, limit in limits.items())
+        return result.finite and is_within and not (self.graph and result.missed)

@@ -54,9 +54,9 @@ class QuantizationRecipe:
     def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
         rules = self.rules_with(nodes)
-        how = self.scheme, self.ranges, rules
+        args = self.scheme, self.ranges, rules
         return write(
-            self.model, self.precision, *how, keep_io=self.keep_io, float_nodes=self.float_nodes, states=self.states
+            self.model, self.precision, *args, keep_io=self.keep_io, float_nodes=self.float_nodes, states=self.states
         )
 
 
@@ -69,9 +69,10 @@ def propose(
     most_s: seconds, after which the smallest set so far is proposed.
     """
     # Those with the worst own error first.
-    place = {name: index for index, row in reversed([*enumerate(attribution.rows)]) for name in row.nodes}
+    node_ranks = {name: index for index, row in reversed([*enumerate(attribution.rows)]) for name in row.nodes}
     groups = sorted(
-        narrow_groups(recipe, attribution), key=lambda nodes: min(place.get(name, len(place)) for name in nodes)
+        narrow_groups(recipe, attribution),
+        key=lambda nodes: min(node_ranks.get(name, len(node_ranks)) for name in nodes),
     )
     checks_by_names: dict[tuple[str, ...], Sequence[Check]] = {}
 
@@ -83,8 +84,8 @@ def propose(
             return False  # this combination cannot be written or read
         return all(check.passed for check in checks_by_names[nodes])
 
-    end = time.monotonic() + min(most_s, MOST_S)
-    result = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
+    deadline_s = time.monotonic() + min(most_s, MOST_S)
+    result = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > deadline_s)
     if result.items is None:
         return Proposal(len(groups), result.runs, result.minimal, None, ended_early=result.spent)
     rules = recipe.rules_with(_flat(result.items))
@@ -118,10 +119,10 @@ def _flat(groups: Sequence[Nodes]) -> tuple[str, ...]:
 
 
 def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckChange]:
-    then = {_place(check): check for check in after}
+    later_checks = {_place(check): check for check in after}
     for check in before:
         if not check.passed or (check.name == "sqnr_db" and check.case == "golden"):
-            yield CheckChange(check, then.get(_place(check)))
+            yield CheckChange(check, later_checks.get(_place(check)))
 
 
 def _place(check: Check) -> tuple[str, ...]:

@@ -33,15 +33,15 @@ def divide_sections(
 
     types: element types of the model's tensors.
     """
-    places = {node.name: index for index, node in enumerate(model.graph.node)}
+    node_indices = {node.name: index for index, node in enumerate(model.graph.node)}
     # A group that is read in many places ends with the last of them.
-    waiting = sorted(groups, key=lambda group: max(places[node] for node in group.nodes))
+    sorted_groups = sorted(groups, key=lambda group: max(node_indices[node] for node in group.nodes))
     sections, section_groups = list[Section](), list[SmoothingGroup]()
     changed_names = downstream(model, {node for group in groups for node in group.nodes})
     for index, tensor in find_waists(model, changed_names, types):
-        while waiting and max(places[node] for node in waiting[0].nodes) <= index:
-            section_groups.append(waiting.pop(0))
-        if len(section_groups) >= least_count and waiting:
+        while sorted_groups and max(node_indices[node] for node in sorted_groups[0].nodes) <= index:
+            section_groups.append(sorted_groups.pop(0))
+        if len(section_groups) >= least_count and sorted_groups:
             sections.append(Section(tuple(section_groups), tensor))
             section_groups = []
-    return [*sections, Section((*section_groups, *waiting), None)]
+    return [*sections, Section((*section_groups, *sorted_groups), None)]

@@ -67,17 +67,17 @@ def choose_each(
     floor, clock = floor and with_margin(floor), clock or SearchClock()
     with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:
         limits = floor.graph if floor else None
-        side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
+        float_side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
         del model  # that its weights are not held while the search goes on
-        if floor is not None and floor.argmax_agreement is not None and side.expected:
-            _check_decisions(side.expected[0])
+        if floor is not None and floor.argmax_agreement is not None and float_side.expected:
+            _check_decisions(float_side.expected[0])
         try:
-            trials = open_trials(side, targets, smoothing)
+            trials = open_trials(float_side, targets, smoothing)
         except OutOfTimeError as ended:
-            return [leave_all(side, target, str(ended)) for target in targets]
+            return [leave_all(float_side, target, str(ended)) for target in targets]
         choices = []
         for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
-            trial.side = replace(side, clock=clock.part(len(trials) - index))
+            trial.side = replace(float_side, clock=clock.part(len(trials) - index))
             choices.append(_choose(trial, target, floor))
         return choices
 
@@ -102,8 +102,8 @@ def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None)
 
 def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
     """The most in int8 of what was run and holds the floor; all in float where nothing does."""
-    holding = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
-    return max(map(trial.point, holding), key=lambda point: point.share, default=trial.predict(trial.ranked))
+    passing_groups = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
+    return max(map(trial.point, passing_groups), key=lambda point: point.share, default=trial.predict(trial.ranked))
 
 
 def _leave_slow_groups(
@@ -118,12 +118,12 @@ def _leave_slow_groups(
         name for name, group in trial.groups.items() if name not in point.left and not forced_nodes & set(group.nodes)
     ]
     tried_names.sort(key=lambda name: trial.macs[name])
-    float_groups, current = point.left, with_weights_inside(trial.write(point.left, scheme))
+    float_groups, current_model = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried_names:
         other_model = with_weights_inside(trial.write((*float_groups, name), scheme))
-        trial.timings[name] = benchmark_until_decided(race(current, other_model))
+        trial.timings[name] = benchmark_until_decided(race(current_model, other_model))
         if trial.timings[name].lost:
-            float_groups, current = (*float_groups, name), other_model
+            float_groups, current_model = (*float_groups, name), other_model
     return trial.point(float_groups)
 
 
@@ -166,22 +166,22 @@ def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried_points: dict[
 
     low, high = 0, len(trial.ranked)
     while low < high:
-        middle = (low + high) // 2 if tried_points else 0
+        midpoint = (low + high) // 2 if tried_points else 0
         if floor.sqnr_db is not None and 0 < len(tried_points) <= _PREDICTED:
-            middle = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
-        if holds(middle):
-            high = middle
+            midpoint = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
+        if holds(midpoint):
+            high = midpoint
         else:
-            low = middle + 1
+            low = midpoint + 1
     holds(low)
     return low
 
 
 def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low: int, high: int) -> int:
     """The least depth from `low` on, below `high`, that should reach the floor, by what the last run was off."""
-    beyond = _beyond(trial, last)
+    excess = _beyond(trial, last)
     depths = range(low, high)
-    return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - beyond >= sqnr_db), high - 1)
+    return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - excess >= sqnr_db), high - 1)
 
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:
@@ -233,11 +233,11 @@ def _smaller(
 ) -> tuple[str, ...] | None:
     """`float_groups` with more groups, of less than `max_macs` multiplications together, whose damages add up to the
     decibels; or None."""
-    spent = 0.0
+    total_macs = 0.0
     for name in trial.ranked:
-        if name in float_groups or spent + trial.macs[name] >= max_macs:
+        if name in float_groups or total_macs + trial.macs[name] >= max_macs:
             continue
-        float_groups, spent = (*float_groups, name), spent + trial.macs[name]
+        float_groups, total_macs = (*float_groups, name), total_macs + trial.macs[name]
         if trial.predicted_db(float_groups) >= sqnr_db:
             return float_groups
     return None

@@ -75,35 +75,35 @@ def sweep(
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
     """
-    start = time.process_time()
+    start_s = time.process_time()
     stages = list(_find_stages(model, groups))
     stage_values, inference_s = _run_float(model, stages, runs)
     drifts, gains = list[dict[str, float]](), list[float]()
     for stage in stages:
         drifts.append({})
         shifted_values = [values[stage.end].copy() for values in stage_values] if stage.end else []
-        for group, part in stage.tails:
+        for group, tail_model in stage.tails:
             check("judging single groups", sum(map(len, drifts)))
             drifts[-1][group.activation] = noise = 0.0
-            if part.graph.output:  # else a dead end: nothing depends on it
+            if tail_model.graph.output:  # else a dead end: nothing depends on it
                 plan = [plans[group.activation]] if group.activation in plans else []
-                changed_part, narrow_ranges = apply_plans(part, plan, ranges)
-                others = [site.node for site in find_sites(changed_part)[0] if site.node not in group.nodes]
-                in_float = dict.fromkeys(others, _FLOAT)
-                quantized_part = write_searched(changed_part, precision, scheme, narrow_ranges, in_float)
+                changed_part, narrow_ranges = apply_plans(tail_model, plan, ranges)
+                other_nodes = [site.node for site in find_sites(changed_part)[0] if site.node not in group.nodes]
+                float_overrides = dict.fromkeys(other_nodes, _FLOAT)
+                quantized_part = write_searched(changed_part, precision, scheme, narrow_ranges, float_overrides)
                 noise, answers = _compare(quantized_part, stage_values)
                 drifts[-1][group.activation] = noise
             if stage.end and 0 < noise < math.inf:
-                for values, clean, actual in zip(shifted_values, stage_values, answers, strict=True):
-                    values += actual[stage.end] - clean[stage.end]
+                for values, float_values, actual_values in zip(shifted_values, stage_values, answers, strict=True):
+                    values += actual_values[stage.end] - float_values[stage.end]
         gains.append(_gain(stage, stage_values, shifted_values))
-    at_outputs = list(accumulate(reversed(gains), operator.mul))[::-1]
-    damages = {
+    output_gains = list(accumulate(reversed(gains), operator.mul))[::-1]
+    output_noise = {
         name: noise * gain if noise else 0.0
-        for noises, gain in zip(drifts, at_outputs, strict=True)
+        for noises, gain in zip(drifts, output_gains, strict=True)
         for name, noise in noises.items()
     }
-    return damages, SweepCost(len(groups), time.process_time() - start, inference_s)
+    return output_noise, SweepCost(len(groups), time.process_time() - start_s, inference_s)
 
 
 @dataclass(frozen=True)
@@ -120,23 +120,23 @@ class _Stage:
 
 def _find_stages(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Iterator[_Stage]:
     types, initializers = element_types(model), constants(model.graph)
-    makers = {name: node.name for node in model.graph.node for name in node.output}
+    producer_names = {name: node.name for node in model.graph.node for name in node.output}
     sections = divide_sections(model, groups, types)
-    ends = [*(section.end for section in sections[1:]), None, None]
+    end_names = [*(section.end for section in sections[1:]), None, None]
 
     def behind(part: ModelProto, nodes: Collection[str], end: str | None, also: Collection[str] = ()) -> ModelProto:
         """The part behind what does not depend on these nodes, up to `end` or the outputs."""
-        after = downstream(part, nodes) - {*also}
+        dependents = downstream(part, nodes) - {*also}
         names = {name for node in part.graph.node for name in (*list_reads(node), *node.output)}
         boundary_types = {
-            name: types[name] for name in names if name in types and name not in initializers and name not in after
+            name: types[name] for name in names if name in types and name not in initializers and name not in dependents
         }
         return tail(part, boundary_types, {end: TensorProto.FLOAT} if end else None)
 
-    for section, end, after in zip(sections, ends, ends[1:], strict=False):
-        part = behind(model, {node for group in section.groups for node in group.nodes}, end)
-        tails = tuple((group, behind(part, group.nodes, None)) for group in section.groups)
-        yield _Stage(tails, end, behind(model, {makers[end]}, after, {end}) if end else None)
+    for section, end, next_end in zip(sections, end_names, end_names[1:], strict=False):
+        section_model = behind(model, {node for group in section.groups for node in group.nodes}, end)
+        tails = tuple((group, behind(section_model, group.nodes, None)) for group in section.groups)
+        yield _Stage(tails, end, behind(model, {producer_names[end]}, next_end, {end}) if end else None)
 
 
 def _run_float(
@@ -144,17 +144,17 @@ def _run_float(
 ) -> tuple[list[dict[str, Array]], float]:
     """Of the first runs, what tails and links read and should give; and CPU seconds of the float model. In place: tails
     and links get the ranks of what they read."""
-    parts = [part for stage in stages for part in (*(part for _, part in stage.tails), stage.link) if part]
-    values = [value for part in parts for value in (*part.graph.input, *part.graph.output)] + [*model.graph.output]
+    protos = [proto for stage in stages for proto in (*(proto for _, proto in stage.tails), stage.link) if proto]
+    values = [value for proto in protos for value in (*proto.graph.input, *proto.graph.output)] + [*model.graph.output]
     input_names = {value.name for value in model.graph.input}
     end_types = {value.name: value.type.tensor_type.elem_type for value in values if value.name not in input_names}
     tail_runner = SessionRunner(tail(model, {}, end_types))
-    before = time.process_time()
+    start_s = time.process_time()
     stage_values = _within(({**inputs, **tail_runner.run(inputs)} for inputs in _fitting(runs, tail_runner)), MOST_KEPT)
-    spent = time.process_time() - before
-    for part in parts:
-        set_ranks(part, stage_values)
-    return stage_values, spent
+    spent_s = time.process_time() - start_s
+    for proto in protos:
+        set_ranks(proto, stage_values)
+    return stage_values, spent_s
 
 
 def _fitting(runs: Sequence[Tensors], tail_runner: SessionRunner) -> Sequence[Tensors]:
@@ -162,8 +162,8 @@ def _fitting(runs: Sequence[Tensors], tail_runner: SessionRunner) -> Sequence[Te
     if not runs or not isinstance(runs[0], JoinedTensors):
         return runs
     sample = runs[0].first(1)
-    fit = MOST_KEPT // max(1, sum(array.nbytes for array in (*sample.values(), *tail_runner.run(sample).values())))
-    return runs if fit >= runs[0].parts else [runs[0].first(max(1, fit))]
+    count = MOST_KEPT // max(1, sum(array.nbytes for array in (*sample.values(), *tail_runner.run(sample).values())))
+    return runs if count >= runs[0].parts else [runs[0].first(max(1, count))]
 
 
 def _compare(
@@ -181,11 +181,11 @@ def _gain(stage: _Stage, kept_runs: Sequence[Tensors], shifted_values: Sequence[
     """What the link makes of relative errors: `shifted_values` is the stage's end with the errors of all its groups."""
     if stage.link is None or stage.end is None:
         return 1.0
-    before = quality(
+    base_quality = quality(
         [{stage.end: values[stage.end]} for values in kept_runs], ({stage.end: values} for values in shifted_values)
     )
     runs = [{**values, stage.end: end_value} for values, end_value in zip(kept_runs, shifted_values, strict=True)]
-    return _compare(stage.link, runs, kept_runs)[0] / before.noise if before.noise else 1.0
+    return _compare(stage.link, runs, kept_runs)[0] / base_quality.noise if base_quality.noise else 1.0
 
 
 @dataclass(frozen=True)
@@ -209,26 +209,26 @@ def quality(
     answers: the right ones; None without labels.
     Raises DataError when there is not one label for each answer.
     """
-    total: dict[str, Drift] = {}
-    right, as_large = [], True
+    drifts: dict[str, Drift] = {}
+    right_masks, is_as_large = [], True
     for index, (expected_values, actual_values) in enumerate(zip(expected_outputs, actual, strict=True)):
         for name, values in expected_values.items():
             if values.shape == actual_values[name].shape:
-                total[name] = total.get(name, Drift()).merge(measure(values, actual_values[name], decisions=True))
+                drifts[name] = drifts.get(name, Drift()).merge(measure(values, actual_values[name], decisions=True))
             else:
-                as_large = False
+                is_as_large = False
         if answers:
-            right.append(_right(actual_values[answers.output], answers.right[index], answers.output))
+            right_masks.append(_right(actual_values[answers.output], answers.right[index], answers.output))
         if judge and judge.add(index, expected_values, actual_values):
             break  # whatever the others are
-    floats = [part for part in total.values() if part.mismatches is None]
-    agreement = min((part.argmax_agreement for part in total.values()), default=1.0)
+    float_outputs = [drift for drift in drifts.values() if drift.mismatches is None]
+    agreement = min((drift.argmax_agreement for drift in drifts.values()), default=1.0)
     return Quality(
-        max((10 ** (-part.sqnr_db / 10) for part in floats), default=1 - agreement),
-        min((part.cosine for part in floats), default=agreement),
-        as_large and all(part.nonfinite == 0 for part in floats),
+        max((10 ** (-drift.sqnr_db / 10) for drift in float_outputs), default=1 - agreement),
+        min((drift.cosine for drift in float_outputs), default=agreement),
+        is_as_large and all(drift.nonfinite == 0 for drift in float_outputs),
         agreement,
-        float(np.mean(np.concatenate(right))) if answers else None,
+        float(np.mean(np.concatenate(right_masks))) if answers else None,
         judge.missed() if judge else 0,
     )
 
@@ -248,8 +248,8 @@ def _right(output: Array, labels: Array, name: str) -> Array:
     answers = output if is_exact(output) else np.argmax(output, axis=-1)
     if answers.size != labels.size:
         raise DataError(f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one each")
-    valid = np.ones(answers.shape, bool) if is_exact(output) else ~np.isnan(output).any(axis=-1)
-    return np.asarray((answers.reshape(-1) == labels.reshape(-1)) & valid.reshape(-1))
+    valid_mask = np.ones(answers.shape, bool) if is_exact(output) else ~np.isnan(output).any(axis=-1)
+    return np.asarray((answers.reshape(-1) == labels.reshape(-1)) & valid_mask.reshape(-1))
 
 
 def _within(runs: Iterable[dict[str, Array]], max_bytes: int) -> list[dict[str, Array]]:

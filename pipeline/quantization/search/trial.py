@@ -124,13 +124,13 @@ class MixedPrecisionChoice:
     def summary(self) -> str:
         """The chosen point in one line of text."""
         point = self.point
-        quality = "not run"
+        quality_text = "not run"
         if point.sqnr_db is not None:
-            quality = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
-        quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
+            quality_text = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
+        quality_text += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         end_text = f"; the search {self.ended}" if self.ended else ""
-        share = f"{100 * point.share:.1f} % of the multiplications with weights"
-        return f"{share} in {self.precision}: {quality} on calibration samples{end_text}"
+        share_text = f"{100 * point.share:.1f} % of the multiplications with weights"
+        return f"{share_text} in {self.precision}: {quality_text} on calibration samples{end_text}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
@@ -232,12 +232,12 @@ class FloatSide:
 
         folder: for the weights, until the search is over.
         """
-        fitting_runs, judging = divide_runs(runs, filled=limits is not None)
+        fitting_runs, judging_runs = divide_runs(runs, filled=limits is not None)
         if limits:
-            judging = deal(judging)
+            judging_runs = deal(judging_runs)
             limits = replace(limits, selected=selected_of(model.graph, limits.given, limits.metrics))
-        graph, judged_inputs = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
-        answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
+        graph, judged_inputs = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging_runs]
+        answers = Answers(labels.output, [labels.of(run) for run in judging_runs]) if labels else None
         plain_runner = SessionRunner(graph)
         expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
         return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock)
@@ -249,7 +249,7 @@ def open_trials(
     """A trial for each target, with settings fitted and damages measured."""
     kinds = [_find_kind(side, target) for target in targets]
     groups = [group for kind in kinds for group in kind.groups]
-    statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
+    statistics, node_work = gather(side.model, groups, side.fitted, side.clock.check)
     wide_kinds = [
         replace(kind, groups=kind.groups if _leaves_fp8(target.precision) else (), levels=FP8)
         for kind, target in zip(kinds, targets, strict=True)
@@ -258,11 +258,11 @@ def open_trials(
     statistics.clear()
     convolution_plans = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
     trials = []
-    for target, kind, mixing_plans, other_plans, eight_bits in zip(
+    for target, kind, mixing_plans, other_plans, eight_bit_nodes in zip(
         targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True
     ):
         scheme, kind_plans = replace(target.scheme, float_precision="fp32"), mixing_plans | other_plans
-        alone, cost = sweep(
+        group_noise, cost = sweep(
             side.model, kind.groups, kind_plans, target.ranges, scheme, side.runs, side.clock.check, target.precision
         )
         trials.append(
@@ -273,10 +273,10 @@ def open_trials(
                 precision=target.precision,
                 groups={group.activation: group for group in kind.groups},
                 plans=kind_plans,
-                work=work,
-                alone=alone,
+                work=node_work,
+                alone=group_noise,
                 cost=cost,
-                eight_bits=eight_bits,
+                eight_bits=eight_bit_nodes,
             )
         )
     return trials
@@ -300,14 +300,16 @@ def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecis
 
 def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
     scheme, graph = target.scheme, side.model
-    if form := FORMATS.get(target.precision):
-        block_sites = [] if carries_qdq(graph) else find_block_sites(graph, form, side.overrides, target.ranges)[0]
-        return FittedKind(find_groups(graph, block_sites), target.ranges, "int8", form)
-    fp8 = target.precision == "fp8"
-    grid = "fp8" if fp8 else scheme.activation
+    if block_format := FORMATS.get(target.precision):
+        block_sites = (
+            [] if carries_qdq(graph) else find_block_sites(graph, block_format, side.overrides, target.ranges)[0]
+        )
+        return FittedKind(find_groups(graph, block_sites), target.ranges, "int8", block_format)
+    is_fp8 = target.precision == "fp8"
+    grid = "fp8" if is_fp8 else scheme.activation
     sites = () if carries_qdq(graph) else usable_sites(graph, target.ranges, grid, side.overrides)[0]
-    activation: Literal["int8", "uint8"] = "int8" if fp8 else scheme.activation  # fp8 is symmetric, as int8 is
-    return FittedKind(find_groups(graph, sites), target.ranges, activation, FP8 if fp8 else scheme.weight_levels)
+    activation: Literal["int8", "uint8"] = "int8" if is_fp8 else scheme.activation  # fp8 is symmetric, as int8 is
+    return FittedKind(find_groups(graph, sites), target.ranges, activation, FP8 if is_fp8 else scheme.weight_levels)
 
 
 def _fit_mixing(
@@ -326,9 +328,9 @@ def _fit_mixing(
         return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels, biased_nodes)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
-        mixing = [[(kind, group) for group in kind.groups if group.mixes] for kind in kinds]
-        futures = [[(group, pool.submit(fit_one, (kind, group))) for kind, group in items] for items in mixing]
-        return [{group.activation: future.result() for group, future in items} for items in futures]
+        mixing_groups = [[(kind, group) for group in kind.groups if group.mixes] for kind in kinds]
+        futures = [[(group, pool.submit(fit_one, (kind, group))) for kind, group in pairs] for pairs in mixing_groups]
+        return [{group.activation: future.result() for group, future in pairs} for pairs in futures]
 
 
 @dataclass
@@ -365,8 +367,8 @@ class SearchTrial:
 
     def predicted_db(self, float_groups: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
-        in_float = {*float_groups}
-        return _decibels(sum(noise for name, noise in self.alone.items() if name not in in_float))
+        float_names = {*float_groups}
+        return _decibels(sum(noise for name, noise in self.alone.items() if name not in float_names))
 
     def predict(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality to which the damages of single groups add up."""
@@ -378,12 +380,12 @@ class SearchTrial:
         """The point, with the quality of the whole model, quantized so and run."""
         float_groups = tuple(float_groups)
         if float_groups not in self.qualities:
-            side = self.side
-            side.clock.check("trials of the whole model", len(self.qualities))
+            float_side = self.side
+            float_side.clock.check("trials of the whole model", len(self.qualities))
             runner = SessionRunner(self.write(float_groups, self.scheme), exact=True)
-            answers = (runner.run(inputs) for inputs in side.runs)
-            judge = GraphJudge(side.limits, side.runs) if side.limits else None
-            self.qualities[float_groups] = quality(side.expected, answers, side.answers, judge)
+            answers = (runner.run(inputs) for inputs in float_side.runs)
+            judge = GraphJudge(float_side.limits, float_side.runs) if float_side.limits else None
+            self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
         graph_quality = self.qualities[float_groups]
         return replace(
             self.predict(float_groups),
@@ -395,9 +397,9 @@ class SearchTrial:
 
     def apply_other_plans(self, float_groups: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out, and in these those of fp8 where there are any."""
-        in_float = {*float_groups}
-        plans = [plan for name, plan in self.plans.items() if name not in in_float]
-        plans += [plan for name, plan in self.eight_bits.items() if name in in_float]
+        float_names = {*float_groups}
+        plans = [plan for name, plan in self.plans.items() if name not in float_names]
+        plans += [plan for name, plan in self.eight_bits.items() if name in float_names]
         return apply_plans(self.side.model, plans, self.ranges)
 
     def write(self, float_groups: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
@@ -419,12 +421,12 @@ class SearchTrial:
         rows = tuple(self._row(name, name in folds, total, name not in float_groups) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
         plans = [plan for name, plan in self.plans.items() if name not in float_groups]
-        reads = {node.name: node.input[0] for node in model.graph.node if node.input}
-        smoothed_statistics = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
+        node_inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
+        smoothed_statistics = {node_inputs[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         weight_db = {node: value for plan in plans for node, value in plan.weight_db.items()}
         model = with_weights_inside(model)
-        more = (frontier, point, self.cost, smoothed_statistics, weight_db)
-        return MixedPrecisionChoice(model, ranges, reasons, rows, *more, precision=self.precision)
+        details = (frontier, point, self.cost, smoothed_statistics, weight_db)
+        return MixedPrecisionChoice(model, ranges, reasons, rows, *details, precision=self.precision)
 
     def _reason(self, name: str) -> str:
         if name in self.timings:

@@ -78,9 +78,9 @@ def fit(
         if is_fixed:
             moments -= np.outer(statistics.mean, statistics.mean)
         rounded_matrix = compensate(matrix, moments / np.outer(factors, factors), levels)
-    ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
-    exact = dict(zip(group.nodes, np.split(matrix, ends, axis=1), strict=True))
-    parts = dict(zip(group.nodes, np.split(rounded_matrix, ends, axis=1), strict=True))
+    splits = np.cumsum([weight.shape[1] for weight in weights])[:-1]
+    float_weights = dict(zip(group.nodes, np.split(matrix, splits, axis=1), strict=True))
+    rounded_weights = dict(zip(group.nodes, np.split(rounded_matrix, splits, axis=1), strict=True))
     bias = np.zeros(rounded_matrix.shape[1], np.float32)
     if is_fixed:
         rows = np.asarray(statistics.rows / factors, np.float32)
@@ -90,13 +90,17 @@ def fit(
         bias = (statistics.mean / factors) @ (rounded_matrix - matrix) + (rounded_rows - rows).mean(
             axis=0
         ) @ rounded_matrix
-    shifts = dict(zip(group.nodes, np.split(-bias, ends), strict=True)) if is_fixed else {}
+    shifts = dict(zip(group.nodes, np.split(-bias, splits), strict=True)) if is_fixed else {}
     weight_db = {
-        node: decibels(float(np.square(part, dtype=np.float64).sum()), float(np.square(parts[node] - part).sum()))
-        for node, part in exact.items()
+        node: decibels(
+            float(np.square(weight, dtype=np.float64).sum()), float(np.square(rounded_weights[node] - weight).sum())
+        )
+        for node, weight in float_weights.items()
     }
-    reach = (setting.low, setting.high)
-    plan = SmoothingPlan(group, setting.strength, setting.clip, None, parts, *reach, shifts=shifts, weight_db=weight_db)
+    bounds = (setting.low, setting.high)
+    plan = SmoothingPlan(
+        group, setting.strength, setting.clip, None, rounded_weights, *bounds, shifts=shifts, weight_db=weight_db
+    )
     if setting.strength is None:
         return plan
     low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
@@ -121,28 +125,28 @@ def _judge(
     ]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in samples) or 1.0 for weight in weights]
     # What makes the sum of the squared errors of a node's channels their mean, relative to its output.
-    parts = [1 / math.sqrt(energy * part.shape[1]) for part, energy in zip(weights, energies, strict=True)]
-    scales = np.repeat(np.array(parts, np.float32), [part.shape[1] for part in weights])
-    weight_matrix, reach = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
+    weight_scales = [1 / math.sqrt(energy * weight.shape[1]) for weight, energy in zip(weights, energies, strict=True)]
+    scales = np.repeat(np.array(weight_scales, np.float32), [weight.shape[1] for weight in weights])
+    weight_matrix, amax = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
     measure = _make_ruler(weight_matrix * scales)
     for strength in strengths:
-        factors = _factors(statistics, reach, strength, levels)
-        of_weights = _weight_error(weight_matrix, scales, statistics.moments, factors, levels)
-        folds = [
-            (channel_sums, rows, _factors(channel_sums, reach, strength, levels)) for channel_sums, rows in samples
-        ]
+        factors = _factors(statistics, amax, strength, levels)
+        weight_error = _weight_error(weight_matrix, scales, statistics.moments, factors, levels)
+        folds = [(channel_sums, rows, _factors(channel_sums, amax, strength, levels)) for channel_sums, rows in samples]
         for clip in _CLIPS if isinstance(levels, int) else (1.0,):
-            of_rows = 0.0
+            row_error = 0.0
             for channel_sums, rows, row_factors in folds:
-                trial = _make_setting(channel_sums, strength, row_factors, clip, activation)
+                candidate = _make_setting(channel_sums, strength, row_factors, clip, activation)
                 smooth_rows = rows / row_factors
                 if isinstance(levels, int):
-                    new_rows = rounded_activation(smooth_rows, trial.low, trial.high, activation)
+                    new_rows = rounded_activation(smooth_rows, candidate.low, candidate.high, activation)
                 else:
-                    new_rows = levels.rounded_activation(smooth_rows, activation_scale(max(-trial.low, trial.high)))
-                of_rows += measure((new_rows - smooth_rows) * row_factors)
+                    new_rows = levels.rounded_activation(
+                        smooth_rows, activation_scale(max(-candidate.low, candidate.high))
+                    )
+                row_error += measure((new_rows - smooth_rows) * row_factors)
             setting = _make_setting(statistics, strength, factors, clip, activation)
-            yield of_rows + len(samples) * _COMPENSATION * of_weights, setting
+            yield row_error + len(samples) * _COMPENSATION * weight_error, setting
 
 
 def _make_ruler(weights: Floats) -> Callable[[Floats], float]:

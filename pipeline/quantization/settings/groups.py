@@ -46,17 +46,17 @@ class SmoothingGroup:
 
 def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGroup, ...]:
     """The sites of a prepared model by the activation they read, in the model's order."""
-    flipped_nodes = {node.name for node in model.graph.node if attribute_of(node, "transA", 0)}
-    together: dict[str, list[Site]] = {}
+    transposed_nodes = {node.name for node in model.graph.node if attribute_of(node, "transA", 0)}
+    sites_by_name: dict[str, list[Site]] = {}
     for site in sites:
-        together.setdefault(site.activation, []).append(site)
+        sites_by_name.setdefault(site.activation, []).append(site)
     return tuple(
         SmoothingGroup(
             name,
             tuple(group_sites),
-            all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped_nodes for site in group_sites),
+            all(site.op_type in ("MatMul", "Gemm") and site.node not in transposed_nodes for site in group_sites),
         )
-        for name, group_sites in together.items()
+        for name, group_sites in sites_by_name.items()
     )
 
 
@@ -72,20 +72,20 @@ def find_biases(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[
     input). Of a MatMul it is that of an Add which alone reads the product; nodes without one are left out."""
     initializers, readers = constants(model.graph), consumers(model.graph)
     nodes, outputs = {node.name: node for node in model.graph.node}, {value.name for value in model.graph.output}
-    places = dict[str, tuple[str, int]]()
+    bias_inputs = dict[str, tuple[str, int]]()
     for site in (site for group in groups if group.mixes for site in group.sites):
         node = nodes[site.node]
-        behind = readers.get(node.output[0], []) if node.output[0] not in outputs else []
-        if node.op_type == "MatMul" and len(behind) == 1 and behind[0].op_type == "Add":
-            inputs = [(behind[0], index) for index, name in enumerate(behind[0].input) if name != node.output[0]]
+        users = readers.get(node.output[0], []) if node.output[0] not in outputs else []
+        if node.op_type == "MatMul" and len(users) == 1 and users[0].op_type == "Add":
+            input_slots = [(users[0], index) for index, name in enumerate(users[0].input) if name != node.output[0]]
         else:
             is_plain = node.op_type == "Gemm" and len(node.input) > 2 and attribute_of(node, "alpha", 1.0) == 1
-            inputs = [(node, 2)] if is_plain else []
-        for reader, index in inputs:
+            input_slots = [(node, 2)] if is_plain else []
+        for reader, index in input_slots:
             bias = initializers.get(reader.input[index])
             if bias is not None and list(bias.dims) == [initializers[site.weight].dims[site.axis]]:
-                places[site.node] = reader.name, index
-    return places
+                bias_inputs[site.node] = reader.name, index
+    return bias_inputs
 
 
 def transpose_for(site: Site, weight: Floats) -> Floats:
@@ -151,16 +151,16 @@ class Statistics:
         rows = values.reshape(-1, values.shape[-1])
         if not len(rows):
             return
-        middle, turn = len(rows) // 2, self.runs % 2
-        self.halves[turn].add(rows[:middle])
-        self.halves[1 - turn].add(rows[middle:])
+        midpoint, half_index = len(rows) // 2, self.runs % 2
+        self.halves[half_index].add(rows[:midpoint])
+        self.halves[1 - half_index].add(rows[midpoint:])
         self.count += len(rows)
         if rows.shape[1] <= WIDEST:
             self.unsummed.append(rows.copy())
             if sum(map(len, self.unsummed)) * FEWEST >= rows.shape[1]:
-                together = np.concatenate(self.unsummed)
-                sums = together.T @ together
-                self.total = self.total + together.sum(axis=0, dtype=np.float64)
+                pending_rows = np.concatenate(self.unsummed)
+                sums = pending_rows.T @ pending_rows
+                self.total = self.total + pending_rows.sum(axis=0, dtype=np.float64)
                 self.sums = sums if self.sums is None else np.add(self.sums, sums, out=self.sums)
                 self.unsummed = []
         self.runs += 1
@@ -216,7 +216,7 @@ def gather(
     check: called before each run; what it raises ends this.
     Raises ModelError where there are no runs, or the model does not run on them.
     """
-    mixing = [*dict.fromkeys(group.activation for group in groups if group.mixes)]
+    mixing_names = [*dict.fromkeys(group.activation for group in groups if group.mixes)]
     sites = [*{site.node: site for group in groups for site in group.sites}.values()]
     if not sites:
         return {}, {}
@@ -226,37 +226,37 @@ def gather(
     }
     runs = list(runs)
     inferred_sizes = _infer_sizes(model, counted_tensors, (inputs for _, inputs in runs))
-    measured_model = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
+    measured_model = with_outputs(model, dict.fromkeys(mixing_names, TensorProto.FLOAT))
     shapes = {} if inferred_sizes else {node: f"enginesmith/shape/{node}" for node in counted_tensors}
     for node, name in shapes.items():
         measured_model.graph.node.append(helper.make_node("Shape", [counted_tensors[node]], [name], name=name))
         measured_model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
     runner = SessionRunner(measured_model) if measured_model.graph.output else None
     del measured_model
-    group_statistics: dict[str, Statistics] = {name: Statistics() for name in mixing}
-    sizes, samples = dict.fromkeys(counted_tensors, 0.0), 0
+    group_statistics: dict[str, Statistics] = {name: Statistics() for name in mixing_names}
+    sizes, sample_count = dict.fromkeys(counted_tensors, 0.0), 0
     for count, inputs in runs:
         check("gathering statistics")
         values = runner.run(inputs) if runner else {}
-        for name in mixing:
+        for name in mixing_names:
             group_statistics[name].add(values[name])
         output_sizes = (
             inferred_sizes[_signature(inputs)]
             if inferred_sizes
-            else {n: math.prod(values[s].tolist()) for n, s in shapes.items()}
+            else {node_name: math.prod(values[shape_name].tolist()) for node_name, shape_name in shapes.items()}
         )
         for node, size in output_sizes.items():
             sizes[node] += size
-        samples += count
-    if not samples:
+        sample_count += count
+    if not sample_count:
         raise ModelError("there are no calibration samples to choose with; give at least one")
-    initializers, work = constants(model.graph), {}
+    initializers, node_work = constants(model.graph), {}
     for site in sites:
         weight = initializers[site.weight]
         channels = weight.dims[0 if site.op_type == "ConvTranspose" else site.axis]
-        macs = sizes[site.node] / samples * math.prod(weight.dims) / channels
-        work[site.node] = StatisticsWork(macs, to_array(weight).nbytes)
-    return group_statistics, work
+        macs = sizes[site.node] / sample_count * math.prod(weight.dims) / channels
+        node_work[site.node] = StatisticsWork(macs, to_array(weight).nbytes)
+    return group_statistics, node_work
 
 
 def _signature(inputs: Tensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -318,8 +318,8 @@ def rounded_activation(values: Floats, low: float, high: float, activation: str)
 
 def steps_of(matrix: Floats, levels: int = LEVELS) -> Floats:
     """Step of each output channel, [..., out]: its largest magnitude is the last of `levels`."""
-    reach = np.abs(matrix).max(axis=-2)
-    return np.asarray(np.where(reach > 0, reach, 1) / levels, np.float32)
+    amax = np.abs(matrix).max(axis=-2)
+    return np.asarray(np.where(amax > 0, amax, 1) / levels, np.float32)
 
 
 def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = None) -> Floats:
@@ -327,9 +327,9 @@ def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = Non
     if isinstance(levels, int):
         return steps_of(matrix, levels)[..., None, :]
     weights = None if importance is None else importance.astype(np.float32)
-    parts = [levels.scales(part, weights) for part in matrix.reshape(-1, *matrix.shape[-2:])]
-    spread = np.repeat(np.stack(parts), levels.block or matrix.shape[-2], axis=1).reshape(matrix.shape)
-    return np.asarray(np.maximum(spread, np.finfo(np.float32).tiny), np.float32)
+    block_scales = [levels.scales(block, weights) for block in matrix.reshape(-1, *matrix.shape[-2:])]
+    scales = np.repeat(np.stack(block_scales), levels.block or matrix.shape[-2], axis=1).reshape(matrix.shape)
+    return np.asarray(np.maximum(scales, np.finfo(np.float32).tiny), np.float32)
 
 
 def _round(values: Real, levels: Levels) -> Real:
@@ -352,31 +352,31 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
     """
     rows = matrix.reshape(-1, *matrix.shape[-2:])
     is_wide = rows.shape[1] > WIDEST_IN_DOUBLE
-    kind = np.float32 if is_wide else np.float64
-    turned_moments: Real = np.array(moments.reshape(-1, *moments.shape[-2:]), kind, copy=None if is_wide else True)
+    dtype = np.float32 if is_wide else np.float64
+    ordered_moments: Real = np.array(moments.reshape(-1, *moments.shape[-2:]), dtype, copy=None if is_wide else True)
     # Feedback runs upwards: the input channel with the largest second moment is the last row, and is rounded first.
-    importance = np.diagonal(turned_moments, axis1=1, axis2=2).copy()
+    importance = np.diagonal(ordered_moments, axis1=1, axis2=2).copy()
     order = np.argsort(-importance, axis=1, kind="stable")[:, ::-1]
-    for part, part_order in zip(turned_moments, order, strict=True):
-        _reorder(part, part_order)
-    blocks = not isinstance(levels, int) and bool(levels.block)
-    before = turned_moments.copy() if blocks else turned_moments
-    factor = _factor(turned_moments)
+    for group_moments, group_order in zip(ordered_moments, order, strict=True):
+        _reorder(group_moments, group_order)
+    has_blocks = not isinstance(levels, int) and bool(levels.block)
+    full_moments = ordered_moments.copy() if has_blocks else ordered_moments
+    factor = _factor(ordered_moments)
     if factor is None:
         return nearest(matrix, levels)
-    sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
+    sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(dtype)
     rounded_rows = np.empty_like(rows)
-    steps: Real = _rows_of_steps(rows, levels, importance).astype(kind)
+    steps: Real = _rows_of_steps(rows, levels, importance).astype(dtype)
     if steps.shape[1] > 1:
-        steps = np.take_along_axis(steps, order[..., None], 1).astype(kind)
+        steps = np.take_along_axis(steps, order[..., None], 1).astype(dtype)
     level_rows = _round_rows(sorted_rows, factor, steps, levels)
-    if blocks:
-        _descend(level_rows, sorted_rows, before, steps, levels)
+    if has_blocks:
+        _descend(level_rows, sorted_rows, full_moments, steps, levels)
     np.put_along_axis(rounded_rows, order[..., None], level_rows.astype(np.float32), 1)
-    if blocks:
+    if has_blocks:
         return rounded_rows.reshape(matrix.shape)
-    last = levels if isinstance(levels, int) else int(LARGEST_E4M3)
-    return _with_last_level(rounded_rows, rows, last).reshape(matrix.shape)
+    last_level = levels if isinstance(levels, int) else int(LARGEST_E4M3)
+    return _with_last_level(rounded_rows, rows, last_level).reshape(matrix.shape)
 
 
 def _factor(moments: Real) -> Real | None:
@@ -386,8 +386,8 @@ def _factor(moments: Real) -> Real | None:
         return None
     _damp(moments)
     try:
-        for part in moments:
-            _decompose(part)
+        for matrix in moments:
+            _decompose(matrix)
     except np.linalg.LinAlgError:
         return None
     moments /= np.diagonal(moments, axis1=1, axis2=2)[:, None].copy()
@@ -415,15 +415,15 @@ def _decompose(matrix: Real) -> None:
     """In place, without a second matrix: the lower triangle becomes the Cholesky factor; the upper is left as it is."""
     for start in range(0, len(matrix), DECOMPOSED):
         stop = start + DECOMPOSED
-        corner = np.linalg.cholesky(matrix[start:stop, start:stop])
-        matrix[start:stop, start:stop] = corner
+        diagonal_block = np.linalg.cholesky(matrix[start:stop, start:stop])
+        matrix[start:stop, start:stop] = diagonal_block
         if stop < len(matrix):
-            lower_block = matrix[stop:, start:stop] @ np.linalg.inv(corner).T
+            lower_block = matrix[stop:, start:stop] @ np.linalg.inv(diagonal_block).T
             matrix[stop:, start:stop] = lower_block
             for row in range(0, len(lower_block), DECOMPOSED):  # of the rest, the lower triangle
-                part = lower_block[row : row + DECOMPOSED]
-                matrix[stop + row : stop + row + len(part), stop : stop + row + len(part)] -= (
-                    part @ lower_block[: row + len(part)].T
+                rows = lower_block[row : row + DECOMPOSED]
+                matrix[stop + row : stop + row + len(rows), stop : stop + row + len(rows)] -= (
+                    rows @ lower_block[: row + len(rows)].T
                 )
 
 
@@ -434,10 +434,10 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
         start = max(0, stop - BLOCK)
         target_rows = rows[:, start:stop] - factor[:, stop:, start:stop].swapaxes(1, 2) @ errors[:, stop:]
         for i in range(stop - 1, start - 1, -1):
-            behind = factor[:, i + 1 : stop, i : i + 1].swapaxes(1, 2) @ errors[:, i + 1 : stop]
-            aim = target_rows[:, i - start : i - start + 1] - behind
+            feedback = factor[:, i + 1 : stop, i : i + 1].swapaxes(1, 2) @ errors[:, i + 1 : stop]
+            targets = target_rows[:, i - start : i - start + 1] - feedback
             step = steps[:, i : i + 1] if steps.shape[1] > 1 else steps
-            rounded_rows[:, i : i + 1] = _round(aim / step, levels) * step
+            rounded_rows[:, i : i + 1] = _round(targets / step, levels) * step
             errors[:, i] = rounded_rows[:, i] - rows[:, i]
     return rounded_rows
 
@@ -449,23 +449,29 @@ def _descend(rounded_rows: Real, rows: Real, moments: Real, steps: Real, levels:
     for _ in range(SWEEPS):
         slopes = moments @ (rounded_rows - rows)
         for start in range(0, rows.shape[1], BLOCK):
-            part = slice(start, start + BLOCK)
-            near_slopes, before, corner = slopes[:, part].copy(), rounded_rows[:, part].copy(), moments[:, part, part]
-            for i in range(near_slopes.shape[1]):
+            block = slice(start, start + BLOCK)
+            gradient, old_rows, hessian = (
+                slopes[:, block].copy(),
+                rounded_rows[:, block].copy(),
+                moments[:, block, block],
+            )
+            for i in range(gradient.shape[1]):
                 column = slice(start + i, start + i + 1)
-                aim = rounded_rows[:, column] - near_slopes[:, i : i + 1] / corner[:, i : i + 1, i : i + 1]
-                steps_moved = _round(aim / steps[:, column], levels) * steps[:, column] - rounded_rows[:, column]
-                rounded_rows[:, column] += steps_moved
-                near_slopes += corner[:, :, i : i + 1] * steps_moved
-            slopes += moments[:, :, part] @ (rounded_rows[:, part] - before)
+                targets = rounded_rows[:, column] - gradient[:, i : i + 1] / hessian[:, i : i + 1, i : i + 1]
+                updates = _round(targets / steps[:, column], levels) * steps[:, column] - rounded_rows[:, column]
+                rounded_rows[:, column] += updates
+                gradient += hessian[:, :, i : i + 1] * updates
+            slopes += moments[:, :, block] @ (rounded_rows[:, block] - old_rows)
 
 
 def _with_last_level(rounded_rows: Floats, matrix: Floats, levels: int) -> Floats:
     """In place: a channel without a value at its last level gets its largest value back unrounded."""
-    top = np.argmax(np.abs(matrix), axis=1)[:, None]
-    lost_levels = np.abs(rounded_rows).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
-    top_values = np.where(lost_levels, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded_rows, top, 1))
-    np.put_along_axis(rounded_rows, top, top_values, 1)
+    peak_indices = np.argmax(np.abs(matrix), axis=1)[:, None]
+    lost_mask = np.abs(rounded_rows).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
+    top_values = np.where(
+        lost_mask, np.take_along_axis(matrix, peak_indices, 1), np.take_along_axis(rounded_rows, peak_indices, 1)
+    )
+    np.put_along_axis(rounded_rows, peak_indices, top_values, 1)
     return rounded_rows
 
 
@@ -477,15 +483,15 @@ def find_waists(model: ModelProto, tensors: Collection[str], types: Mapping[str,
     types: element types of the model's tensors.
     """
     graph = model.graph
-    outputs, last = {value.name for value in graph.output}, dict[str, int]()
+    outputs, last_reads = {value.name for value in graph.output}, dict[str, int]()
     for index, node in enumerate(graph.node):
-        last |= dict.fromkeys(list_reads(node), index)
-    last |= dict.fromkeys(outputs, len(graph.node))
-    waists, crossing = list[tuple[int, str]](), {value.name for value in graph.input if value.name in tensors}
+        last_reads |= dict.fromkeys(list_reads(node), index)
+    last_reads |= dict.fromkeys(outputs, len(graph.node))
+    waists, live_tensors = list[tuple[int, str]](), {value.name for value in graph.input if value.name in tensors}
     for index, node in enumerate(graph.node):
-        crossing -= {name for name in list_reads(node) if last[name] == index}
-        crossing |= {name for name in node.output if name in tensors and last.get(name, 0) > index}
-        waist = next(iter(crossing)) if len(crossing) == 1 else ""
+        live_tensors -= {name for name in list_reads(node) if last_reads[name] == index}
+        live_tensors |= {name for name in node.output if name in tensors and last_reads.get(name, 0) > index}
+        waist = next(iter(live_tensors)) if len(live_tensors) == 1 else ""
         if waist in node.output and waist not in outputs and types.get(waist) == TensorProto.FLOAT:
             waists.append((index, waist))
     return waists

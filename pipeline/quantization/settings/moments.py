@@ -70,22 +70,22 @@ class Window:
         if self.pads is not None:
             return self.pads
         pads = []
-        for size, reach, stride in zip(sizes, self.reaches, self.strides, strict=True):
-            total = max(0, (math.ceil(size / stride) - 1) * stride + reach - size)
-            less, more = total // 2, total - total // 2
-            pads.append((less, more) if self.same == "upper" else (more, less))
+        for size, extent, stride in zip(sizes, self.reaches, self.strides, strict=True):
+            total = max(0, (math.ceil(size / stride) - 1) * stride + extent - size)
+            small_pad, large_pad = total // 2, total - total // 2
+            pads.append((small_pad, large_pad) if self.same == "upper" else (large_pad, small_pad))
         return tuple(pads)
 
     @property
     def reaches(self) -> tuple[int, ...]:
         """How many values the dilated kernel spans, by axis."""
-        return tuple((size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True))
+        return tuple((size - 1) * dilation + 1 for size, dilation in zip(self.kernel, self.dilations, strict=True))
 
     def places(self, shape: Sequence[int]) -> tuple[int, ...]:
         """(samples, *output sizes) for an activation of this shape."""
         pads = self.padding(shape[2:])
         sizes = zip(shape[2:], pads, self.reaches, self.strides, strict=True)
-        return (shape[0], *(max(0, (n + sum(pad) - reach) // stride + 1) for n, pad, reach, stride in sizes))
+        return (shape[0], *(max(0, (size + sum(pad) - extent) // stride + 1) for size, pad, extent, stride in sizes))
 
 
 def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats:
@@ -96,11 +96,11 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
     # [n, channels, *starts, *reaches]: all that a window reaches from each place where it can start.
     spans = sliding_window_view(padded_values, window.reaches, axis=tuple(range(2, values.ndim)))
     # The kernel reads every value of that, or with a dilation of 2 every second one.
-    kernel: list[Any] = [..., *(slice(None, None, step) for step in window.dilations)]
+    kernel_index: list[Any] = [..., *(slice(None, None, dilation) for dilation in window.dilations)]
     sample, *position = np.unravel_index(places, window.places(values.shape))
-    begins = [index * stride for index, stride in zip(position, window.strides, strict=True)]
-    origins: list[Any] = [sample, slice(None), *begins]
-    return np.asarray(spans[tuple(kernel)][tuple(origins)].reshape(len(places), window.groups, -1))
+    offsets = [index * stride for index, stride in zip(position, window.strides, strict=True)]
+    origins: list[Any] = [sample, slice(None), *offsets]
+    return np.asarray(spans[tuple(kernel_index)][tuple(origins)].reshape(len(places), window.groups, -1))
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:
@@ -166,9 +166,9 @@ class Moments:
 
     def _multiply(self) -> None:
         if self.held_patches:
-            turned_patches = np.concatenate(self.held_patches).transpose(1, 2, 0)
-            for group, part in enumerate(turned_patches):
-                self.second_moment[group] += part @ part.T
+            transposed_patches = np.concatenate(self.held_patches).transpose(1, 2, 0)
+            for group, group_patches in enumerate(transposed_patches):
+                self.second_moment[group] += group_patches @ group_patches.T
             self.held_patches = []
 
     @property
@@ -231,8 +231,10 @@ def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tu
     """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
     layer_batch: list[Layer] = []
     for layer in layers:
-        full = len(layer_batch) == MOST_LAYERS or sum(member.bytes for member in layer_batch) + layer.bytes > max_bytes
-        if layer_batch and full:
+        is_full = (
+            len(layer_batch) == MOST_LAYERS or sum(member.bytes for member in layer_batch) + layer.bytes > max_bytes
+        )
+        if layer_batch and is_full:
             yield tuple(layer_batch)
             layer_batch = []
         layer_batch.append(layer)
@@ -258,31 +260,37 @@ def moments_of(
     inner_types = dict.fromkeys(
         (name for layer in batch if (name := layer.site.activation) not in input_names), TensorProto.FLOAT
     )
-    part = tail(
+    tail_model = tail(
         model,
         started_runs.tensor_types,
         inner_types | ({keep: TensorProto.FLOAT} if keep and keep not in input_names else {}),
     )
-    set_ranks(part, [inputs for _, inputs in runs[:1]])
-    runner = SessionRunner(part) if part.graph.output else None
+    set_ranks(tail_model, [inputs for _, inputs in runs[:1]])
+    runner = SessionRunner(tail_model) if tail_model.graph.output else None
     layer_moments = {layer.site.node: Moments() for layer in batch}
     first_values = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
     batch_runs = _choose_runs(runs, batch, first_values)
     keeps_all = (
         len(batch_runs) == len(runs) and keep in first_values and first_values[keep].nbytes * len(runs) <= MOST_HELD
     )
-    cached_runs, samples, done_count = list[Run](), sum(count for count, _ in batch_runs), 0
+    cached_runs, total, done_count = list[Run](), sum(count for count, _ in batch_runs), 0
     for index, (count, inputs) in enumerate(batch_runs):
         values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first_values
         for layer in batch:
             # The difference of two cumulative counts, so that no rounding adds up.
-            quota = layer.wanted * (done_count + count) // samples - layer.wanted * done_count // samples
+            quota = layer.wanted * (done_count + count) // total - layer.wanted * done_count // total
             for rows in _draw(values[layer.site.activation], layer, quota, index):
                 layer_moments[layer.site.node].add(rows, layer.ranges)
         done_count += count
         if keeps_all and keep:
             cached_runs.append(
-                (count, {**{n: v for n, v in inputs.items() if n not in started_runs.tensor_types}, keep: values[keep]})
+                (
+                    count,
+                    {
+                        **{name: array for name, array in inputs.items() if name not in started_runs.tensor_types},
+                        keep: values[keep],
+                    },
+                )
             )
     return layer_moments, StartedRuns(cached_runs, {keep: TensorProto.FLOAT}) if cached_runs and keep else started_runs
 
@@ -292,20 +300,20 @@ def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapp
     `PATCHES_PER_SAMPLE` at most of one sample. first_values: the activations of the first run."""
     if not runs:
         return runs
-    count, needed_runs = runs[0][0], 1
+    count, run_count = runs[0][0], 1
     for layer in batch:
-        places = math.prod(layer.window.places(first_values[layer.site.activation].shape)) // count
-        needed_runs = max(needed_runs, -(-layer.wanted // max(1, min(places, PATCHES_PER_SAMPLE))))
-    return runs[:: max(1, sum(samples for samples, _ in runs) // needed_runs)]
+        patch_count = math.prod(layer.window.places(first_values[layer.site.activation].shape)) // count
+        run_count = max(run_count, -(-layer.wanted // max(1, min(patch_count, PATCHES_PER_SAMPLE))))
+    return runs[:: max(1, sum(sample_count for sample_count, _ in runs) // run_count)]
 
 
 def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:
     """`quota` patches, or all there are, from places drawn evenly; [rows, groups, values] at a time."""
     total = math.prod(layer.window.places(values.shape))
     if quota >= total:
-        places = np.arange(total)
+        positions = np.arange(total)
     else:
-        places = np.sort(np.random.default_rng(seed).choice(total, quota, replace=False))
-    at_once = max(1, DRAWN_VALUES // (layer.window.groups * layer.values))
-    for start in range(0, len(places), at_once):
-        yield patches(values, layer.window, places[start : start + at_once])
+        positions = np.sort(np.random.default_rng(seed).choice(total, quota, replace=False))
+    batch_size = max(1, DRAWN_VALUES // (layer.window.groups * layer.values))
+    for start in range(0, len(positions), batch_size):
+        yield patches(values, layer.window, positions[start : start + batch_size])

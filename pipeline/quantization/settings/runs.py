@@ -34,17 +34,17 @@ def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec]
     to the end of each run, and its inputs. Consecutive runs of equal shapes are joined where all inputs lead with the
     same dynamic dim and none has it elsewhere.
     """
-    leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
-    joinable = len(leading) == 1 and not leading & {size for spec in inputs for size in spec.shape[1:]}
-    batch_size = next((dim.opt for dim in dims if joinable and dim.name in leading), 1)
-    group_tensors, shapes, before, count = list[Tensors](), dict[str, tuple[int, ...]](), 0, 0
+    leading_dims = {spec.shape[0] if spec.shape else 1 for spec in inputs}
+    is_joinable = len(leading_dims) == 1 and not leading_dims & {size for spec in inputs for size in spec.shape[1:]}
+    batch_size = next((dim.opt for dim in dims if is_joinable and dim.name in leading_dims), 1)
+    group_tensors, shapes, last_end, count = list[Tensors](), dict[str, tuple[int, ...]](), 0, 0
     for end, tensors in ends:
         tensor_shapes = {name: values.shape for name, values in tensors.items()}
         if group_tensors and (count >= batch_size or shapes != tensor_shapes):
             yield count, _join(group_tensors)
             group_tensors, count = [], 0
         group_tensors.append(tensors)
-        shapes, count, before = tensor_shapes, count + end - before, end
+        shapes, count, last_end = tensor_shapes, count + end - last_end, end
     if group_tensors:
         yield count, _join(group_tensors)
 
@@ -88,11 +88,11 @@ def divide_runs(runs: Iterable[Run], filled: bool = False) -> tuple[list[Run], l
             fitted_samples += count
         if fitted_samples >= FITTED and judged_samples >= JUDGED:
             break
-    fitting = [(run.stop - run.start, run.inputs) for run in fitting_runs]
+    sized_runs = [(run.stop - run.start, run.inputs) for run in fitting_runs]
     while filled and judged_samples < JUDGED and fitting_runs:
         judged_runs.append(fitting_runs.pop())
         judged_samples += judged_runs[-1].stop - judged_runs[-1].start
-    return fitting, judged_runs or fitting_runs
+    return sized_runs, judged_runs or fitting_runs
 
 
 class JoinedTensors(dict[str, Array]):
@@ -133,12 +133,12 @@ def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
     Weights that are made out of these lie there, too, until `SessionRunner` has opened the graph that reads them.
     """
     copy = deepcopy(model)
-    file = folder / "weights"
-    with file.open("wb") as stream:
+    path = folder / "weights"
+    with path.open("wb") as stream:
         for tensor in copy.graph.initializer:
             if may_lie_outside(tensor):
                 start = stream.seek(-(-stream.tell() // _ALIGNED) * _ALIGNED)
-                set_place(tensor, str(file), start, stream.write(tensor.raw_data))
+                set_place(tensor, str(path), start, stream.write(tensor.raw_data))
     return copy
 
 
@@ -151,12 +151,12 @@ def _openable(model: ModelProto) -> Iterator[Path | bytes]:
         return
     folder, copy = Path(place_of(external_names)[0]).parent, deepcopy(model)
     link_shards(copy, folder)
-    file = folder / "tried.onnx"
-    file.write_bytes(copy.SerializeToString())
+    model_path = folder / "tried.onnx"
+    model_path.write_bytes(copy.SerializeToString())
     try:
-        yield file
+        yield model_path
     finally:  # what is open stays mapped
-        for model_file in (file, *folder.glob(f"{LOOSE}*")):
+        for model_file in (model_path, *folder.glob(f"{LOOSE}*")):
             model_file.unlink()
 
 
@@ -176,9 +176,9 @@ class SessionRunner:
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs by name. Raises ModelError when the graph does not run on these inputs."""
-        fed = {name: inputs[name] for name in self._inputs}
+        session_inputs = {name: inputs[name] for name in self._inputs}
         try:
-            return dict(zip(self.outputs, self._session.run(self.outputs, fed), strict=True))
+            return dict(zip(self.outputs, self._session.run(self.outputs, session_inputs), strict=True))
         except Exception as error:  # the interpreter's errors share no base class of their own
             raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
 
@@ -186,12 +186,12 @@ class SessionRunner:
 def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
     """Names of all tensors that depend on the results of these nodes."""
     readers, reached_names = consumers(model.graph), set[str]()
-    waiting = [name for node in model.graph.node if node.name in nodes for name in node.output]
-    while waiting:
-        name = waiting.pop()
+    pending_names = [name for node in model.graph.node if node.name in nodes for name in node.output]
+    while pending_names:
+        name = pending_names.pop()
         if name and name not in reached_names:
             reached_names.add(name)
-            waiting += [result for node in readers.get(name, ()) for result in node.output]
+            pending_names += [result for node in readers.get(name, ()) for result in node.output]
     return reached_names
 
 
@@ -200,22 +200,24 @@ def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, 
 
     Its outputs are the `ends` (name -> element type), by default those of the model's that are not known themselves.
     """
-    maker = {name: node for node in model.graph.node for name in node.output}
+    producers = {name: node for node in model.graph.node for name in node.output}
     outputs = [value for value in model.graph.output if value.name not in tensor_types]
     if ends is not None:
-        outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in ends.items()]
+        outputs = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in ends.items()]
     node_names, pending_names = set[str](), [value.name for value in outputs]
     while pending_names:
         name = pending_names.pop()
-        if name in tensor_types or name not in maker or maker[name].name in node_names:
+        if name in tensor_types or name not in producers or producers[name].name in node_names:
             continue
-        node_names.add(maker[name].name)
-        pending_names += list_reads(maker[name])
+        node_names.add(producers[name].name)
+        pending_names += list_reads(producers[name])
     nodes = [node for node in model.graph.node if node.name in node_names]
     operand_names = {name for node in nodes for name in list_reads(node)}
     starts = [value for value in model.graph.input if value.name in operand_names and value.name not in tensor_types]
     starts += [
-        helper.make_tensor_value_info(name, kind, None) for name, kind in tensor_types.items() if name in operand_names
+        helper.make_tensor_value_info(name, dtype, None)
+        for name, dtype in tensor_types.items()
+        if name in operand_names
     ]
     weights = [tensor for tensor in model.graph.initializer if tensor.name in operand_names]
     graph = helper.make_graph(nodes, "tail", starts, outputs, weights)
@@ -225,7 +227,7 @@ def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, 
 def with_outputs(model: ModelProto, names: Mapping[str, int]) -> ModelProto:
     """The model with these tensors (name -> element type) as its only outputs."""
     copy = deepcopy(model)
-    set_items(copy.graph.output, [helper.make_tensor_value_info(name, kind, None) for name, kind in names.items()])
+    set_items(copy.graph.output, [helper.make_tensor_value_info(name, dtype, None) for name, dtype in names.items()])
     return copy
 
 
@@ -235,7 +237,7 @@ def set_ranks(model: ModelProto, runs: Sequence[Tensors]) -> None:
     no Resize without the number of its sizes."""
     outputs = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
     for value in (*model.graph.input, *(value for value in outputs if all(value.name in values for values in runs))):
-        kind, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}
-        shape, is_row = next(iter(shapes)), kind == TensorProto.INT64 and len(shapes) == 1
+        dtype, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}
+        shape, is_row = next(iter(shapes)), dtype == TensorProto.INT64 and len(shapes) == 1
         open_shape = [*shape] if is_row and len(shape) == 1 else [None] * len(shape)
-        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, open_shape))
+        value.CopyFrom(helper.make_tensor_value_info(value.name, dtype, open_shape))

@@ -89,14 +89,14 @@ def find_folds(model: ModelProto, groups: Iterable[SmoothingGroup]) -> dict[str,
 
 
 def _find_fold(walk: "_FoldingWalk", group: SmoothingGroup) -> Fold | None:
-    maker = walk.made_by(group.activation, set(group.nodes))
-    if maker is None or maker.op_type != "LayerNormalization":
-        return _into_projection(group.activation, maker, walk)
-    vectors = [walk.initializers.get(name) for name in maker.input[1:]]
-    last = attribute_of(maker, "axis", -1) == -1
-    if not last or not all(vector is not None and len(vector.dims) == 1 for vector in vectors):
+    producer = walk.made_by(group.activation, set(group.nodes))
+    if producer is None or producer.op_type != "LayerNormalization":
+        return _into_projection(group.activation, producer, walk)
+    vectors = [walk.initializers.get(name) for name in producer.input[1:]]
+    is_last_axis = attribute_of(producer, "axis", -1) == -1
+    if not is_last_axis or not all(vector is not None and len(vector.dims) == 1 for vector in vectors):
         return None
-    return Fold(tuple((maker.name, index, 0) for index in range(1, len(maker.input))))
+    return Fold(tuple((producer.name, index, 0) for index in range(1, len(producer.input))))
 
 
 class _FoldingWalk:
@@ -123,13 +123,13 @@ def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -
     fold_targets: list[tuple[str, int, int]] = []
     passed_tensors: list[str] = []
     while maker is not None and size:
-        if ends := _projection(maker, walk, size):
+        if projection := _projection(maker, walk, size):
             is_plain = axes == (len(walk.shapes.get(tensor, ())) - 1,)
-            return Fold((*fold_targets, *ends), tuple(passed_tensors)) if is_plain else None
-        step = _before(maker, tensor, axes, size, walk)
-        if step is None:
+            return Fold((*fold_targets, *projection), tuple(passed_tensors)) if is_plain else None
+        origin = _before(maker, tensor, axes, size, walk)
+        if origin is None:
             return None
-        tensor, axes, constant = step
+        tensor, axes, constant = origin
         fold_targets += constant
         passed_tensors.append(tensor)
         maker = walk.made_by(tensor, {maker.name})
@@ -161,20 +161,20 @@ def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk
             return None
         return node.input[1 - index], axes, [(node.name, index, 0)]
     if node.op_type == "Transpose":
-        order = attribute_of(node, "perm", list[int]())
-        return (node.input[0], tuple(order[axis] for axis in axes), []) if order else None
+        permutation = attribute_of(node, "perm", list[int]())
+        return (node.input[0], tuple(permutation[axis] for axis in axes), []) if permutation else None
     if node.op_type == "Reshape":
         # The channels must be the last axes on both sides: then their order in memory is the same.
-        before = walk.shapes.get(node.input[0], ())
-        count = next((k for k in range(1, len(before) + 1) if prod(before[-k:]) == size), None)
+        input_shape = walk.shapes.get(node.input[0], ())
+        count = next((k for k in range(1, len(input_shape) + 1) if prod(input_shape[-k:]) == size), None)
         if count is None or axes != tuple(range(len(shape) - len(axes), len(shape))):
             return None
-        return node.input[0], tuple(range(len(before) - count, len(before))), []
+        return node.input[0], tuple(range(len(input_shape) - count, len(input_shape))), []
     if node.op_type == "MatMul" and len(shape) - 2 not in axes:
         # Attention weights times values: the channels must be whole in the values, and no axis broadcast.
-        values = walk.shapes.get(node.input[1], ())
-        fits = len(values) == len(shape) and all(values[axis] == shape[axis] != 0 for axis in axes)
-        return (node.input[1], axes, []) if fits and node.input[0] != node.input[1] else None
+        operand_shape = walk.shapes.get(node.input[1], ())
+        is_match = len(operand_shape) == len(shape) and all(operand_shape[axis] == shape[axis] != 0 for axis in axes)
+        return (node.input[1], axes, []) if is_match and node.input[0] != node.input[1] else None
     return None
 
 
@@ -208,8 +208,8 @@ def factors_of(reach: Floats, weights: Floats, strength: float) -> Floats:
 
     reach, weights: largest magnitudes, [channels]: of the activation, and of the weights that it is multiplied by.
     """
-    powers = strength * np.log(np.maximum(reach, _LEAST)) - (1 - strength) * np.log(np.maximum(weights, _LEAST))
-    return np.asarray(np.exp(powers - powers.mean()), np.float32)
+    log_factors = strength * np.log(np.maximum(reach, _LEAST)) - (1 - strength) * np.log(np.maximum(weights, _LEAST))
+    return np.asarray(np.exp(log_factors - log_factors.mean()), np.float32)
 
 
 def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
@@ -227,10 +227,10 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
             activation_name = editor.divide(activation_name, plan.factors, plan.group.nodes)
         tensors[activation_name] = (plan.low, plan.high)
         editor.set_weights(plan)
-    places = find_biases(model, [plan.group for plan in plans if plan.shifts])
+    bias_inputs = find_biases(model, [plan.group for plan in plans if plan.shifts])
     for plan in plans:
-        for node in places.keys() & plan.shifts:  # a part of a model may end between a product and its bias
-            editor.add(*places[node], plan.shifts[node])
+        for node in bias_inputs.keys() & plan.shifts:  # a part of a model may end between a product and its bias
+            editor.add(*bias_inputs[node], plan.shifts[node])
     for plan in smoothed_plans:  # once all of them have set their weights
         if (fold := folds.get(plan.group.activation)) and plan.factors is not None:
             editor.fold(fold, plan.factors, tensors)
@@ -250,9 +250,9 @@ class _Editor:
 
     def divide(self, activation: str, factors: Floats, nodes: Sequence[str]) -> str:
         """Put a product with the inverse of the factors in front of these nodes; what they read from now on."""
-        inverse = self._constant(f"{activation}_factors", 1 / factors)
+        inverse_name = self._constant(f"{activation}_factors", 1 / factors)
         result = unused_name(f"{activation}_smoothed", self.taken)
-        self.graph.node.append(helper.make_node("Mul", [activation, inverse], [result], name=result))
+        self.graph.node.append(helper.make_node("Mul", [activation, inverse_name], [result], name=result))
         for node in nodes:
             self.nodes[node].input[0] = result
         return result
@@ -353,11 +353,13 @@ def fit_convolutions(
             ranges.setdefault(group.activation, set()).add(kind.range_of(group.activation))
     fits = [_Fitted(frozenset(node for group in kind.convolving for node in group.nodes)) for kind in kinds]
     layers = find_layers(model, sites.values(), ranges)
-    started_runs, parts, types = StartedRuns(runs), [*batches(layers)], element_types(model)
+    started_runs, layer_batches, types = StartedRuns(runs), [*batches(layers)], element_types(model)
     waists = find_waists(model, types, types)
-    for index, batch in enumerate(parts):
+    for index, batch in enumerate(layer_batches):
         check("fitting convolutions")
-        later_activations = {layer.site.activation for part in parts[index + 1 :] for layer in part}
+        later_activations = {
+            layer.site.activation for later_batch in layer_batches[index + 1 :] for layer in later_batch
+        }
         start = _find_start(model, waists, later_activations)
         layer_moments, started_runs = moments_of(model, batch, started_runs, start)
         for layer in batch:
@@ -368,9 +370,9 @@ def fit_convolutions(
 
 def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: set[str]) -> str | None:
     """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
-    places = (place for place, node in enumerate(model.graph.node) if not tensors.isdisjoint(node.output))
-    first_place = next(places, -1)
-    return next((name for place, name in reversed(waists) if place <= first_place), None)
+    indices = (index for index, node in enumerate(model.graph.node) if not tensors.isdisjoint(node.output))
+    first_index = next(indices, -1)
+    return next((name for index, name in reversed(waists) if index <= first_index), None)
 
 
 def _plans(kind: FittedKind, fitted_kind: _Fitted) -> dict[str, SmoothingPlan]:
@@ -401,18 +403,18 @@ def _fit_layer(
     matrix, name = as_matrices(weight, layer.window.groups), node.input[2] if len(node.input) > 2 else ""
     is_computed = bool(name) and name not in initializers
     bias = to_array(initializers[name]) if name and not is_computed else np.zeros(weight.shape[0], np.float32)
-    taking = [pair for pair in zip(kinds, fits, strict=True) if node.name in pair[1].nodes]
-    spread = moments.take_covariance(about_zero=is_computed)
-    level_counts = {kind.levels for kind, _ in taking if isinstance(kind.levels, int)}  # block formats take none
+    kind_fits = [pair for pair in zip(kinds, fits, strict=True) if node.name in pair[1].nodes]
+    covariance = moments.take_covariance(about_zero=is_computed)
+    level_counts = {kind.levels for kind, _ in kind_fits if isinstance(kind.levels, int)}  # block formats take none
     rounded_weights: dict[Levels, Floats] = {
-        levels: compensate(matrix, spread if levels == min(level_counts) else spread.copy(), levels)
+        levels: compensate(matrix, covariance if levels == min(level_counts) else covariance.copy(), levels)
         for levels in sorted(level_counts, reverse=True)
     }
-    for kind, fit in taking:
+    for kind, fit in kind_fits:
         fit.weights[node.name] = as_weight(rounded_weights[kind.levels], weight.shape)
         if not is_computed:  # what quantization adds to each output channel on average, groups one after the other
-            exact = rounded_weights[kind.levels].astype(np.float64)
-            mean_lost = moments.lost[kind.range_of(layer.site.activation)] / moments.count
-            added_bias = np.einsum("gk,gkn->gn", moments.mean, exact - matrix)
-            added_bias += np.einsum("gk,gkn->gn", mean_lost, exact)
+            rounded_weight = rounded_weights[kind.levels].astype(np.float64)
+            mean_loss = moments.lost[kind.range_of(layer.site.activation)] / moments.count
+            added_bias = np.einsum("gk,gkn->gn", moments.mean, rounded_weight - matrix)
+            added_bias += np.einsum("gk,gkn->gn", mean_loss, rounded_weight)
             fit.biases[node.name] = np.asarray(bias - added_bias.reshape(-1).astype(np.float32), np.float32)

@@ -52,9 +52,9 @@ class LogHistogram:
     @classmethod
     def of(cls, values: Array) -> "LogHistogram":
         """Count an array of float32."""
-        dense = empty_counts()
-        count_into(dense, values)
-        return cls.from_dense(dense)
+        dense_counts = empty_counts()
+        count_into(dense_counts, values)
+        return cls.from_dense(dense_counts)
 
     @classmethod
     def from_dense(cls, dense: NDArray[np.int64]) -> "LogHistogram":
@@ -100,21 +100,21 @@ class LogHistogram:
 
         Zeros, subnormals below 9.2e-41 among them, are one bin without width at 0.
         """
-        finite = ~_special(self.keys)
-        keys, counts = self.keys[finite], self.counts[finite].astype(np.float64)
+        finite_mask = ~_special(self.keys)
+        keys, counts = self.keys[finite_mask], self.counts[finite_mask].astype(np.float64)
         near_edges, far_edges = _edge(keys.astype(np.uint32)), _edge(keys.astype(np.uint32) + 1)
-        negative = keys >= _SIGN
+        negative_mask = keys >= _SIGN
         near_edges[(keys & 0x7FFF) == 0] = far_edges[(keys & 0x7FFF) == 0] = 0.0
-        low, high = np.where(negative, far_edges, near_edges), np.where(negative, near_edges, far_edges)
+        low, high = np.where(negative_mask, far_edges, near_edges), np.where(negative_mask, near_edges, far_edges)
         order = np.argsort(low + high, kind="stable")
         return low[order], high[order], counts[order]
 
     def magnitudes(self) -> "LogHistogram":
         """The histogram of the absolute values."""
-        dense = self.dense()
-        dense[:_SIGN] += dense[_SIGN:]
-        dense[_SIGN:] = 0
-        return LogHistogram.from_dense(dense)
+        dense_counts = self.dense()
+        dense_counts[:_SIGN] += dense_counts[_SIGN:]
+        dense_counts[_SIGN:] = 0
+        return LogHistogram.from_dense(dense_counts)
 
     def quantile(self, share: float) -> float:
         """The value that `share` (0 to 1) of the finite values do not exceed, linear within a bin; 0 when empty."""
@@ -124,8 +124,8 @@ class LogHistogram:
         counts_below = np.concatenate(([0.0], np.cumsum(counts)))
         target_count = share * counts_below[-1]
         index = min(int(np.searchsorted(counts_below[1:], target_count)), len(counts) - 1)
-        part = (target_count - counts_below[index]) / counts[index]
-        return float(low[index] + (high[index] - low[index]) * min(max(part, 0.0), 1.0))
+        fraction = (target_count - counts_below[index]) / counts[index]
+        return float(low[index] + (high[index] - low[index]) * min(max(fraction, 0.0), 1.0))
 
     def share_outside(self, low: float, high: float) -> float:
         """The share of the finite values below `low` or above `high`, linear within a bin; 0 when empty."""
@@ -144,20 +144,20 @@ def empty_counts() -> NDArray[np.int64]:
 def count_into(dense: NDArray[np.int64] | None, values: Array) -> tuple[float, float]:
     """Add an array of float32 to the counts of all bins, if any are given, and return its extremes: NaN where it holds
     one, (inf, -inf) where it holds nothing."""
-    flat = np.ascontiguousarray(values, np.dtype("<f4")).reshape(-1)
-    bins, low, high = np.empty(min(CHUNK, flat.size), np.int64), np.float32(np.inf), np.float32(-np.inf)
-    for start in range(0, flat.size, CHUNK):
-        part = flat[start : start + CHUNK]
-        low, high = np.minimum(low, part.min()), np.maximum(high, part.max())
+    flat_values = np.ascontiguousarray(values, np.dtype("<f4")).reshape(-1)
+    bins, low, high = np.empty(min(CHUNK, flat_values.size), np.int64), np.float32(np.inf), np.float32(-np.inf)
+    for start in range(0, flat_values.size, CHUNK):
+        chunk = flat_values[start : start + CHUNK]
+        low, high = np.minimum(low, chunk.min()), np.maximum(high, chunk.max())
         if dense is not None:
-            bins[: part.size] = part.view(np.uint16)[1::2]
-            np.add.at(dense, bins[: part.size], 1)
+            bins[: chunk.size] = chunk.view(np.uint16)[1::2]
+            np.add.at(dense, bins[: chunk.size], 1)
     return float(low) + 0.0, float(high) + 0.0  # no negative zero, which depends on the order
 
 
 def _special(keys: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    special: NDArray[np.bool_] = (keys & _INFINITY) == _INFINITY
-    return special
+    is_special: NDArray[np.bool_] = (keys & _INFINITY) == _INFINITY
+    return is_special
 
 
 def _edge(keys: NDArray[np.uint32]) -> Floats:
@@ -202,24 +202,24 @@ class Levels:
         """
         lower, upper, counts = (np.asarray(array) for array in histogram.bins)
         lower, upper = np.clip(lower, *extremes), np.clip(upper, *extremes)
-        middle, width = (lower + upper) / 2, upper - lower
-        signal = float((counts * (np.square(middle) + np.square(width) / 12)).sum())
+        centres, width = (lower + upper) / 2, upper - lower
+        signal = float((counts * (np.square(centres) + np.square(width) / 12)).sum())
         noise = float((counts * self._squared_error(lower, upper)).sum())
         return decibels(signal, noise)
 
     def _squared_error(self, lower: Floats, upper: Floats) -> Floats:
         """Mean squared distance to the nearest level over each interval."""
-        width, middle = upper - lower, (lower + upper) / 2
-        point = np.square(middle - self.values[np.searchsorted(self._middles, middle)])
-        thin = width < THIN * float(np.min(np.diff(self.values)))
-        mean = (self._integral(upper) - self._integral(lower)) / np.where(thin, 1.0, width)
-        return np.where(thin, point, mean)
+        width, centres = upper - lower, (lower + upper) / 2
+        point_error = np.square(centres - self.values[np.searchsorted(self._middles, centres)])
+        thin_mask = width < THIN * float(np.min(np.diff(self.values)))
+        mean_error = (self._integral(upper) - self._integral(lower)) / np.where(thin_mask, 1.0, width)
+        return np.where(thin_mask, point_error, mean_error)
 
     def _integral(self, x: Floats) -> Floats:
         """Integral of (v - nearest(v))**2 from the lowest level to x: a cube in its cell, and whole cells before it."""
         cell = np.searchsorted(self._middles, x)
-        before = np.concatenate((self.values[:1], self._middles))
-        level, start = self.values[cell], before[cell]
+        lower_bounds = np.concatenate((self.values[:1], self._middles))
+        level, start = self.values[cell], lower_bounds[cell]
         return self._cells[cell] + ((x - level) ** 3 - (start - level) ** 3) / 3
 
     @cached_property
@@ -244,8 +244,8 @@ def rebin(histogram: LogHistogram, low: float, high: float, bins: int) -> list[f
     """Counts in `bins` of equal width over [low, high]; values are taken to be spread evenly within a source's bin."""
     lower, upper, counts = histogram.bins
     edges, is_wide = np.linspace(low, high, bins + 1), upper > lower
-    left, right = lower[is_wide], upper[is_wide]
-    ends = np.clip(edges[:, np.newaxis], left, right)
-    spread = (np.diff(ends, axis=0) / (right - left)) @ counts[is_wide]
-    slots = np.clip(np.searchsorted(edges, lower[~is_wide], side="right") - 1, 0, bins - 1)
-    return [float(f"{value:.4g}") for value in spread + np.bincount(slots, counts[~is_wide], bins)]
+    wide_lower, wide_upper = lower[is_wide], upper[is_wide]
+    clipped_edges = np.clip(edges[:, np.newaxis], wide_lower, wide_upper)
+    wide_counts = (np.diff(clipped_edges, axis=0) / (wide_upper - wide_lower)) @ counts[is_wide]
+    bin_indices = np.clip(np.searchsorted(edges, lower[~is_wide], side="right") - 1, 0, bins - 1)
+    return [float(f"{value:.4g}") for value in wide_counts + np.bincount(bin_indices, counts[~is_wide], bins)]

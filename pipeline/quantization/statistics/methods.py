@@ -65,8 +65,8 @@ def percentile(percent: float = 99.99) -> Method:
 
 
 def _choose_by_entropy(statistics: TensorStatistics, activation: Activation) -> Pair:
-    one_sided = statistics.low >= 0 or statistics.high <= 0
-    levels = 255 if activation == "uint8" and one_sided else 128  # as many as magnitudes have
+    is_one_sided = statistics.low >= 0 or statistics.high <= 0
+    levels = 255 if activation == "uint8" and is_one_sided else 128  # as many as magnitudes have
     bound = _least_divergent(
         _histogram(statistics).magnitudes(), max(abs(statistics.low), abs(statistics.high)), levels
     )
@@ -76,9 +76,9 @@ def _choose_by_entropy(statistics: TensorStatistics, activation: Activation) -> 
 def _choose_by_mse(statistics: TensorStatistics, activation: Activation) -> Pair:
     """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
     bins = _histogram(statistics).bins
-    reach = max(abs(statistics.low), abs(statistics.high))
+    amax = max(abs(statistics.low), abs(statistics.high))
     if activation == "int8":
-        bound = _search(lambda t: expected_error(bins, -t, t, t / 127), reach)
+        bound = _search(lambda t: expected_error(bins, -t, t, t / 127), amax)
         return -bound, bound
     low_end, high_end = max(-statistics.low, 0.0), max(statistics.high, 0.0)
     low, high = -low_end, high_end
@@ -144,23 +144,23 @@ def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
     nearest multiple is exact; for those outside it is the distance to the nearer end.
     """
     lower, upper, counts = bins
-    middle, width = (lower + upper) / 2, upper - lower
-    clipped_values = np.clip(middle, low, high)
-    inside_mask = clipped_values == middle
-    spread = np.where(
-        inside_mask, _rounding_error(lower, upper, step), np.square(middle - clipped_values) + np.square(width) / 12
+    centres, width = (lower + upper) / 2, upper - lower
+    clipped_values = np.clip(centres, low, high)
+    inside_mask = clipped_values == centres
+    errors = np.where(
+        inside_mask, _rounding_error(lower, upper, step), np.square(centres - clipped_values) + np.square(width) / 12
     )
-    return float((counts * spread).sum())
+    return float((counts * errors).sum())
 
 
 def _rounding_error(lower: Floats, upper: Floats, step: float) -> Floats:
     """Mean squared distance to the nearest multiple of `step`, over each interval."""
     width = (upper - lower) / step
-    thin = width < 1e-4  # where the difference of two integrals would be rounding noise
+    thin_mask = width < 1e-4  # where the difference of two integrals would be rounding noise
     centre = (lower + upper) / (2 * step)
-    exact = np.square(centre - np.rint(centre))
-    mean = (_integral(upper / step) - _integral(lower / step)) / np.where(thin, 1.0, width)
-    return np.where(thin, exact, mean) * step * step
+    point_error = np.square(centre - np.rint(centre))
+    mean = (_integral(upper / step) - _integral(lower / step)) / np.where(thin_mask, 1.0, width)
+    return np.where(thin_mask, point_error, mean) * step * step
 
 
 def _integral(u: Floats) -> Floats:
@@ -174,12 +174,12 @@ def _search(cost: Callable[[float], float], reach: float) -> float:
     """The bound in (0, reach] with the least cost; the larger one of equals."""
     if reach < np.finfo(np.float32).tiny:
         return reach
-    coarse = [reach * MSE_RATIO**step for step in range(MSE_STEPS)]
-    best_candidate = min(coarse, key=cost)
-    fine = np.linspace(
+    coarse_bounds = [reach * MSE_RATIO**step for step in range(MSE_STEPS)]
+    best_candidate = min(coarse_bounds, key=cost)
+    fine_bounds = np.linspace(
         min(best_candidate / MSE_RATIO, reach), best_candidate * MSE_RATIO, MSE_FINE, endpoint=False
     ).tolist()
-    return float(min([best_candidate, *fine], key=cost))
+    return float(min([best_candidate, *fine_bounds], key=cost))
 
 
 def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> float:
@@ -209,8 +209,8 @@ def _divergence(counts: Floats, tails: Floats, bin_count: int, levels: int) -> f
     quantized_counts = np.where(nonzero_mask, np.repeat(mean, np.diff(np.append(starts, bin_count))), 0.0)
     reference[-1] += tails[bin_count] if bin_count < len(tails) else 0.0
     p, q = reference / max(reference.sum(), 1.0), quantized_counts / max(quantized_counts.sum(), 1.0)
-    some = p > 0
-    return float((p[some] * np.log(p[some] / np.maximum(q[some], SMALLEST_SHARE))).sum())
+    positive_mask = p > 0
+    return float((p[positive_mask] * np.log(p[positive_mask] / np.maximum(q[positive_mask], SMALLEST_SHARE))).sum())
 
 
 def _histogram(statistics: TensorStatistics) -> LogHistogram:

@@ -44,9 +44,11 @@ class TensorStatistics:
 
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
         """A copy that covers one more run; the histogram stays as it is."""
-        finite = math.isfinite(low) and math.isfinite(high)
-        sums = (in_units(low), in_units(high)) if finite else (0, 0)
-        return replace(self.merge(TensorStatistics(low, high, elements, int(finite), *sums)), histogram=self.histogram)
+        is_finite = math.isfinite(low) and math.isfinite(high)
+        sums = (in_units(low), in_units(high)) if is_finite else (0, 0)
+        return replace(
+            self.merge(TensorStatistics(low, high, elements, int(is_finite), *sums)), histogram=self.histogram
+        )
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
@@ -138,15 +140,15 @@ class Observations:
 
 def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
     """The spans in order, neighbours joined. Raises DataError when two overlap."""
-    out: list[Span] = []
+    joined_spans: list[Span] = []
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
-        if out and start < out[-1][1]:
+        if joined_spans and start < joined_spans[-1][1]:
             raise DataError(f"sample {start} was observed twice; give each worker a part of its own")
-        if out and start == out[-1][1]:
-            out[-1] = (out[-1][0], stop)
+        if joined_spans and start == joined_spans[-1][1]:
+            joined_spans[-1] = (joined_spans[-1][0], stop)
         else:
-            out.append((start, stop))
-    return tuple(out)
+            joined_spans.append((start, stop))
+    return tuple(joined_spans)
 
 
 def in_units(value: float) -> int:

@@ -65,14 +65,14 @@ class Tapped:
         """The tensors in one run, their values in no particular order. Raises ModelError when the model does not run on
         these inputs."""
         session_outputs = self._run(inputs) if self.session else {}
-        for name, place in self.places.items():
-            yield name, session_outputs[place] if place in session_outputs else inputs[name]
+        for name, output_name in self.places.items():
+            yield name, session_outputs[output_name] if output_name in session_outputs else inputs[name]
 
     def _run(self, inputs: Tensors) -> dict[str, Array]:
-        fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
+        session_inputs = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
         names = [value.name for value in self.session.get_outputs()]
         try:
-            return dict(zip(names, self.session.run(names, fed), strict=True))
+            return dict(zip(names, self.session.run(names, session_inputs), strict=True))
         except Exception as error:  # onnxruntime's errors share no base class of their own
             raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
 
@@ -94,12 +94,12 @@ def open_source(
     task = Task(SampleGenerator(root, file, function, data))
     with start_user_process(task) as process:
         process.ask(task, Sample)
-        passes = itertools.count()
+        counter = itertools.count()
 
         def generate() -> Iterator[Tensors]:
-            number = next(passes)
+            pass_number = next(counter)
             while True:
-                sample, arrays = process.ask(NextSample(number), Sample)
+                sample, arrays = process.ask(NextSample(pass_number), Sample)
                 if sample.is_end:
                     return
                 yield arrays
@@ -126,8 +126,8 @@ def observe(
     a named tensor.
     """
     loaded_model = load_graph(model)
-    masks = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded_model)]
-    remedy = f"; look at the model's constants first: {', '.join(masks)}" if masks else ""
+    mask_texts = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded_model)]
+    remedy = f"; look at the model's constants first: {', '.join(mask_texts)}" if mask_texts else ""
     graph = prepare_model(loaded_model)
     del loaded_model
     needed_names = tensors_to_measure(graph)
@@ -143,12 +143,12 @@ def observe(
             if reason := _count_run(
                 tapped_session.run(inputs) if tapped_session else (), tensor_statistics, counts, needed_names
             ):
-                which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
-                raise DataError(f"{samples.name}: {which} {reason}{remedy}")
+                sample_text = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
+                raise DataError(f"{samples.name}: {sample_text} {reason}{remedy}")
             stop = end
     full_statistics = {
-        name: replace(tensor_statistics[name], histogram=LogHistogram.from_dense(dense))
-        for name, dense in counts.items()
+        name: replace(tensor_statistics[name], histogram=LogHistogram.from_dense(dense_counts))
+        for name, dense_counts in counts.items()
     }
     return Observations(digest_of_file(model), samples.digest, ((span[0], stop),), tensor_statistics | full_statistics)
 
@@ -171,11 +171,11 @@ def _count_run(
 def _obstacle(name: str, low: float, high: float, is_needed: bool) -> str | None:
     """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  is_needed: whether int8 computes
     with the tensor."""
-    nan, is_empty = math.isnan(low), low > high
-    if not nan and (is_empty or not is_needed or math.inf not in (-low, high)):
+    is_nan, is_empty = math.isnan(low), low > high
+    if not is_nan and (is_empty or not is_needed or math.inf not in (-low, high)):
         return None
     return (
-        f"tensor {name!r} {'NaN' if nan else 'infinite'} (lowest {low}, highest {high}); "
+        f"tensor {name!r} {'NaN' if is_nan else 'infinite'} (lowest {low}, highest {high}); "
         "remove those samples, or find the operator that overflows"
     )
 
@@ -191,17 +191,17 @@ def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, thread
     """
     input_names = {value.name for value in model.graph.input}
     inner_names = [name for name in tensors if name not in input_names]
-    optimized_model, new_places = _optimize(model, tensors, inner_names, workdir, threads)
-    places = {name: new_places.get(name, name) for name in tensors}
+    optimized_model, new_names = _optimize(model, tensors, inner_names, workdir, threads)
+    output_names = {name: new_names.get(name, name) for name in tensors}
     if not inner_names:
-        return Tapped(None, places)
-    _drop_unneeded(optimized_model, {*places.values()})
-    tapped_names = dict.fromkeys(places[name] for name in inner_names)
+        return Tapped(None, output_names)
+    _drop_unneeded(optimized_model, {*output_names.values()})
+    tapped_names = dict.fromkeys(output_names[name] for name in inner_names)
     optimized_model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tapped_names
     )
     onnx.save(optimized_model, workdir / "tapped.onnx")
-    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places)
+    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), output_names)
 
 
 def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
@@ -217,21 +217,21 @@ def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
         if name not in types or name in initializers:
             raise ModelError(f"tensor {name!r} is no activation of the model; measure names that the graph has")
         if types[name] != TensorProto.FLOAT:
-            kind = TensorProto.DataType.Name(types[name])
-            raise ModelError(f"tensor {name!r} is {kind}; only float32 activations have ranges")
+            type_name = TensorProto.DataType.Name(types[name])
+            raise ModelError(f"tensor {name!r} is {type_name}; only float32 activations have ranges")
 
 
 def _optimize(
     model: ModelProto, tensors: Sequence[str], inner_names: Sequence[str], workdir: Path, threads: int
 ) -> tuple[ModelProto, dict[str, str]]:
     """The graph as onnxruntime would run it with `inner_names` as outputs, and where each of them can be measured."""
-    graph, source = model.graph, workdir / "source.onnx"
+    graph, source_path = model.graph, workdir / "source.onnx"
     if has_external(model):
         link_shards(model, workdir)
     else:
         onnx.save(
             model,
-            source,
+            source_path,
             save_as_external_data=True,
             all_tensors_to_one_file=True,
             location="source.weights",
@@ -242,16 +242,16 @@ def _optimize(
     if not inner_names:
         return model, {}
     set_items(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names])
-    onnx.save(model, source)
-    _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
+    onnx.save(model, source_path)
+    _open(source_path, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
     optimized_model = onnx.load(workdir / "optimized.onnx", load_external_data=False)
     embed_shapes(optimized_model, workdir)
-    places = {}
+    source_names = {}
     for node in optimized_model.graph.node:
         channels = attribute_of(node, "channels", 0) if node.op_type == "ReorderOutput" else 0
         if channels and channels % BLOCK == 0:  # a copy back to plain layout, of blocks that hold no padding
-            places[node.output[0]] = node.input[0]
-    return optimized_model, {name: places[name] for name in inner_names if name in places}
+            source_names[node.output[0]] = node.input[0]
+    return optimized_model, {name: source_names[name] for name in inner_names if name in source_names}
 
 
 def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
@@ -259,7 +259,7 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
     graph = model.graph
     del graph.output[:]
     operand_names = {name for node in graph.node for name in list_reads(node)} | places
-    read_nodes = [n for n in graph.node if n.op_type != "ReorderOutput" or n.output[0] in operand_names]
+    read_nodes = [node for node in graph.node if node.op_type != "ReorderOutput" or node.output[0] in operand_names]
     set_items(graph.node, read_nodes)
     operand_names = {name for node in graph.node for name in list_reads(node)} | places
     set_items(graph.input, [value for value in graph.input if value.name in operand_names])

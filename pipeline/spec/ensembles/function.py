@@ -45,10 +45,10 @@ class EnsembleFunction(SpecPart):
     def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> state.EnsembleFunction:
         """It with digests of its files. name: in the spec.  folder: of that.  sources: what gives its inputs. Raises
         ModelError for a file that cannot be read."""
-        files = {
+        digests = {
             str(path.relative_to(folder)): digest_of_file(path) for path in source_files(folder, folder / self.file)
         }
-        return state.EnsembleFunction(name, self.file, self.name, self.tensors(), self.gives(), sources, files)
+        return state.EnsembleFunction(name, self.file, self.name, self.tensors(), self.gives(), sources, digests)
 
     @property
     def file(self) -> str:

@@ -30,16 +30,16 @@ def find_state_mistakes(
     data: Mapping[str, EnsembleArrays],
 ) -> Iterator[tuple[Loc, str]]:
     """Mistakes: (key that it is about, message). functions: names of those between graphs.  data: by section."""
-    stateful = [name for name, graph_spec in graphs.items() if graph_spec.state]
+    stateful_graphs = [name for name, graph_spec in graphs.items() if graph_spec.state]
     for key, source in connections.items():
         graph, _, name = key.partition(".")
-        if graph in stateful:
+        if graph in stateful_graphs:
             yield from _wrong_connection(key, source, name, graphs[graph])
-    for function in functions if stateful else ():
-        text = f"{stateful[0]!r} has state, and functions are not run along sequences; export it as a graph"
+    for function in functions if stateful_graphs else ():
+        text = f"{stateful_graphs[0]!r} has state, and functions are not run along sequences; export it as a graph"
         yield ("functions", function), f"{text}, or call it before the whole"
-    for section, arrays in data.items():
-        yield from _wrong_arrays(section, arrays, graphs, connections)
+    for section, data_spec in data.items():
+        yield from _wrong_arrays(section, data_spec, graphs, connections)
 
 
 def _wrong_connection(key: str, source: str, name: str, graph_spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -47,8 +47,10 @@ def _wrong_connection(key: str, source: str, name: str, graph_spec: SpecSections
         output = graph_spec.state[name].output
         text = f"{name!r} is a state of {graph_spec.model}, which takes what its own {output!r} gave"
         yield ("connections", key), f"{text}; remove the connection, or the state from its spec"
-    grown = {input_name for input_name, _ in grown_axes(without_states(graph_spec.tensors(), graph_spec.states()))}
-    if name in grown and "." in source:
+    grown_names = {
+        input_name for input_name, _ in grown_axes(without_states(graph_spec.tensors(), graph_spec.states()))
+    }
+    if name in grown_names and "." in source:
         text = f"{name!r} covers what states hold too, and {source!r} gives one step alone"
         yield ("connections", key), f"{text}; let it be an input of the whole"
 
@@ -80,12 +82,16 @@ def _wrong_steps(
             axis for name in graph_spec.state if name in graph_spec.inputs for axis in graph_spec.inputs[name].shape
         }
         plain_inputs = (tensor for name, tensor in graph_spec.inputs.items() if name not in graph_spec.state)
-        free = [
+        free_inputs = [
             tensor for name, tensor in graph_spec.inputs.items() if "." not in connections.get(f"{graph}.{name}", "")
         ]
-        leading = {tensor.shape[0] for tensor in plain_inputs if tensor.shape}
-        axes = {axis for tensor in free for axis in tensor.shape if isinstance(axis, str) and axis.isidentifier()}
-        step_dims += [f"{graph}.{axis}" for axis in sorted(axes - state_axes - leading)] if graph_spec.state else []
+        leading_dims = {tensor.shape[0] for tensor in plain_inputs if tensor.shape}
+        axes = {
+            axis for tensor in free_inputs for axis in tensor.shape if isinstance(axis, str) and axis.isidentifier()
+        }
+        step_dims += (
+            [f"{graph}.{axis}" for axis in sorted(axes - state_axes - leading_dims)] if graph_spec.state else []
+        )
     if dim not in step_dims:
         text = (
             f"samples of a step are joined along a dim that a graph with state has in inputs of the whole, and {dim!r}"
@@ -220,11 +226,11 @@ class EnsembleSpec(SpecFile):
             if not dot or graph not in order:
                 yield loc, f"{key!r} is no GRAPH.INPUT; {suggest(graph, order)}"
                 continue
-            giver, dot, _ = source.partition(".")
-            if dot and giver not in order:
-                yield loc, f"takes {source!r}, which is of no graph; {suggest(giver, order)}"
-            elif dot and order.index(giver) >= order.index(graph):
-                yield loc, f"takes {source!r}, and {giver!r} does not come before {graph!r}; reorder graphs"
+            source_graph, dot, _ = source.partition(".")
+            if dot and source_graph not in order:
+                yield loc, f"takes {source!r}, which is of no graph; {suggest(source_graph, order)}"
+            elif dot and order.index(source_graph) >= order.index(graph):
+                yield loc, f"takes {source!r}, and {source_graph!r} does not come before {graph!r}; reorder graphs"
             elif not dot and source in order:
                 yield loc, f"takes {source!r}, which is a graph; name an output of it: {source}.OUTPUT"
             elif not dot and not _INPUT_NAME.fullmatch(source):
@@ -257,7 +263,7 @@ class LoadedEnsemble:
             names = (spec.name for spec in self.tensors(name))
             return {input_name: connections.get(f"{name}.{input_name}", f"{name}.{input_name}") for input_name in names}
 
-        graphs, functions = ({name: sources(name) for name in part} for part in (self.graphs, self.spec.functions))
+        graphs, functions = ({name: sources(name) for name in nodes} for nodes in (self.graphs, self.spec.functions))
         return {name: dict(node_sources) for name, node_sources in order_nodes(graphs, functions).items()}
 
     def tensors(self, name: str) -> tuple[TensorSpec, ...]:
@@ -322,10 +328,10 @@ def load_any(path: Path, address: str = "") -> ModelSpec | LoadedEnsemble:
 
 def _missing_files(spec: EnsembleSpec) -> Iterator[tuple[Loc, str]]:
     for loc, name in spec.named_files():
-        real = spec.file(name).resolve()
-        if not real.is_relative_to(spec.folder):
+        real_path = spec.file(name).resolve()
+        if not real_path.is_relative_to(spec.folder):
             yield loc, f"{name!r} leads outside the spec's folder; copy the file into {spec.folder}"
-        elif not real.is_file():
+        elif not real_path.is_file():
             yield loc, f"{name!r} is no file in {spec.folder}; paths are relative to the spec"
 
 
@@ -336,8 +342,8 @@ def _wrong_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         graph, _, name = key.partition(".")
         if name not in (input_names := [tensor.name for tensor in ensemble.tensors(graph)]):
             yield ("connections", key), f"{graph!r} has no input {name!r}; {suggest(name, input_names)}"
-        if giver := split_source(source, (*graphs, *spec.functions)):
-            yield from _unknown_output(("connections", key), *giver, ensemble)
+        if source_pair := split_source(source, (*graphs, *spec.functions)):
+            yield from _unknown_output(("connections", key), *source_pair, ensemble)
     for loc, source in spec.named_outputs():
         graph, _, name = source.partition(".")
         yield from _unknown_output(loc, graph, name, ensemble)
@@ -349,8 +355,8 @@ def _wrong_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         if precision not in precisions:
             yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
     yield from _unsuitable_graphs(ensemble)
-    data = {"golden": spec.golden} | ({"calibration": spec.calibration} if spec.calibration else {})
-    yield from find_state_mistakes(graphs, spec.connections, spec.functions, data)
+    data_specs = {"golden": spec.golden} | ({"calibration": spec.calibration} if spec.calibration else {})
+    yield from find_state_mistakes(graphs, spec.connections, spec.functions, data_specs)
 
 
 def _unsuitable_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
