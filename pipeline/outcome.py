@@ -72,7 +72,7 @@ class UnitResult:
             "notes": list(entry.notes),
         }
         if self.free_running:
-            row["free_running"] = [encode_document(course) for course in self.free_running]
+            row["free_running"] = [encode_document(free_run) for free_run in self.free_running]
         if self.attributed:
             row["attribution"] = [vars(attribution) for attribution in self.attributed]
         if failure := self.failure:
@@ -151,9 +151,9 @@ def judge_built(
         graph.searched,
     ]
     report = make_report(entry, golden, proofs, cannot_run, remarks=[text for text in remarks if text])
-    usable = replace(entry, report=report.digest) if approve(report) else failed_entry
-    status: Status = report.verdict if usable is not failed_entry else "failed"
-    entry = replace(usable, status=status, reason=report.reason, checks=report.counts, sqnr_db=report.sqnr_db)
+    usable_entry = replace(entry, report=report.digest) if approve(report) else failed_entry
+    status: Status = report.verdict if usable_entry is not failed_entry else "failed"
+    entry = replace(usable_entry, status=status, reason=report.reason, checks=report.counts, sqnr_db=report.sqnr_db)
     return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=build)
 
 
@@ -190,7 +190,7 @@ def make_report(
         host=describe_host(),
         versions=dict(entry.toolchain),
         spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
-        free_running=tuple(course for proof in proofs for course in proof.free_running),
+        free_running=tuple(free_run for proof in proofs for free_run in proof.free_running),
     )
 
 

@@ -59,9 +59,9 @@ class OnnxModel:
         """'23 nodes compute in int8, as the model came (22 ConvInteger, 1 MatMulInteger)'; None where none does."""
         if not self.integer_nodes:
             return None
-        count = pluralize(sum(many for _, many in self.integer_nodes), "node computes", "nodes compute")
-        kinds = ", ".join(f"{many} {operator}" for operator, many in self.integer_nodes)
-        return f"{count} in int8, as the model came ({kinds})"
+        count_text = pluralize(sum(number for _, number in self.integer_nodes), "node computes", "nodes compute")
+        operator_text = ", ".join(f"{number} {operator}" for operator, number in self.integer_nodes)
+        return f"{count_text} in int8, as the model came ({operator_text})"
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ class GraphVariant:
         """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Variants of one name are one graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
-        words = [f"{self.scheme.activation} activations"] if self.precision == "int8" else []
+        terms = [f"{self.scheme.activation} activations"] if self.precision == "int8" else []
         # Biases only where they are not what goes with the activations.
-        words += (
-            ["biases in float"] if words and self.scheme.activation == "uint8" and not self.scheme.quantize_bias else []
+        terms += (
+            ["biases in float"] if terms and self.scheme.activation == "uint8" and not self.scheme.quantize_bias else []
         )
-        words += _of_weights(self.scheme.weight_levels) if self.precision in ("int8", "int8-dynamic") else []
-        return f"{self.precision} ({', '.join([*words, f'{self.scheme.float_precision} elsewhere'])})"
+        terms += _of_weights(self.scheme.weight_levels) if self.precision in ("int8", "int8-dynamic") else []
+        return f"{self.precision} ({', '.join([*terms, f'{self.scheme.float_precision} elsewhere'])})"
 
     @property
     def searched(self) -> "Searched | None":

@@ -70,17 +70,17 @@ def sides_of(store: Store, request: CanaryRequest) -> tuple[Reference, Reference
         return f"{model}:{channel} serves {candidate.version} already"
     if request.traffic is None:
         return "no recorded traffic is named; `enginesmith prefect deploy --traffic LOCATION` names it"
-    sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
+    references = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
     target = target_named(request.target)
     try:
-        for side in sides:
-            choose_unrun(store, side, target, None)
+        for reference in references:
+            choose_unrun(store, reference, target, None)
     except InputError as error:
         return f"there is nothing to run on {target.name}: {str(error).partition(';')[0]}"
-    with place_at(request.traffic) as place:
-        if not any(place.has(f"{model}{suffix}") for suffix in SUFFIXES):
+    with place_at(request.traffic) as traffic_place:
+        if not any(traffic_place.has(f"{model}{suffix}") for suffix in SUFFIXES):
             return f"{request.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)"
-    return sides
+    return references
 
 
 def missed_version(store: Store, model: str, channel: str, target: Target, grace: timedelta) -> str | None:
@@ -90,19 +90,19 @@ def missed_version(store: Store, model: str, channel: str, target: Target, grace
     never served, where there is no verdict of it against what the channel serves now. Raises IntegrityError for
     a damaged registry.
     """
-    serving, versions = (
+    live_channel, versions = (
         channel_state.read_channel(store, check_model(model), check_channel(channel)),
         lookup.versions(store, model),
     )
-    if serving is None or not versions:
+    if live_channel is None or not versions:
         return None
-    newest = lookup.load(store, model, versions[-1])
-    if any(move.manifest == newest.digest for move in read_history(store, serving).moves):
+    newest_manifest = lookup.load(store, model, versions[-1])
+    if any(move.manifest == newest_manifest.digest for move in read_history(store, live_channel).moves):
         return None
-    if verdict_on(canary_target(target), serving.manifest, canaries(store, newest)):
+    if verdict_on(canary_target(target), live_channel.manifest, canaries(store, newest_manifest)):
         return None
-    published_at = written_at(store, manifest_key(model, newest.version))
-    return newest.version if published_at and published_at < store.now() - grace else None
+    published_at = written_at(store, manifest_key(model, newest_manifest.version))
+    return newest_manifest.version if published_at and published_at < store.now() - grace else None
 
 
 def canary(store: Store, request: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:
@@ -110,26 +110,29 @@ def canary(store: Store, request: CanaryRequest, say: Callable[[str], None]) -> 
 
     Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
     """
-    sides, target = sides_of(store, request), target_named(request.target)
-    if isinstance(sides, str):
-        return CanaryOutcome(sides)
+    references, target = sides_of(store, request), target_named(request.target)
+    if isinstance(references, str):
+        return CanaryOutcome(references)
     try:
         check_shared_gpu(target)
-        for side in sides:
-            choose(store, side, target, None)
+        for reference in references:
+            choose(store, reference, target, None)
     except InputError as error:
         return CanaryOutcome(f"it cannot run here: {error}")
-    with place_at(str(request.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
-        place.refresh()
-        traffic_paths = [place.folder / f"{request.model}{suffix}" for suffix in SUFFIXES]
+    with (
+        place_at(str(request.traffic)) as traffic_place,
+        tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder,
+    ):
+        traffic_place.refresh()
+        traffic_paths = [traffic_place.folder / f"{request.model}{suffix}" for suffix in SUFFIXES]
         traffic = next((path for path in traffic_paths if path.is_file()), None)
         if traffic is None:
             return CanaryOutcome(f"{request.traffic} has no traffic of {request.model} any more")
-        log = place.folder / f"{request.model}.observed.jsonl"
+        observed_path = traffic_place.folder / f"{request.model}.observed.jsonl"
         pace = ReplayPace(request.scale, request.duration, in_flight=None)
-        log_path = log if log.is_file() else None
-        run = CanaryRun(*sides, target, traffic, Path(folder) / "canary", pace=pace, observed=log_path)
-        report = run_canary(store, run, say).report
+        log_path = observed_path if observed_path.is_file() else None
+        canary_run = CanaryRun(*references, target, traffic, Path(folder) / "canary", pace=pace, observed=log_path)
+        report = run_canary(store, canary_run, say).report
         digest = store.put_bytes(report.to_bytes())
         attach(store, report, digest)
     return CanaryOutcome(report.reason, report, digest)

@@ -66,9 +66,9 @@ class FetchedEnsemble:
         from enginesmith.user_code.channel import load_function
 
         graphs = dict[str, EnsembleGraph]()
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             for name, engine in self.engines.items():
-                session, request = stack.enter_context(open_engine(engine)), engine.request
+                session, request = exit_stack.enter_context(open_engine(engine)), engine.request
                 rows = call_rows(session.inputs, session.outputs, request.profiles)
                 graphs[name] = EnsembleGraph(session.run, session.inputs, self.sources[name], session.outputs, rows)
             for function, folder in self.functions:
@@ -85,13 +85,13 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
 
     Raises as `fetch`, and IntegrityError for a graph's version that is gone.
     """
-    engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
+    engines, sources, safe_flags = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
     for graph, _, engine in pinned_engines(store, manifest, entry):
         engine_folder = folder / graph.name
         engine_folder.mkdir()
         engines[graph.name] = fetch_engine(store, engine_of(engine), engine_folder)
         sources[graph.name] = graph.sources
-        safe.append(discovery.capabilities_of(engine.backend).thread_safe)
+        safe_flags.append(discovery.capabilities_of(engine.backend).thread_safe)
     functions = list[tuple[EnsembleFunction, Path]]()
     for function in functions_of(manifest):
         for name, digest in function.files.items():
@@ -100,7 +100,7 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
             store.fetch(digest, path)
         functions.append((function, folder / function.name))
     return FetchedEnsemble(
-        engines, sources, tuple(functions), tuple(entry.inputs), tuple(entry.outputs), all(safe) and not functions
+        engines, sources, tuple(functions), tuple(entry.inputs), tuple(entry.outputs), all(safe_flags) and not functions
     )
 
 
@@ -140,8 +140,8 @@ class IsolatedSession:
     def serve(self, inputs: Tensors) -> ServedRequest:
         """The answer to one request, or why it failed, and the seconds of service."""
         self._requests += 1
-        when = f"at request {self._requests} with the warm-up's"
-        answer: ServedRequest = self._ask(inputs, when, self._patience()) or self._failed()
+        position = f"at request {self._requests} with the warm-up's"
+        answer: ServedRequest = self._ask(inputs, position, self._patience()) or self._failed()
         self._slowest = max(self._slowest, answer.service)
         return answer
 
@@ -162,14 +162,14 @@ class IsolatedSession:
         The process sends one at a time, so that one answer is in memory here.
         """
         first_request = self._requests + 1
-        when = f"among requests {first_request} to {self._requests + len(segment)} that it was sent"
+        position = f"among requests {first_request} to {self._requests + len(segment)} that it was sent"
         count: int | None = self._ask(
-            segment, when, segment.arrivals[-1] + len(segment) * self._slowest + self._patience()
+            segment, position, segment.arrivals[-1] + len(segment) * self._slowest + self._patience()
         )
         count = len(segment) - segment.lead if count is None else count
         self._requests += segment.lead + count
         for _ in range(count):
-            answer: Timed = self._receive(when, FIRST_S) or Timed(0.0, self._failed())
+            answer: Timed = self._receive(position, FIRST_S) or Timed(0.0, self._failed())
             self._slowest = max(self._slowest, answer.served.service)
             yield answer
 
@@ -208,19 +208,19 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
     role: 'candidate' or 'baseline', for messages.  thread_safe: whether several threads may run one session at once.
     Raises the EnginesmithError that `opener` raises, and one for whatever else ends the opening.
     """
-    ours, child_end = get_context("spawn").Pipe()
+    parent_end, child_end = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=_serve, args=(child_end, opener, thread_safe), daemon=True)
     # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     child_end.close()
     try:
         try:
-            startup_message: Sequence[TensorSpec] | EnginesmithError = ours.recv()
+            startup_message: Sequence[TensorSpec] | EnginesmithError = parent_end.recv()
         except EOFError:
             raise EnginesmithError(
                 f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves "
@@ -228,9 +228,9 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
             ) from None
         if isinstance(startup_message, EnginesmithError):
             raise startup_message
-        yield IsolatedSession(process, ours, startup_message)
+        yield IsolatedSession(process, parent_end, startup_message)
     finally:
-        ours.close()
+        parent_end.close()
         process.join(JOIN_S)
         process.kill()
         process.join()
@@ -239,9 +239,9 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
 def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
     """What the engine's process runs: answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
-    with ExitStack() as stack, suppress(EOFError, BrokenPipeError):
+    with ExitStack() as exit_stack, suppress(EOFError, BrokenPipeError):
         try:
-            session = stack.enter_context(opener())
+            session = exit_stack.enter_context(opener())
         except Exception as error:
             connection.send(_as_engine_error(error))
             return
@@ -251,7 +251,7 @@ def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
             message = connection.recv()
             if isinstance(message, Prepare):
                 if not thread_safe:
-                    stack.close()  # each thread opens its own, and the memory is wanted for those
+                    exit_stack.close()  # each thread opens its own, and the memory is wanted for those
                 workers = Workers(opener, session, thread_safe, message.in_flight, message.warmup)
                 connection.send(workers.failure)
             elif isinstance(message, TrafficSegment) and workers:
@@ -327,13 +327,15 @@ def _as_engine_error(error: Exception) -> EnginesmithError:
 def _describe_end(process: BaseProcess) -> str:
     """'signal 11 (SIGSEGV)' or 'exit status 3' of a process whose pipe was closed."""
     process.join(JOIN_S)
-    code = process.exitcode
-    if code is None:
+    exit_code = process.exitcode
+    if exit_code is None:
         return "it closed its pipe"
-    if code >= 0:
-        return f"exit status {code}"
-    name = signal.Signals(-code).name if -code in {known_signal.value for known_signal in signal.Signals} else "unknown"
-    return f"signal {-code} ({name})"
+    if exit_code >= 0:
+        return f"exit status {exit_code}"
+    signal_name = (
+        signal.Signals(-exit_code).name if -exit_code in {member.value for member in signal.Signals} else "unknown"
+    )
+    return f"signal {-exit_code} ({signal_name})"
 
 
 @dataclass(frozen=True)
@@ -355,14 +357,14 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     """As `choose_unrun`, for running it here. Raises InputError when its hardware or runtime is not here."""
     chosen_engine = choose_unrun(store, reference, target, precision)
     manifest, entry = chosen_engine.manifest, chosen_engine.entry
-    parts = [("", entry)]
+    engines = [("", entry)]
     if manifest.graphs:
-        parts = [(f"graph {graph.name!r}: ", engine) for graph, _, engine in pinned_engines(store, manifest, entry)]
-    for words, engine in parts:
+        engines = [(f"graph {graph.name!r}: ", engine) for graph, _, engine in pinned_engines(store, manifest, entry)]
+    for label, engine in engines:
         # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
         if reason := discovery.configure(engine.backend, dict(engine.options)).runs(target):
             name = f"{manifest.reference}: {entry.unit}"
-            raise InputError(f"{name} does not run here: {words}{reason}; run this on a node that has it")
+            raise InputError(f"{name} does not run here: {label}{reason}; run this on a node that has it")
     return chosen_engine
 
 

@@ -88,9 +88,9 @@ def in_flight_of(
         spans, source = [(at_s, latency or 0.0) for at_s, latency in pairs], "the most by the latencies in the traffic"
     else:
         warmup = traffic.requests[: max(pace.warmup, 1)]
-        usual_s = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
-        source = f"the most if each took {format_plain(usual_s)} s, as the baseline's do by themselves"
-        spans = [(at_s, usual_s) for at_s, _ in pairs]
+        median_s = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
+        source = f"the most if each took {format_plain(median_s)} s, as the baseline's do by themselves"
+        spans = [(at_s, median_s) for at_s, _ in pairs]
     peak_count = max(1, peak([at_s for at_s, _ in spans], [latency for _, latency in spans]))
     if peak_count > MOST_IN_FLIGHT:
         return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}, and {MOST_IN_FLIGHT} is the most that is replayed")
@@ -132,23 +132,25 @@ def run_canary(store: Store, request: CanaryRun, say: Say) -> WrittenReport:
             f"{request.out} has the observations of a canary already; name another --out, or judge those: enginesmith "
             f"canary judge --candidate {request.out}/candidate.jsonl --baseline {request.out}/baseline.jsonl"
         )
-    sides = [
+    engines = [
         choose(store, reference, request.target, request.precision)
         for reference in (request.candidate, request.baseline)
     ]
-    limits, source = thresholds_of(sides[0].manifest)
+    limits, source = thresholds_of(engines[0].manifest)
     check_shared_gpu(request.target)
-    with ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginesmith-canary-"))) for _ in sides]
-        sessions = [
-            stack.enter_context(open_isolated(store, role, side, folder))
-            for role, side, folder in zip(SIDES, sides, folders, strict=True)
+    with ExitStack() as exit_stack:
+        folders = [
+            Path(exit_stack.enter_context(tempfile.TemporaryDirectory(prefix="enginesmith-canary-"))) for _ in engines
         ]
-        takes = [{spec.name: spec.dtype for spec in session.inputs} for session in sessions]
-        if takes[0] != takes[1]:
-            raise InputError(f"the candidate takes {takes[0]} and the baseline {takes[1]}; no traffic fits both")
-        traffic = _read_traffic(request.traffic, sessions[0], sides[0].manifest, store)
-        return CanaryExecution(request, sides, limits, source, traffic, say).run(sessions[0], sessions[1])
+        sessions = [
+            exit_stack.enter_context(open_isolated(store, role, engine, folder))
+            for role, engine, folder in zip(SIDES, engines, folders, strict=True)
+        ]
+        dtypes = [{spec.name: spec.dtype for spec in session.inputs} for session in sessions]
+        if dtypes[0] != dtypes[1]:
+            raise InputError(f"the candidate takes {dtypes[0]} and the baseline {dtypes[1]}; no traffic fits both")
+        traffic = _read_traffic(request.traffic, sessions[0], engines[0].manifest, store)
+        return CanaryExecution(request, engines, limits, source, traffic, say).run(sessions[0], sessions[1])
 
 
 def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest, store: Store) -> RecordedTraffic:
@@ -188,8 +190,8 @@ class CanaryExecution:
         self._lines: tuple[dict[str, object], ...] = ()
         self._in_flight = InFlight(1, "")
         self._seen = [
-            ObservationTable(request.out / f"{name}.jsonl", side.identity, planned=self._planned)
-            for name, side in zip(SIDES, sides, strict=True)
+            ObservationTable(request.out / f"{name}.jsonl", engine.identity, planned=self._planned)
+            for name, engine in zip(SIDES, sides, strict=True)
         ]
 
     def run(
@@ -209,14 +211,14 @@ class CanaryExecution:
         # Fewer looks where each would see hardly anything.
         looks = max(1, min(canary_run.looks, self._planned // LEAST_PER_LOOK))
         stops, sessions = {self._planned * look // looks for look in range(1, looks + 1)}, (candidate, baseline)
-        with ExitStack() as stack:
+        with ExitStack() as exit_stack:
             files = [
-                stack.enter_context(
+                exit_stack.enter_context(
                     closing(LineFile(table.path, header_of(encode(table.identity), self._planned), MOST_BYTES))
                 )
                 for table in self._seen
             ]
-            stack.callback(self._end, files, sessions)
+            exit_stack.callback(self._end, files, sessions)
             for pair in self._pairs(candidate, baseline, stops, clock):
                 self._lines = pair.lines()
                 for file, table, line in zip(files, self._seen, self._lines, strict=True):
@@ -263,17 +265,17 @@ class CanaryExecution:
         seed, quality = self._request.pace.seed, self._limits.quality or QualityThresholds()
         for table, session in zip(self._seen, sessions, strict=True):
             table.accounted, table.died = len(table), _death(session)
-        ours, baseline_table = self._seen
-        evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db)
+        candidate, baseline = self._seen
+        evidence, notes = evidence_of(candidate, baseline, quality.sqnr_db)
         judgement = judge(evidence, self._limits, self._looks, seed=seed)
         for table in self._seen:
             table.digest = digest_of_file(table.path)
         target = self._request.target
-        ran_on = this_kind().name if target.is_cpu else target.sm
-        conditions = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), ran_on)
-        report = make_report(judgement, self._limits, self._looks, ours, baseline_table, evidence, conditions, seed)
+        hardware_name = this_kind().name if target.is_cpu else target.sm
+        conditions = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), hardware_name)
+        report = make_report(judgement, self._limits, self._looks, candidate, baseline, evidence, conditions, seed)
         report_files = write_report(report, self._request.out)
-        judged_count = len(ours)
+        judged_count = len(candidate)
         self._say(f"judged after {judged_count} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
         self._looks = replace(self._looks, before=(*self._looks.before, judged_count))
         return report_files if judgement.verdict != "INSUFFICIENT" or judged_count == self._planned else None

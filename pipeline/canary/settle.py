@@ -60,7 +60,7 @@ def attach(store: Store, report: CanaryReport, blob: str) -> CanaryVerdict:
     """
     identity = report.candidate
     manifest = lookup.load(store, check_model(identity.model or ""), check_version(identity.version or ""))
-    unit = " ".join(part or "?" for part in (identity.target, identity.precision, identity.backend))
+    unit = " ".join(name or "?" for name in (identity.target, identity.precision, identity.backend))
     verdict = CanaryVerdict(
         target=report.target or UNKNOWN,
         verdict=report.verdict,
@@ -86,9 +86,9 @@ def targets_that_count(store: Store, channel: Channel) -> tuple[str, ...]:
 def target_verdicts(store: Store, candidate: Manifest, channel: Channel) -> list[TargetVerdict]:
     """The verdict on each target that counts, of the candidate against what the channel serves now."""
     verdicts = canaries(store, candidate)
-    served_now = lookup.load(store, channel.model, channel.version)
-    sides = [_targets(store, manifest, channel.proven_only) for manifest in (candidate, served_now)]
-    return [_target_verdict(name, candidate, channel, verdicts, sides) for name in targets_that_count(store, channel)]
+    served_manifest = lookup.load(store, channel.model, channel.version)
+    targets = [_targets(store, manifest, channel.proven_only) for manifest in (candidate, served_manifest)]
+    return [_target_verdict(name, candidate, channel, verdicts, targets) for name in targets_that_count(store, channel)]
 
 
 def _target_verdict(
@@ -100,19 +100,19 @@ def _target_verdict(
     """
     if verdict := verdict_on(target, channel.manifest, verdicts):
         return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
-    proven = " proven" if channel.proven_only else ""
+    status = " proven" if channel.proven_only else ""
     reference, channel_text = candidate.reference, f"{channel.model}:{channel.name}"
     has_engine, has_baseline = (
-        any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has) for has in sides
+        any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in targets) for targets in sides
     )
     if not has_engine:
         reason = (
-            f"{reference} has no{proven} engine for it; build one, promote by hand, or name the targets that count: "
+            f"{reference} has no{status} engine for it; build one, promote by hand, or name the targets that count: "
             f"`enginesmith registry policy set {channel_text} --canary-on TARGETS`"
         )
     elif not has_baseline:
         reason = (
-            f"{channel_text} serves {channel.model}@{channel.version}, which has no{proven} engine for it, so there is "
+            f"{channel_text} serves {channel.model}@{channel.version}, which has no{status} engine for it, so there is "
             "nothing to compare with; promote by hand under a policy that does not name it"
         )
     else:
@@ -141,19 +141,19 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     where the trust policy asks for more.
     """
     canary_report = read_report(store.read_blob(report, MOST_BYTES))
-    if (about := canary_report.candidate.model) != model:
-        raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
-    ran_on = attach(store, canary_report, report).target
-    serving = channel_state.read_channel(store, check_model(model), check_channel(channel))
-    if serving is None:
+    if (report_model := canary_report.candidate.model) != model:
+        raise InputError(f"canary report {report} is about {report_model}, not about {model}; no channel was moved")
+    hardware = attach(store, canary_report, report).target
+    live_channel = channel_state.read_channel(store, check_model(model), check_channel(channel))
+    if live_channel is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     candidate = lookup.load(store, model, str(canary_report.candidate.version))
-    if canary_report.verdict == "FAIL" and serving.manifest == candidate.digest:
-        counting = targets_that_count(store, serving)
-        if any(covers(ran_on, target) for target in counting):
+    if canary_report.verdict == "FAIL" and live_channel.manifest == candidate.digest:
+        targets = targets_that_count(store, live_channel)
+        if any(covers(hardware, target) for target in targets):
             return _roll_back(store, report, channel)
-        return f"FAIL on {ran_on}, which does not count for {model}:{channel} ({', '.join(counting)} do); not moved"
-    return _advance(store, candidate, serving, say)
+        return f"FAIL on {hardware}, which does not count for {model}:{channel} ({', '.join(targets)} do); not moved"
+    return _advance(store, candidate, live_channel, say)
 
 
 def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
@@ -164,17 +164,17 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
 
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
-    serving = channel_state.read_channel(store, check_model(model), check_channel(channel))
+    live_channel = channel_state.read_channel(store, check_model(model), check_channel(channel))
     versions = lookup.versions(store, model)
     if not versions:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
-    if serving is None:
+    if live_channel is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    failing_verdict = _find_fail(store, serving)
+    failing_verdict = _find_fail(store, live_channel)
     rollback_text = _roll_back(store, failing_verdict.report, channel) if failing_verdict else ""
-    if failing_verdict and channel_state.read_channel(store, model, channel) != serving:
+    if failing_verdict and channel_state.read_channel(store, model, channel) != live_channel:
         return rollback_text
-    advance_text = _advance(store, lookup.load(store, model, versions[-1]), serving, say)
+    advance_text = _advance(store, lookup.load(store, model, versions[-1]), live_channel, say)
     return f"{rollback_text}; {advance_text}" if rollback_text else advance_text
 
 
@@ -186,18 +186,18 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     history = read_history(store, serving)
     if history.previous() is None:
         return None
-    *before, promotion = history.active_promotions()
+    *earlier_promotions, promotion = history.active_promotions()
     verdicts = canaries(store, lookup.load(store, serving.model, serving.version))
-    counting = targets_that_count(store, serving) if verdicts else ()
-    attached_at = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if verdicts else {}
-    since = parse_time(promotion.at)
+    counted_targets = targets_that_count(store, serving) if verdicts else ()
+    attach_times = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if verdicts else {}
+    promoted_at = parse_time(promotion.at)
     fail_verdicts = [
         verdict
         for verdict in verdicts
         if verdict.verdict == "FAIL"
-        and attached_at[canary_key(serving.model, serving.version, verdict.target, verdict.report)] >= since
-        and verdict.baseline in {move.manifest for move in before}
-        and any(covers(verdict.target, target) for target in counting)
+        and attach_times[canary_key(serving.model, serving.version, verdict.target, verdict.report)] >= promoted_at
+        and verdict.baseline in {move.manifest for move in earlier_promotions}
+        and any(covers(verdict.target, target) for target in counted_targets)
     ]
     return max(fail_verdicts, key=lambda verdict: verdict.created_at, default=None)
 
@@ -209,15 +209,15 @@ def _roll_back(store: Store, report: str, channel: str) -> str:
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
     """Promote the candidate if every target that counts has a PASS against what is served; what was done, in a line."""
-    place, version = f"{serving.model}:{serving.name}", candidate.version
+    channel_text, version = f"{serving.model}:{serving.name}", candidate.version
     if serving.manifest == candidate.digest:
-        return f"{place} serves {version} already"
-    history, running = read_history(store, serving), serving.active_rollout
+        return f"{channel_text} serves {version} already"
+    history, rollout = read_history(store, serving), serving.active_rollout
     if any(move.manifest == candidate.digest for move in history.moves):
-        return f"{place} was not moved: it served {version} before, and was moved on; a person promotes it again"
-    state_by_version = {rollout.version: rollout.state for rollout in history.rollouts}
-    if state := running.state if running and running.version == version else state_by_version.get(version):
-        return f"{place} was not moved: a rollout of {version} is {state}; a person starts another one"
+        return f"{channel_text} was not moved: it served {version} before, and was moved on; a person promotes it again"
+    state_by_version = {entry.version: entry.state for entry in history.rollouts}
+    if state := rollout.state if rollout and rollout.version == version else state_by_version.get(version):
+        return f"{channel_text} was not moved: a rollout of {version} is {state}; a person starts another one"
     verdicts = target_verdicts(store, candidate, serving)
     blockers = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
     if blockers or not verdicts:
@@ -228,7 +228,7 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
         verdict_text = (
             "; ".join([*map(str, blockers), *passes]) or f"{serving.version} serves no engine that could be compared"
         )
-        return f"{verdict_word}: {place} was not moved to {version}: {verdict_text}"
+        return f"{verdict_word}: {channel_text} was not moved to {version}: {verdict_text}"
     return _promote(store, candidate, serving, [str(verdict.report) for verdict in verdicts], say)
 
 
@@ -236,18 +236,18 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
     model, version, channel = candidate.model, candidate.version, serving.name
     try:
         if plan := policies.of_channel(store, model, channel).rollout:
-            who = Operator(user(), store.now(), "canary PASS")
-            start(store, candidate, channel, plan, who, proven_only=serving.proven_only)
+            operator = Operator(user(), store.now(), "canary PASS")
+            start(store, candidate, channel, plan, operator, proven_only=serving.proven_only)
             return f"rollout started: {model}:{channel} -> {version}, in {len(plan.waves)} waves"
         counts = require(store, candidate).counts
         with tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
             paths = [Path(folder) / f"{digest}.json" for digest in dict.fromkeys(reports)]
             for path in paths:
                 path.write_bytes(store.read_blob(path.stem))
-            why, passes = canary_passes(store, candidate, channel, paths, say)
+            reason, passes = canary_passes(store, candidate, channel, paths, say)
         proven_only = serving.proven_only
         channels.promote(
-            store, candidate, channel, by=user(), why=why, proven_only=proven_only, canaries=passes, counts=counts
+            store, candidate, channel, by=user(), why=reason, proven_only=proven_only, canaries=passes, counts=counts
         )
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"

@@ -65,23 +65,25 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
 
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
-    ours, baseline_table = read_both(candidate, baseline)
+    new_table, baseline_table = read_both(candidate, baseline)
     looks = (
-        continue_looks(terms.previous, ours, baseline_table) if terms.previous else Looks(terms.planned or ours.planned)
+        continue_looks(terms.previous, new_table, baseline_table)
+        if terms.previous
+        else Looks(terms.planned or new_table.planned)
     )
     if terms.previous and terms.previous.thresholds != terms.limits:
         raise InputError("the earlier look had other thresholds; they may not change between looks")
     quality = terms.limits.quality or QualityThresholds()
-    evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db, ignore_missing=terms.ignore_missing)
+    evidence, notes = evidence_of(new_table, baseline_table, quality.sqnr_db, ignore_missing=terms.ignore_missing)
     judgement = judge(evidence, terms.limits, looks, seed=0)
-    if ours.identity.engine and ours.identity.engine == baseline_table.identity.engine:
+    if new_table.identity.engine and new_table.identity.engine == baseline_table.identity.engine:
         notes = (*notes, "both sides are the same engine")
     target = None
     # The target that the engine was built for: observations do not say which kind of CPU served it.
     with suppress(UnknownNameError):
-        target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
+        target = canary_target(parse_targets(new_table.identity.target)[0]) if new_table.identity.target else None
     conditions = circumstances(terms.source, notes, TrafficReplayed(), target)
-    report = make_report(judgement, terms.limits, looks, ours, baseline_table, evidence, conditions, seed=0)
+    report = make_report(judgement, terms.limits, looks, new_table, baseline_table, evidence, conditions, seed=0)
     return write_report(report, out)
 
 
@@ -142,9 +144,9 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
     if report.verdict != "PASS":
         return f"the canary's verdict is {report.verdict}: {report.reason}"
     candidate, baseline = report.candidate, report.baseline
-    about = f"{candidate.model}@{candidate.version}"
-    if about != reference or candidate.manifest != manifest.digest:
-        return f"the canary is about {about} (manifest {candidate.manifest}), not about {reference}"
+    judged_reference = f"{candidate.model}@{candidate.version}"
+    if judged_reference != reference or candidate.manifest != manifest.digest:
+        return f"the canary is about {judged_reference} (manifest {candidate.manifest}), not about {reference}"
     if candidate.engine not in {entry.digest for entry in manifest.engines if entry.digest}:
         return f"the canary ran engine {candidate.engine}, which {reference} does not have"
     if channel and channel.manifest not in (manifest.digest, baseline.manifest):
@@ -164,12 +166,12 @@ def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> 
         return f"{report.verdict} is no FAIL; no channel was moved"
     if not (model and report.candidate.version and manifest):
         return "the observations do not say which engine they are of; no channel was moved"
-    why = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"
+    reason = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"
     try:
-        after = channels.rollback(store, model, channel, by=person, why=why[:500], serving=manifest)
+        new_state = channels.rollback(store, model, channel, by=person, why=reason[:500], serving=manifest)
     except (ConflictError, UnknownNameError) as error:
         return f"{error}; no channel was moved"
-    return f"rolled back: {model}:{channel} -> {after.version}"
+    return f"rolled back: {model}:{channel} -> {new_state.version}"
 
 
 def canary_passes(
@@ -181,21 +183,21 @@ def canary_passes(
 
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
-    serving = channel_state.read_channel(store, manifest.model, channel)
-    words, passes, texts = [], [], []
+    live_channel = channel_state.read_channel(store, manifest.model, channel)
+    short_digests, passes, contents = [], [], []
     for path in reports:
         read_report_file(path)
         with reachable(f"reading {path}"):
-            texts.append(path.read_bytes())
-        report = read_report(texts[-1])
-        if refusal := promotion_refusal(report, manifest, serving):
+            contents.append(path.read_bytes())
+        report = read_report(contents[-1])
+        if refusal := promotion_refusal(report, manifest, live_channel):
             raise InputError(f"{path}: {refusal}; {manifest.model}:{channel} was not moved")
         engine, baseline = str(report.candidate.engine), report.baseline.manifest or ""
-        passes.append(CanaryPass(digest_of_bytes(texts[-1]), engine, baseline, report.target or ""))
-        words.append(str(report.digest)[:12])
+        passes.append(CanaryPass(digest_of_bytes(contents[-1]), engine, baseline, report.target or ""))
+        short_digests.append(str(report.digest)[:12])
     engines = {canary_pass.engine for canary_pass in passes}
     if uncovered_units := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in engines]:
         say(f"{pluralize(len(uncovered_units), 'engine')} without a canary: {join_first(uncovered_units, 5)}")
-    for text in texts:
-        store.put_bytes(text)
-    return f"canary PASS {', '.join(words)}", passes
+    for content in contents:
+        store.put_bytes(content)
+    return f"canary PASS {', '.join(short_digests)}", passes

@@ -164,67 +164,67 @@ class Forecaster:
             server=self.serving.server,
         )
         try:
-            greatest = self.greatest(kind, self.limit)
+            greatest_rate = self.greatest(kind, self.limit)
         except DataError as error:
             return replace(row, reason=f"not measured: {error}".replace("REF", self.reference))
-        if greatest is None:
+        if greatest_rate is None:
             return replace(row, reason=self._why_no_rate(kind))
-        machines = machines_for(greatest.rate, self.demand)
-        return replace(row, greatest=greatest, machines=machines, per_million=self._cost(price, machines))
+        machines = machines_for(greatest_rate.rate, self.demand)
+        return replace(row, greatest=greatest_rate, machines=machines, per_million=self._cost(price, machines))
 
     def greatest(self, kind: TimedEngineKind, limit: LatencyLimit) -> GreatestRate | None:
         """The greatest rate of one machine; None where no rate keeps the limit. Raises DataError for sizes that were
         not timed."""
-        times, mosts = self._times_of(kind)
-        policies = policies_to_try(limit, mosts, self.serving.wait_s)
+        times, max_batches = self._times_of(kind)
+        policies = policies_to_try(limit, max_batches, self.serving.wait_s)
         return find_greatest_rate(self.asked.workloads, times, limit, policies)
 
     def _why_no_rate(self, kind: TimedEngineKind) -> str:
         """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
         times, _ = self._times_of(kind)
-        fastest = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
-        p99 = f"{format_plain(1e3 * fastest)} ms"
-        words = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99}"
+        fastest_s = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
+        p99_text = f"{format_plain(1e3 * fastest_s)} ms"
+        reason = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99_text}"
         if len(times) > 1:
-            words += ", at the slowest of the sizes"
-        if fastest > self.limit.seconds:
-            return words
-        return f"{words}, and requests wait: for others (--wait), or as several arrive at once"
+            reason += ", at the slowest of the sizes"
+        if fastest_s > self.limit.seconds:
+            return reason
+        return f"{reason}, and requests wait: for others (--wait), or as several arrive at once"
 
     def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
         """For each price the cost of a million requests against the limit, without rounding to whole machines, with the
         engine that is best at the limit asked for. Rates are to some percent."""
-        free, curves = 1.0 - self.demand.headroom, []
+        free_share, curves = 1.0 - self.demand.headroom, []
         for name, row in best_engines(forecast.engines).items():
             kind = next(
                 kind for kind in self.kinds if kind.entry.digest == row.engine and kind.machine.title == row.machine
             )
-            times, mosts = self._times_of(kind)
+            times, max_batches = self._times_of(kind)
             points = []
             for share in PICTURED:
                 limit = LatencyLimit(share * self.limit.seconds, self.limit.p)
-                policies = policies_to_try(limit, mosts, self.serving.wait_s)
+                policies = policies_to_try(limit, max_batches, self.serving.wait_s)
                 rate, _ = choose_policy(self.asked.workloads[0], times, limit, policies)
                 if rate > 0.0 and self.prices:
-                    per_hour = self.prices.machines[name].per_hour
-                    points.append((limit.seconds, cost_per_million(1, per_hour, free * rate)))
+                    hourly_price = self.prices.machines[name].per_hour
+                    points.append((limit.seconds, cost_per_million(1, hourly_price, free_share * rate)))
             curves.append(CostCurve(f"{name}: {row.unit}", tuple(points)))
         return curves
 
     def _times_of(self, kind: TimedEngineKind) -> tuple[list[BatchTimes], list[int]]:
         """Times for each queue, and the greatest batches to try."""
         batch = leading_dim(kind.entry.inputs)
-        mosts = self._mosts(kind, batch)
-        return [self._times(kind, batch, sizes, max(mosts)) for sizes in self.asked.queues], mosts
+        max_batches = self._mosts(kind, batch)
+        return [self._times(kind, batch, sizes, max(max_batches)) for sizes in self.asked.queues], max_batches
 
     def _mosts(self, kind: TimedEngineKind, batch: str | None) -> list[int]:
         if batch is None:
             return [1]
         if self.serving.batch is not None:
             return [self.serving.batch]
-        others = self.asked.queues[0]
+        other_sizes = self.asked.queues[0]
         buckets = [
-            bucket for bucket in kind.buckets if all(bucket.sizes.get(dim) == size for dim, size in others.items())
+            bucket for bucket in kind.buckets if all(bucket.sizes.get(dim) == size for dim, size in other_sizes.items())
         ]
         sizes = sorted({bucket.sizes[batch] for bucket in buckets or kind.buckets})
         return sizes[:: -(-len(sizes) // MOST_BATCHES)] + sizes[-1:] if len(sizes) > MOST_BATCHES else sizes
@@ -232,15 +232,15 @@ class Forecaster:
     def _times(self, kind: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], max_batch: int) -> BatchTimes:
         min_batch = next((dim.min for dim in self.dims if dim.name == batch), 1)
         times = batch_times(kind.buckets, batch, sizes, max_batch, min_batch)
-        adds = self.serving.server
-        return times.with_overhead(adds.batch_s, adds.request_s) if adds else times
+        overhead = self.serving.server
+        return times.with_overhead(overhead.batch_s, overhead.request_s) if overhead else times
 
     def _cost(self, price: str | None, machines: MachineCount) -> FleetCost | None:
         if price is None or self.prices is None:
             return None
-        per_hour, rate = self.prices.machines[price].per_hour, self.demand.rate
-        value, low = (cost_per_million(count, per_hour, rate) for count in (machines.value, machines.low))
-        high = None if machines.high is None else cost_per_million(machines.high, per_hour, rate)
+        hourly_price, rate = self.prices.machines[price].per_hour, self.demand.rate
+        value, low = (cost_per_million(count, hourly_price, rate) for count in (machines.value, machines.low))
+        high = None if machines.high is None else cost_per_million(machines.high, hourly_price, rate)
         return FleetCost(value, low, high)
 
     def _not_timed(self) -> Iterator[EngineCapacity]:
@@ -267,8 +267,8 @@ class Forecaster:
         if not best_rows:
             return replace(forecast, why_no_mix=self._why_no_mix(forecast))
         rates = {name: row.greatest.rate for name, row in best_rows.items() if row.greatest}
-        ends = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
-        mixes = [self._mix(dict(zip(rates, counts, strict=True))) for counts in ends]
+        bounds = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
+        mixes = [self._mix(dict(zip(rates, bound_rates, strict=True))) for bound_rates in bounds]
         if mixes[0] is None:
             return replace(forecast, why_no_mix=self._why_too_few(best_rows))
         costs = [cost_per_million(1, mix.per_hour, self.demand.rate) if mix else None for mix in mixes]
@@ -277,10 +277,10 @@ class Forecaster:
         return replace(forecast, mix=mixes[0], mix_per_million=cost, mix_units=units)
 
     def _mix(self, rates: Mapping[str, float]) -> FleetMix | None:
-        free = 1.0 - self.demand.headroom
+        free_share = 1.0 - self.demand.headroom
         offers = [
             MachineOffer(
-                name, free * rate, self.prices.machines[name].per_hour if self.prices else 0.0, self._count(name)
+                name, free_share * rate, self.prices.machines[name].per_hour if self.prices else 0.0, self._count(name)
             )
             for name, rate in rates.items()
             if rate > 0.0
@@ -294,44 +294,44 @@ class Forecaster:
         return self.prices.machines[name].count if self.prices else None
 
     def _why_no_mix(self, forecast: CapacityForecast) -> str:
-        carrying = [row for row in forecast.engines if row.greatest]
-        if not carrying:
+        rated_rows = [row for row in forecast.engines if row.greatest]
+        if not rated_rows:
             return "no engine that was timed keeps the limit"
         source = self.prices.source if self.prices else ""
-        machines = ", ".join(dict.fromkeys(row.machine for row in carrying))
-        return f"{source} has no price for {machines}, on which engines were timed; add it"
+        machine_names = ", ".join(dict.fromkeys(row.machine for row in rated_rows))
+        return f"{source} has no price for {machine_names}, on which engines were timed; add it"
 
     def _why_too_few(self, rows: Mapping[str, EngineCapacity]) -> str:
-        free = 1.0 - self.demand.headroom
+        free_share = 1.0 - self.demand.headroom
         counts = {name: self._count(name) for name in rows}
-        available = [
-            (name, MOST_MACHINES if (count := counts[name]) is None else count, free * _middle(row))
+        available_machines = [
+            (name, MOST_MACHINES if (count := counts[name]) is None else count, free_share * _middle(row))
             for name, row in rows.items()
         ]
-        total = sum(count * rate for _, count, rate in available)
-        lost = self.demand.spare * max((rate for _, count, rate in available if count), default=0.0)
-        words = ", ".join(f"{count} {name}" for name, count, _ in available)
-        more = "; ".join(
-            f"{-(-(self.demand.rate - total + max(lost, self.demand.spare * rate)) // rate):.0f} more {name}"
-            for name, _, rate in available
+        total = sum(count * rate for _, count, rate in available_machines)
+        lost_rate = self.demand.spare * max((rate for _, count, rate in available_machines if count), default=0.0)
+        machine_text = ", ".join(f"{count} {name}" for name, count, _ in available_machines)
+        missing_machines = "; ".join(
+            f"{-(-(self.demand.rate - total + max(lost_rate, self.demand.spare * rate)) // rate):.0f} more {name}"
+            for name, _, rate in available_machines
         )
         return (
-            f"{words} carry {format_plain(max(total - lost, 0.0))} per second within the limit"
-            f"{' when one is lost' if self.demand.spare else ''}, not {self.demand.rate:g}; it takes {more}"
+            f"{machine_text} carry {format_plain(max(total - lost_rate, 0.0))} per second within the limit"
+            f"{' when one is lost' if self.demand.spare else ''}, not {self.demand.rate:g}; it takes {missing_machines}"
         )
 
 
 def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
     """For each price the engine that carries most; of an engine on several kinds of machine
     of that price, the least."""
-    slowest: dict[tuple[str, str], EngineCapacity] = {}
+    slowest_rows: dict[tuple[str, str], EngineCapacity] = {}
     for row in rows:
         if row.price and row.greatest:
             key = (row.price, row.unit)
-            if key not in slowest or _middle(row) < _middle(slowest[key]):
-                slowest[key] = row
+            if key not in slowest_rows or _middle(row) < _middle(slowest_rows[key]):
+                slowest_rows[key] = row
     best_rows: dict[str, EngineCapacity] = {}
-    for (price, _), row in slowest.items():
+    for (price, _), row in slowest_rows.items():
         if price not in best_rows or _middle(row) > _middle(best_rows[price]):
             best_rows[price] = row
     return best_rows
@@ -374,9 +374,9 @@ def prepare(store: Store, manifest: Manifest, terms: CapacityTerms, say: Callabl
     counts = _counts(read_inventory(terms.fleet), prices) if terms.fleet else None
     kinds = [kind for kind in timed_engines(store, manifest) if terms.precision in (None, kind.entry.precision)]
     if not kinds:
-        words = f" in {terms.precision}" if terms.precision else ""
+        precision = f" in {terms.precision}" if terms.precision else ""
         raise InputError(
-            f"{reference} has no engine{words} that was timed, on any machine; time its engines where they run:"
+            f"{reference} has no engine{precision} that was timed, on any machine; time its engines where they run:"
             f" enginesmith validate {reference}"
         )
     workload = _asked(spec, leading_dim(kinds[0].entry.inputs), terms)
@@ -403,8 +403,8 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
     if terms.serving.batch is not None and terms.serving.batch > max_batch:
         raise InputError(f"batch {terms.serving.batch}: {spec.model} takes {max_batch} samples at most; give fewer")
     if (wait_s := terms.serving.wait_s or 0.0) >= terms.limit.seconds:
-        words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
-        raise InputError(f"requests wait {words}: one that no other joins would break the limit; let them wait less")
+        times = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
+        raise InputError(f"requests wait {times}: one that no other joins would break the limit; let them wait less")
     if terms.traffic is None:
         return steady_workload(terms.at, dims, batch)
     if terms.at:

@@ -122,13 +122,13 @@ class PriceFile(SpecPart):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        wrong: list[tuple[Loc, str]] = [
+        mistakes: list[tuple[Loc, str]] = [
             ((name,), reason) for name in self.__pydantic_extra__ if (reason := _why_no_machine(name))
         ]
         if not self.__pydantic_extra__:
-            wrong = [((), f"has no price; {EXAMPLE}")]
-        if wrong:
-            raise Mistakes(wrong)
+            mistakes = [((), f"has no price; {EXAMPLE}")]
+        if mistakes:
+            raise Mistakes(mistakes)
         return self
 
 
@@ -138,8 +138,8 @@ def _why_no_machine(name: str) -> str:
         targets = parse_targets(name)
     except UnknownNameError as error:
         return str(error)
-    several = ", ".join(target.name for target in targets)
-    return f"{name} is several: {several}; give each its price" if len(targets) > 1 else ""
+    target_text = ", ".join(target.name for target in targets)
+    return f"{name} is several: {target_text}; give each its price" if len(targets) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) ->
     Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
     """
     sizes = parse_sizes(text, dims) if text else tuned_for(dims)
-    stated_dims = {part.partition("=")[0].strip() for part in (text or "").split(",")}
+    stated_dims = {item.partition("=")[0].strip() for item in (text or "").split(",")}
     if batch in stated_dims and sizes[batch] != 1:
         raise InputError(
             f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
@@ -198,8 +198,8 @@ def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) ->
         )
     other_sizes = {name: size for name, size in sizes.items() if name != batch}
     sizes_text = ", ".join(f"{dim}={size}" for dim, size in other_sizes.items())
-    words = "Poisson arrivals of one sample" + (f" at {sizes_text}" if sizes_text else "")
-    return AskedWorkload(tuple(poisson_workload(seed) for seed in range(SIMULATIONS)), (other_sizes,), words)
+    arrival_text = "Poisson arrivals of one sample" + (f" at {sizes_text}" if sizes_text else "")
+    return AskedWorkload(tuple(poisson_workload(seed) for seed in range(SIMULATIONS)), (other_sizes,), arrival_text)
 
 
 def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:
@@ -214,22 +214,22 @@ def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> As
     samples = trace.sizes.get(batch, ones) if batch else ones
     rows = [_raise_to_edges(dim, trace.sizes[dim.name]) for dim in dims if dim.name != batch]
     names = [dim.name for dim in dims if dim.name != batch]
-    distinct, queues = np.unique(np.array(rows, np.int64).reshape(len(rows), len(trace)), axis=1, return_inverse=True)
-    sizes = tuple(dict(zip(names, column, strict=True)) for column in distinct.T.tolist()) or ({},)
+    size_sets, queues = np.unique(np.array(rows, np.int64).reshape(len(rows), len(trace)), axis=1, return_inverse=True)
+    sizes = tuple(dict(zip(names, column, strict=True)) for column in size_sets.T.tolist()) or ({},)
     queues = np.asarray(queues, np.int64).ravel()
     seeds = range(SIMULATIONS)
     if trace.timed:
-        works = tuple(recorded_workload(trace.at, samples, queues, seed) for seed in seeds)
+        workloads = tuple(recorded_workload(trace.at, samples, queues, seed) for seed in seeds)
     else:
-        works = tuple(poisson_workload(seed, REQUESTS, (samples, queues)) for seed in seeds)
-    arrivals = "recorded arrivals, scaled in time" if trace.timed else "Poisson arrivals of recorded sizes"
-    return AskedWorkload(works, sizes, f"{arrivals} ({len(trace)} requests)")
+        workloads = tuple(poisson_workload(seed, REQUESTS, (samples, queues)) for seed in seeds)
+    arrival_text = "recorded arrivals, scaled in time" if trace.timed else "Poisson arrivals of recorded sizes"
+    return AskedWorkload(workloads, sizes, f"{arrival_text} ({len(trace)} requests)")
 
 
 def _raise_to_edges(dim: Dim, sizes: Array) -> Array:
-    if beyond := sizes[(sizes < dim.min) | (sizes > dim.max)].tolist():
+    if outliers := sizes[(sizes < dim.min) | (sizes > dim.max)].tolist():
         raise DataError(
-            f"the traffic has {dim.name}={beyond[0]}, and the model takes {dim.words}; record other traffic"
+            f"the traffic has {dim.name}={outliers[0]}, and the model takes {dim.words}; record other traffic"
         )
     edges = np.array(dim.edges, np.int64)
     return edges[np.searchsorted(edges, sizes)] if len(edges) else sizes

@@ -59,14 +59,14 @@ def run_options(
     """What a run is asked for. registry: None for the spec's."""
     from pipeline.orchestration.run import RunOptions
 
-    build_place = building or Building()
+    build_options = building or Building()
     return RunOptions(
         registry,
         **vars(selection),
         jobs=jobs,
-        executor=build_place.executor,
-        ray_address=build_place.ray_address,
-        wait_for_nodes_s=build_place.wait_for_nodes.total_seconds(),
+        executor=build_options.executor,
+        ray_address=build_options.ray_address,
+        wait_for_nodes_s=build_options.wait_for_nodes.total_seconds(),
     )
 
 

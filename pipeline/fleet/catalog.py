@@ -87,8 +87,8 @@ class Demand:
 
     def wants(self, hardware: Hardware) -> bool:
         """Whether it must be served there. `on` with every known GPU generation covers unknown ones, too."""
-        every_gpu = not hardware.machine.is_cpu and set(GPUS) <= set(self.on)
-        return every_gpu or hardware.is_one_of(self.on)
+        wants_all_gpus = not hardware.machine.is_cpu and set(GPUS) <= set(self.on)
+        return wants_all_gpus or hardware.is_one_of(self.on)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def whole_registry(store: Store) -> Catalog:
     demands = []
     for entry in catalogue(store):
         if entry.channels and entry.model != SELFTEST:
-            usual = [name for name in DEFAULT_CHANNELS if name in entry.channels]
-            demands.append(Demand(Reference(entry.model, channel=[*usual, *entry.channels][0])))
+            default_names = [name for name in DEFAULT_CHANNELS if name in entry.channels]
+            demands.append(Demand(Reference(entry.model, channel=[*default_names, *entry.channels][0])))
     return Catalog(tuple(demands), source=f"every model with a channel in {store.uri}")
 
 
@@ -157,8 +157,8 @@ class Served:
     def find_speeds(self, machine: Machine, engines: Sequence[EngineEntry]) -> dict[str, MeasuredSpeed]:
         """Speeds of engines on machines of this kind, as a pull there ranks them."""
         engine_digests = {entry.digest for entry in engines}
-        newest = newest_on(self.reports(), machine)
-        return speeds_of({digest: report for digest, report in newest.items() if digest in engine_digests})
+        newest_reports = newest_on(self.reports(), machine)
+        return speeds_of({digest: report for digest, report in newest_reports.items() if digest in engine_digests})
 
     @property
     def name(self) -> str:
@@ -175,17 +175,17 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
     """
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        look = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
+        map_function = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
         served_models = dict(
-            zip(references, look(lambda reference: _look(store, Demand(reference)), references), strict=True)
+            zip(references, map_function(lambda reference: _look(store, Demand(reference)), references), strict=True)
         )
     return tuple(replace(served_models[demand.reference], demand=demand) for demand in demands)
 
 
 def _look(store: Store, demand: Demand) -> Served:
     try:
-        located = VersionLocator(store, checked=True).locate(demand.reference)
-        version, engines = judge_located(store, located, Policy())
+        location = VersionLocator(store, checked=True).locate(demand.reference)
+        version, engines = judge_located(store, location, Policy())
     except UnavailableError:
         raise
     except EnginesmithError as error:

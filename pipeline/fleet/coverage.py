@@ -121,35 +121,35 @@ def judge(version: Served, group: NodeGroup, precision: Precision | None, planne
     if version.problem:
         return replace(gap, reason=version.problem)
     policy = Policy(precision, proven_only=gap.only_proven)
-    now = rank_engines(version.engines, machine, policy, version.name, partial(version.find_speeds, machine))
-    if not now.candidates:
-        return _explain_lack(gap, now, policy)
-    best_choice = now.candidates[0]
-    coverage = replace(gap, state="covered", engine=best_choice.entry, fit=best_choice.fit, remarks=best_choice.remarks)
+    ranking = rank_engines(version.engines, machine, policy, version.name, partial(version.find_speeds, machine))
+    if not ranking.candidates:
+        return _explain_lack(gap, ranking, policy)
+    best_engine = ranking.candidates[0]
+    coverage = replace(gap, state="covered", engine=best_engine.entry, fit=best_engine.fit, remarks=best_engine.remarks)
     if not machine.is_cpu and planned:
-        after = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
+        future_machine = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
         if driver := planned.get("driver"):  # the newest CUDA version is the old driver's; the new one's is not known
-            after = replace(after, driver=driver, cuda=None)
-        then = rank_engines(version.engines, after, policy, version.name)
-        if not then.candidates:
-            return replace(coverage, state="breaking", reason=_find_reason(then, best_choice.entry))
-    if best_choice.entry.status != "proven":
-        return replace(coverage, state="unproven", reason=best_choice.entry.reason)
+            future_machine = replace(future_machine, driver=driver, cuda=None)
+        future_ranking = rank_engines(version.engines, future_machine, policy, version.name)
+        if not future_ranking.candidates:
+            return replace(coverage, state="breaking", reason=_find_reason(future_ranking, best_engine.entry))
+    if best_engine.entry.status != "proven":
+        return replace(coverage, state="unproven", reason=best_engine.entry.reason)
     return coverage
 
 
 def _explain_lack(gap: Coverage, now: EngineRanking, policy: Policy) -> Coverage:
     """The coverage where no engine will do: engines are ranked again without one condition after the other."""
-    version, machine, any_proof = gap.served, gap.group.machine, replace(policy, proven_only=False)
+    version, machine, unproven_policy = gap.served, gap.group.machine, replace(policy, proven_only=False)
     if policy.proven_only and (
-        candidates := rank_engines(version.engines, machine, any_proof, version.name).candidates
+        candidates := rank_engines(version.engines, machine, unproven_policy, version.name).candidates
     ):
-        best_choice = candidates[0]
-        unproven = replace(gap, engine=best_choice.entry, fit=best_choice.fit, remarks=best_choice.remarks)
-        return replace(unproven, state="unproven", reason=best_choice.entry.reason)
+        best_engine = candidates[0]
+        coverage = replace(gap, engine=best_engine.entry, fit=best_engine.fit, remarks=best_engine.remarks)
+        return replace(coverage, state="unproven", reason=best_engine.entry.reason)
     bare_machine = replace(machine, runtimes={})
-    for too_old, then in ((False, bare_machine), (True, replace(bare_machine, driver=None, cuda=None))):
-        if candidates := rank_engines(version.engines, then, any_proof, version.name).candidates:
+    for too_old, relaxed_machine in ((False, bare_machine), (True, replace(bare_machine, driver=None, cuda=None))):
+        if candidates := rank_engines(version.engines, relaxed_machine, unproven_policy, version.name).candidates:
             entry, reason = candidates[0].entry, _find_reason(now, candidates[0].entry)
             return replace(gap, state="broken", engine=entry, fit=candidates[0].fit, reason=reason, too_old=too_old)
     return replace(gap, reason=_list_reasons(version, now, machine))
@@ -157,7 +157,7 @@ def _explain_lack(gap: Coverage, now: EngineRanking, policy: Policy) -> Coverage
 
 def _find_reason(ranking: EngineRanking, entry: EngineEntry) -> str:
     """Why the ranking rejects an engine; '' if it does not."""
-    return next((why for unit, why in ranking.rejected if unit == entry.unit), "")
+    return next((reason for unit, reason in ranking.rejected if unit == entry.unit), "")
 
 
 def _list_reasons(version: Served, ranking: EngineRanking, machine: Machine) -> str:
@@ -167,7 +167,7 @@ def _list_reasons(version: Served, ranking: EngineRanking, machine: Machine) -> 
         for entry in version.engines
         if entry.compute_capability == machine.compute_capability and (entry.target != PORTABLE or not machine.is_cpu)
     }
-    reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in ranking.rejected if unit in near_units))
+    reasons = list(dict.fromkeys(f"{unit}: {reason}" for unit, reason in ranking.rejected if unit in near_units))
     if reasons:
         return join_first(reasons, 3, "; ")
     targets = sorted({entry.target for entry in version.engines if entry.usable})
@@ -198,11 +198,11 @@ class Hours:
         """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
         if not self.units:
             return "unknown, because no similar build is recorded" if self.unknown else "nothing to build"
-        fewer = "" if self.fewest == self.most else f"{self.fewest} to "
-        hours = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
+        lower_text = "" if self.fewest == self.most else f"{self.fewest} to "
+        hours_text = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
         unknown_text = f"; {self.unknown} more of unknown length" if self.unknown else ""
-        units, builds = pluralize(self.units, "unit"), pluralize(self.most, "finished build")
-        return f"{hours} GPU hours for {units}, each predicted from {fewer}{builds}{unknown_text}"
+        unit_text, build_text = pluralize(self.units, "unit"), pluralize(self.most, "finished build")
+        return f"{hours_text} GPU hours for {unit_text}, each predicted from {lower_text}{build_text}{unknown_text}"
 
 
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
@@ -213,9 +213,9 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
         for forecast in items
         if forecast is not None and forecast.seconds is not None
     ]
-    builds = [count for _, count in predictions] or [0]
+    build_counts = [count for _, count in predictions] or [0]
     hours = sum(seconds for seconds, _ in predictions) / 3600
-    return Hours(hours, len(predictions), min(builds), max(builds), len(items) - len(predictions))
+    return Hours(hours, len(predictions), min(build_counts), max(build_counts), len(items) - len(predictions))
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class FleetWork:
         """'digits@3 sm_90 fp16 tensorrt'."""
         unit = self.unit
         version = f"@{unit.version}" if unit.version else ""
-        words = [f"{unit.model}{version}", unit.target.name, unit.precision, unit.backend]
-        return " ".join(word for word in words if word)
+        labels = [f"{unit.model}{version}", unit.target.name, unit.precision, unit.backend]
+        return " ".join(label for label in labels if label)
 
     @property
     def ready(self) -> bool:
@@ -290,8 +290,8 @@ def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWor
     for standing in coverage:
         if standing.state not in ("covered", "breaking"):
             coverage_by_unit.setdefault(_find_unit(standing), []).append(standing)
-    units = (_describe_work(unit, waiting, predict) for unit, waiting in coverage_by_unit.items())
-    return tuple(sorted(units, key=_order))
+    work_items = (_describe_work(unit, coverages, predict) for unit, coverages in coverage_by_unit.items())
+    return tuple(sorted(work_items, key=_order))
 
 
 def _find_unit(coverage: Coverage) -> WantedUnit:
@@ -303,11 +303,11 @@ def _find_unit(coverage: Coverage) -> WantedUnit:
     # The machine's product where the spec names that, else its generation.
     hardware, machine = coverage.group.hardware, coverage.group.machine.target
     spec_targets = [target for target in coverage.served.targets or () if hardware.is_one_of([target])]
-    exact = [target for target in spec_targets if target.product and target.product == machine.product]
-    target = [*exact, *spec_targets, Target(machine.sm, machine.compute_capability)][0]
-    like = next(_list_similar(coverage, target), None)
-    precision: Any = coverage.precision or (like.precision if like else None)
-    return WantedUnit("build", model, version.version, target, precision, like.backend if like else None)
+    exact_targets = [target for target in spec_targets if target.product and target.product == machine.product]
+    target = [*exact_targets, *spec_targets, Target(machine.sm, machine.compute_capability)][0]
+    template = next(_list_similar(coverage, target), None)
+    precision: Any = coverage.precision or (template.precision if template else None)
+    return WantedUnit("build", model, version.version, target, precision, template.backend if template else None)
 
 
 def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
@@ -315,8 +315,8 @@ def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
     takes the target come before the others."""
 
     def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
-        is_same = entry.compute_capability == target.compute_capability
-        return not is_same, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
+        is_same_sm = entry.compute_capability == target.compute_capability
+        return not is_same_sm, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
 
     entries = (entry for entry in coverage.served.engines if coverage.precision in (None, entry.precision))
     sorted_entries = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
@@ -337,10 +337,10 @@ def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predi
     )
     if unit.kind == "prove":
         return replace(work, engine=coverage.engine.digest if coverage.engine else None)
-    like = coverage.engine or next(_list_similar(coverage, unit.target), None)
-    refusal = _explain_refusal(like, unit.target) if like else ""
+    template = coverage.engine or next(_list_similar(coverage, unit.target), None)
+    refusal = _explain_refusal(template, unit.target) if template else ""
     work = replace(work, remedy=_find_prerequisite(coverage, unit), refused=refusal)
-    request = _request_for(like, unit.target) if like and not work.refused else None
+    request = _request_for(template, unit.target) if template and not work.refused else None
     return work if request is None else replace(work, expected=predict(unit.model, request))
 
 
@@ -351,17 +351,17 @@ def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
         return "find out why the version cannot be read; if there is none, build it"
     if coverage.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
-    lacks = [unit.target.name] if version.targets is not None and unit.target not in version.targets else []
+    missing_names = [unit.target.name] if version.targets is not None and unit.target not in version.targets else []
     if unit.precision and version.precisions and unit.precision not in version.precisions:
-        lacks.append(unit.precision)
-    if lacks:
-        return f"add {' and '.join(lacks)} to its spec, and register it again"
+        missing_names.append(unit.precision)
+    if missing_names:
+        return f"add {' and '.join(missing_names)} to its spec, and register it again"
     if coverage.state == "missing":
         hardware_key = (coverage.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
         for entry in version.engines:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == hardware_key:
-                fate = "failed" if entry.status == "failed" else "was refused"
-                return f"change its spec: with the present spec, this unit {fate}"
+                outcome = "failed" if entry.status == "failed" else "was refused"
+                return f"change its spec: with the present spec, this unit {outcome}"
     return "" if version.registered else "register its spec: `enginesmith prefect register SPEC`"
 
 
@@ -396,5 +396,5 @@ def _rank(channel: str | None) -> tuple[int, str]:
 
 def _order(work: FleetWork) -> tuple[Any, ...]:
     seconds = work.expected.seconds if work.expected else None
-    unknown = float("inf") if seconds is None else seconds
-    return not work.ready, -work.nodes, _rank(work.channel), unknown, work.unit.kind, work.name
+    duration_s = float("inf") if seconds is None else seconds
+    return not work.ready, -work.nodes, _rank(work.channel), duration_s, work.unit.kind, work.name

@@ -32,10 +32,10 @@ class Hardware:
     @property
     def name(self) -> str:
         """'l4', 'a100 mig-1g.10gb', 't4 shared by 4', 'cpu'."""
-        words = [self.product or self.machine.target.name]
-        words += [f"mig-{self.mig}"] if self.mig else []
-        words += [f"shared by {self.replicas}"] if self.sharing else []
-        return " ".join(words)
+        labels = [self.product or self.machine.target.name]
+        labels += [f"mig-{self.mig}"] if self.mig else []
+        labels += [f"shared by {self.replicas}"] if self.sharing else []
+        return " ".join(labels)
 
     def is_one_of(self, targets: Sequence[Target]) -> bool:
         """Whether one of the targets has its product, or names no product and has its compute capability. Slices have
@@ -126,20 +126,20 @@ class Fleet:
         """The same fleet with other groups, of which those of the same hardware become one."""
         groups_by_hardware: dict[Hardware, NodeGroup] = {}
         for group in groups:
-            if known_group := groups_by_hardware.get(group.hardware):
-                numbers = (known_group.nodes + group.nodes, known_group.gpus + group.gpus)
-                group = NodeGroup(known_group.hardware, *numbers, known_group.remarks + group.remarks)
+            if old_group := groups_by_hardware.get(group.hardware):
+                totals = (old_group.nodes + group.nodes, old_group.gpus + group.gpus)
+                group = NodeGroup(old_group.hardware, *totals, old_group.remarks + group.remarks)
             groups_by_hardware[group.hardware] = group
         return replace(self, groups=tuple(sorted(groups_by_hardware.values(), key=_order)))
 
 
 def group_nodes(parts: Iterable[GpuPart], left_out: Iterable[LeftOut] = (), source: str = "") -> Fleet:
     """The fleet of these nodes: one group for each kind of hardware."""
-    members: dict[Hardware, list[GpuPart]] = {}
+    parts_by_hardware: dict[Hardware, list[GpuPart]] = {}
     for part in parts:
-        members.setdefault(part.hardware, []).append(part)
+        parts_by_hardware.setdefault(part.hardware, []).append(part)
     groups = []
-    for hardware, group_parts in members.items():
+    for hardware, group_parts in parts_by_hardware.items():
         counts = Counter(remark for part in group_parts for remark in part.remarks)
         remarks = tuple(f"{count} {remark}" for remark, count in sorted(counts.items()))
         groups.append(
@@ -152,8 +152,8 @@ def group_nodes(parts: Iterable[GpuPart], left_out: Iterable[LeftOut] = (), sour
 
 def _order(group: NodeGroup) -> tuple[Any, ...]:
     machine, hardware = group.machine, group.hardware
-    facts = (hardware.label, hardware.mig, hardware.sharing, machine.driver, machine.cuda)
-    return machine.compute_capability or (0, 0), group.name, *(fact or "" for fact in facts), machine.memory_bytes or 0
+    texts = (hardware.label, hardware.mig, hardware.sharing, machine.driver, machine.cuda)
+    return machine.compute_capability or (0, 0), group.name, *(text or "" for text in texts), machine.memory_bytes or 0
 
 
 # The GPUs of a Kubernetes node, by the labels that NVIDIA's GPU feature discovery (GFD) gives it.
@@ -254,16 +254,16 @@ def _parts(
         if count := labels.number(f"mig-{kind}.count"):
             yield GpuPart(node, _hardware(labels, f"mig-{kind}", kind), count, remarks)
     # A node whose GPUs are all cut, by the strategy `mixed`, keeps the labels of the whole GPU, with no replica of it.
-    left_whole = labels.text("gpu.replicas") != "0" and str(capacity.get(_NVIDIA + "gpu", "1")) != "0"
+    has_whole = labels.text("gpu.replicas") != "0" and str(capacity.get(_NVIDIA + "gpu", "1")) != "0"
     count = labels.number("gpu.count")
-    if (not slices or left_whole) and count != 0:
+    if (not slices or has_whole) and count != 0:
         yield GpuPart(node, _hardware(labels, "gpu"), count or 1, remarks)
 
 
 def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardware:
     """The hardware that the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
-    whole, _, cut = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
-    label, mig = (whole or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or cut or None
+    name, _, profile = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
+    label, mig = (name or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or profile or None
     replicas = labels.number(f"{prefix}.replicas") or 1
     sharing: str | None = labels.text(f"{prefix}.sharing-strategy")
     if sharing not in ("time-slicing", "mps"):  # before GFD had this label there was time-slicing only
@@ -297,8 +297,8 @@ def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
         remarks.append("cordoned")
     for taint in _mappings(spec.get("taints")):
         if not str(taint.get("key", "")).startswith(_LIFECYCLE):
-            value = f"={taint['value']}" if taint.get("value") else ""
-            remarks.append(f"tainted {taint.get('key')}{value}:{taint.get('effect')}"[:MOST_TEXT])
+            taint_value = f"={taint['value']}" if taint.get("value") else ""
+            remarks.append(f"tainted {taint.get('key')}{taint_value}:{taint.get('effect')}"[:MOST_TEXT])
     return tuple(remarks)
 
 

@@ -129,8 +129,8 @@ class Written(Closed):
                     return generation.compute_capability, product, str(self.product)
         if self.product is None or capability is not None:
             gpu_generation = generation_of(capability) if capability else None
-            known_product = self.product if gpu_generation and self.product in gpu_generation.products else None
-            return capability, known_product, self.product or "unknown"
+            listed_product = self.product if gpu_generation and self.product in gpu_generation.products else None
+            return capability, listed_product, self.product or "unknown"
         targets = parse_targets(self.product)
         if len(targets) > 1:
             raise UnknownNameError(f"product {self.product!r} is several; give the capability, too")
@@ -172,9 +172,9 @@ def read_inventory(path: Path) -> Fleet:
 
 def fleet_of_nodes(nodes: Iterable[Mapping[str, object]], source: str) -> Fleet:
     """The fleet of these nodes of the Kubernetes API."""
-    node_parts = [part for node in nodes for part in parts_of(node)]
-    parts = [part for part in node_parts if isinstance(part, GpuPart)]
-    return group_nodes(parts, [part for part in node_parts if isinstance(part, LeftOut)], source)
+    node_parts = [node_part for node in nodes for node_part in parts_of(node)]
+    gpu_parts = [node_part for node_part in node_parts if isinstance(node_part, GpuPart)]
+    return group_nodes(gpu_parts, [node_part for node_part in node_parts if isinstance(node_part, LeftOut)], source)
 
 
 def _read(path: Path, name: str) -> str:
@@ -286,8 +286,8 @@ def connection_to(access: Access) -> Untyped:
             )
     except (config.ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
         source = access.kubeconfig or ("the pod's account" if access.in_cluster else "the kubeconfig")
-        words = " ".join(str(error).split())[:200]
-        raise InputError(f"{source}: {words}; name a file with --kubeconfig, or give an --inventory") from error
+        error_text = " ".join(str(error).split())[:200]
+        raise InputError(f"{source}: {error_text}; name a file with --kubeconfig, or give an --inventory") from error
     # By default the client repeats a failed request three times, with growing pauses: too long at a terminal.
     settings.retries = 1
     return client.ApiClient(settings)
@@ -317,10 +317,10 @@ def _read_page(api: Untyped, token: str | None, host: str, timeout_s: float) -> 
 
     page_options = {"_continue": token} if token else {}
     try:
-        answer = api.list_node(
+        response = api.list_node(
             limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **page_options
         )
-        page = json.loads(answer.data)
+        page = json.loads(response.data)
     except ApiException as error:
         if error.status == _GONE:
             return None

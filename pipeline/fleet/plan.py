@@ -37,11 +37,11 @@ class StateChange:
         if self.on and not group.hardware.is_one_of(self.on):
             return group
         driver = None if group.machine.is_cpu else self.driver
-        after = group.with_versions(driver=driver, runtimes=self.runtimes)
+        new_group = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
-            return after
+            return new_group
         # The newest CUDA version is that of the old driver; the new one's is not known.
-        return replace(after, hardware=replace(after.hardware, machine=replace(after.machine, cuda=None)))
+        return replace(new_group, hardware=replace(new_group.hardware, machine=replace(new_group.machine, cuda=None)))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def make_plan(
 
     Raises InputError for more nodes to remove than there are.
     """
-    today = replace(catalog, planned=())
+    present_catalog = replace(catalog, planned=())
     remaining_groups: Sequence[NodeGroup] = fleet.groups
     for target, count in change.remove:
         remaining_groups = tuple(_remove_nodes(remaining_groups, target, count))
@@ -101,27 +101,27 @@ def make_plan(
         hardware = Hardware(Machine.of(target), target.name, target.product)
         group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
         new_groups.append(replace(change, on=()).apply(group))
-    then = fleet.with_groups([*changed_groups, *new_groups])
+    new_fleet = fleet.with_groups([*changed_groups, *new_groups])
     coverage_cache: Known = {}
 
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
-        return list_coverage(groups, versions, today, coverage_cache)
+        return list_coverage(groups, versions, present_catalog, coverage_cache)
 
-    now, after = judge_groups(fleet.groups), judge_groups(then.groups)
+    standings, new_standings = judge_groups(fleet.groups), judge_groups(new_fleet.groups)
     # Before groups that became alike are merged, so that both have the same number of results in the same order.
     pairs = zip(judge_groups(remaining_groups), judge_groups(changed_groups), strict=True)
-    dying = tuple(new for old, new in pairs if old.serves and not new.serves)
-    was_bad = {(id(coverage.served), coverage.group.hardware, coverage.precision) for coverage in dying}
-    waiting = tuple(
+    losses = tuple(new_state for old_state, new_state in pairs if old_state.serves and not new_state.serves)
+    lost_keys = {(id(coverage.served), coverage.group.hardware, coverage.precision) for coverage in losses}
+    gaps = tuple(
         coverage
-        for coverage in after
-        if not coverage.serves and (id(coverage.served), coverage.group.hardware, coverage.precision) not in was_bad
+        for coverage in new_standings
+        if not coverage.serves and (id(coverage.served), coverage.group.hardware, coverage.precision) not in lost_keys
     )
-    work = work_for(after, predict)
-    builds = [build for build in work if build.unit.kind == "build" and not build.refused]
-    hours = total(build.expected for build in builds if not build.unit.target.is_cpu)
-    nowhere = find_unwanted_groups(then.groups, catalog.demands)
-    return FleetPlan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
+    work = work_for(new_standings, predict)
+    builds = [task for task in work if task.unit.kind == "build" and not task.refused]
+    hours = total(task.expected for task in builds if not task.unit.target.is_cpu)
+    idle_groups = find_unwanted_groups(new_fleet.groups, catalog.demands)
+    return FleetPlan(fleet, new_fleet, losses, gaps, work, _idle(standings, new_standings), hours, idle_groups)
 
 
 def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
@@ -131,11 +131,11 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
         raise InputError(f"--remove {target.name}={count}: there are {node_count} nodes of {target.name}")
     remaining_count = count
     for group in groups:
-        gone = min(remaining_count, group.nodes) if group.hardware.is_one_of([target]) else 0
-        remaining_count -= gone
-        if gone < group.nodes:
-            gpus = group.gpus * (group.nodes - gone) // group.nodes
-            yield replace(group, nodes=group.nodes - gone, gpus=gpus) if gone else group
+        removed_count = min(remaining_count, group.nodes) if group.hardware.is_one_of([target]) else 0
+        remaining_count -= removed_count
+        if removed_count < group.nodes:
+            gpus = group.gpus * (group.nodes - removed_count) // group.nodes
+            yield replace(group, nodes=group.nodes - removed_count, gpus=gpus) if removed_count else group
 
 
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
@@ -149,8 +149,8 @@ def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, 
 
 def parse_nodes(text: str) -> tuple[Target, int]:
     """The product or generation and the number of nodes in a text such as 'b200=16'. Raises InputError."""
-    name, equals, count = text.partition("=")
-    if not (equals and count.isascii() and count.isdecimal() and 0 < int(count) <= 1_000_000):
+    name, separator, count = text.partition("=")
+    if not (separator and count.isascii() and count.isdecimal() and 0 < int(count) <= 1_000_000):
         raise InputError(f"{text[:80]!r} is not PRODUCT=NODES, as in b200=16")
     targets = parse_targets(name)
     if len(targets) > 1:

@@ -50,15 +50,15 @@ class RebuildEngine:
         from validation.comparison.sessions import run
         from validation.golden.golden_set import GoldenSet
 
-        place, workdir = open_store(context.store), context.workdir
+        store, workdir = open_store(context.store), context.workdir
         backend = discovery.configure(self.request.backend, dict(self.request.options))
         discovery.check_toolchain(backend, self.request)
-        frozen = golden_set(place, self.golden, workdir)
-        model = fetch_graph(place, self.request.model, workdir / "model.onnx")
+        golden_cases = golden_set(store, self.golden, workdir)
+        model = fetch_graph(store, self.request.model, workdir / "model.onnx")
         with open_engine(engine := build_engine(backend, self.request, model, workdir)) as session:
-            cases = [case for kind in ("golden", "edge") for case in islice(frozen.of_kind(kind), MOST_CASES)]
-            answers = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]
-        GoldenSet(answers).save(self.answers)
+            cases = [case for kind in ("golden", "edge") for case in islice(golden_cases.of_kind(kind), MOST_CASES)]
+            answer_cases = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]
+        GoldenSet(answer_cases).save(self.answers)
         return engine.digest
 
 
@@ -78,9 +78,9 @@ def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) ->
         noise = GoldenSet.load(fetch(context.store, manifest.golden, Path(folder) / "golden")).noise
         rebuilds = []
         for index in range(times):
-            name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
-            job = Job(name, RebuildEngine(request, manifest.golden, out), context.store.uri, limits)
-            rebuilds.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
+            name, out_path = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
+            job = Job(name, RebuildEngine(request, manifest.golden, out_path), context.store.uri, limits)
+            rebuilds.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out_path)))
             context.progress.emit(Finished(name, words=rebuilds[-1].engine[:12]))
         drift_limits = spec.validation.limits_for(request.precision, "engine")
         budget = budgets("engine", request.precision, noise).override(drift_limits)
@@ -108,9 +108,9 @@ def profile_published(choice: ChosenEngine, options: ProfileOptions, context: Ru
     spec = spec_of(choice.manifest)
     terms = LatencyTerms(options.seconds, _sizes(choice, options), options.streams)
     engine, golden = engine_of(choice.entry), choice.manifest.golden
-    measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
+    request = MeasureEngine(engine, golden, model_shapes(spec), terms)
     name = f"profile {choice.entry.unit}"
-    job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    job = Job(name, request, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     return read_latency_report(context.store, context.run_to_end(context.local, name, job).latency)
 
 
@@ -121,9 +121,9 @@ def benchmark_pair(
 
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
     """
-    takes = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (engine, baseline)]
-    if takes[0] != takes[1]:
-        raise InputError(f"the first engine takes {takes[0]} and the second {takes[1]}; nothing fits both")
+    inputs = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (engine, baseline)]
+    if inputs[0] != inputs[1]:
+        raise InputError(f"the first engine takes {inputs[0]} and the second {inputs[1]}; nothing fits both")
     spec = spec_of(engine.manifest)
     sizes = _sizes(engine, options)
     bucket = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]

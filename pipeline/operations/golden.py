@@ -72,13 +72,13 @@ def attribute_version(
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
-    have = [entry for entry in manifest.engines if entry.status != "refused"]
-    fits = [entry for entry in have if entry.target in targets and precision in (None, entry.precision)]
-    if not fits:
+    entries = [entry for entry in manifest.engines if entry.status != "refused"]
+    matching_entries = [entry for entry in entries if entry.target in targets and precision in (None, entry.precision)]
+    if not matching_entries:
         request_text = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
-        units = ", ".join(entry.unit for entry in have) or "none"
-        raise UnknownNameError(f"{manifest.reference} has no engine for {request_text}; it has: {units}")
-    for suspect in _suspects(manifest, fits, context):
+        unit_text = ", ".join(entry.unit for entry in entries) or "none"
+        raise UnknownNameError(f"{manifest.reference} has no engine for {request_text}; it has: {unit_text}")
+    for suspect in _suspects(manifest, matching_entries, context):
         if isinstance(suspect, Attributed):
             yield AttributionAnswer(suspect)
             continue
@@ -91,14 +91,14 @@ def _suspects(
     manifest: Manifest, entries: Sequence[EngineEntry], context: RunContext
 ) -> Iterator[Suspect | Attributed]:
     """The graphs, each with the units built from it, then the engines; for one that cannot be attributed, why not."""
-    units = [(entry, _find_built(manifest, entry, context)) for entry in entries]
+    entry_builds = [(entry, _find_built(manifest, entry, context)) for entry in entries]
     graphs: dict[str, Suspect] = {}
-    for entry, build in units:
+    for entry, build in entry_builds:
         if entry.graph != manifest.onnx:
             suspect = graphs.setdefault(build.unit.request.model, Suspect("quantization", build, ()))
             graphs[build.unit.request.model] = replace(suspect, units=(*suspect.units, entry.unit))
     yield from graphs.values()
-    for entry, build in units:
+    for entry, build in entry_builds:
         if reason := _why_not(build, entry):
             yield Attributed("engine", entry.unit, (entry.unit,), None, reason)
         else:
@@ -119,19 +119,19 @@ def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> 
     request = request_of(entry)
     variants = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
     name = next((name.removeprefix("graph ") for name in variants if name.startswith("graph ")), entry.precision)
-    recipe = manifest.sources.get(f"{RECIPE} {name}")
+    recipe_digest = manifest.sources.get(f"{RECIPE} {name}")
     graph = Graph(
         _NamedVariant(request.precision, said=name),
         request.model,
         request.inputs,
         request.outputs,
-        recipe=Recipe(recipe) if recipe else None,
+        recipe=Recipe(recipe_digest) if recipe_digest else None,
     )
     unit = Unit(request, graph, "cached", "published")
     if entry.digest is None:
         return Built(unit, recall_engine(request, context))
-    about = entry.digest, entry.size_bytes or 0, entry.suffix or ""
-    return Built(unit, Recorded(request.key, *about, 0.0, entry.requires, entry.notes))
+    blob_fields = entry.digest, entry.size_bytes or 0, entry.suffix or ""
+    return Built(unit, Recorded(request.key, *blob_fields, 0.0, entry.requires, entry.notes))
 
 
 @dataclass(frozen=True)
@@ -173,31 +173,31 @@ class FuzzEngine:
         """Every case with its outcome. Raises InputError for a case that does not fit the model."""
         from builders.reference import ReferenceSession
 
-        place, workdir, request = open_store(context.store), context.workdir, self.engine.request
-        frozen, cases = golden_set(place, self.golden, workdir), self._cases()
-        source = fetch_graph(place, request.model, workdir / "graph.onnx")
+        store, workdir, request = open_store(context.store), context.workdir, self.engine.request
+        golden, cases = golden_set(store, self.golden, workdir), self._cases()
+        source = fetch_graph(store, request.model, workdir / "graph.onnx")
         graph = runnable(source, request.precision)
-        usual_budget = default_budget("engine", request.precision).override(self.limits)
+        base_budget = default_budget("engine", request.precision).override(self.limits)
 
         def run_in_float64(inputs: "Tensors") -> "Tensors":
             return DoubleSession(source).run(inputs)
 
-        with ReferenceSession(graph) as reference, open_session(place, self.engine, workdir) as actual:
+        with ReferenceSession(graph) as reference, open_session(store, self.engine, workdir) as session:
             # The graph in float64 is opened for a case that fails, and not before.
-            exact = run_in_float64 if request.precision == "fp32" else None
-            staged_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, frozen)
-            sides = FuzzSides(
-                reference, actual, request.precision, staged_limits, usual_budget, exact, golden_drifts(frozen)
+            exact_run = run_in_float64 if request.precision == "fp32" else None
+            staged_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, golden)
+            fuzz_sides = FuzzSides(
+                reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden)
             )
-            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.seed)
+            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(golden), fuzz_sides, self.seed)
         return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
 
     def _cases(self) -> "Sequence[FuzzCase]":
         if self.only:
             return [parse_only(self.only, self.shapes.dims)]
         # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
-        dynamic = self.engine.request.precision == "int8-dynamic"
-        values = [kind for kind in VALUES if not (dynamic and kind == "nan")]
+        is_dynamic = self.engine.request.precision == "int8-dynamic"
+        values = [kind for kind in VALUES if not (is_dynamic and kind == "nan")]
         return draw(self.shapes.dims, self.seed, self.count, values)
 
 
@@ -309,11 +309,11 @@ def write_frozen(path: Path, digest: str) -> None:
     new_path = path.with_name(f".{path.name}.new")
     try:
         new_path.write_text(new_text, encoding="utf-8")
-        again = load_spec(new_path)
+        new_spec = load_spec(new_path)
         if (
-            again.golden is None
-            or again.golden.frozen != digest
-            or unfreeze(again).model_dump() != unfreeze(load_spec(path)).model_dump()
+            new_spec.golden is None
+            or new_spec.golden.frozen != digest
+            or unfreeze(new_spec).model_dump() != unfreeze(load_spec(path)).model_dump()
         ):
             raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
         new_path.replace(path)

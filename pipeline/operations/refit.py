@@ -57,27 +57,27 @@ class RefitEngine:
         """
         from builders.onnx_graphs.structure import differs
 
-        place, workdir = open_store(context.store), context.workdir
-        old, request = self.before, self.request
+        store, workdir = open_store(context.store), context.workdir
+        old_engine, request = self.before, self.request
         backend = discovery.configure(request.backend, dict(request.options))
         discovery.check_toolchain(backend, request)
         refitter = get_refitting(backend)
         if refitter is None:
             raise InputError(f"engines of {request.backend} cannot be refitted")
         enter_phase("fetching")
-        model = fetch_graph(place, request.model, workdir / "new.onnx")
-        if reason := differs(fetch_graph(place, old.request.model, workdir / "old.onnx"), model):
+        model = fetch_graph(store, request.model, workdir / "new.onnx")
+        if reason := differs(fetch_graph(store, old_engine.request.model, workdir / "old.onnx"), model):
             raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
         enter_phase("refitting")
         started_s = time.monotonic()
-        new_engine = refitter.refit(fetch_engine(place, old, workdir), model, request, workdir)
+        new_engine = refitter.refit(fetch_engine(store, old_engine, workdir), model, request, workdir)
         seconds = round(time.monotonic() - started_s, 3)
         enter_phase("storing")
         is_stripped = any(isinstance(requirement, Weights) for requirement in new_engine.requires)
-        how = "weights left to the ONNX model" if is_stripped else "weights replaced"
-        note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
+        weights_text = "weights left to the ONNX model" if is_stripped else "weights replaced"
+        note = f"refitted from {self.origin}, engine {old_engine.digest[:12]}: {weights_text}, kernels kept"
         engine = replace(new_engine, request=request, notes=(*new_engine.notes, note))
-        return record_engine(place, engine, seconds, {}, refitted_from=old.digest)
+        return record_engine(store, engine, seconds, {}, refitted_from=old_engine.digest)
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def refit_units(requests: Iterable[BuildRequest], base: Manifest, work: Work) ->
     Raises UnavailableError and IntegrityError, which say nothing about an engine, and StepError when cancelled.
     """
     entries = {entry.unit: entry for entry in base.engines}
-    foreseen = foresee_refits(requests, base)
-    return [refit if refit.reason else _refit(refit, entries[refit.request.unit], base, work) for refit in foreseen]
+    refits = foresee_refits(requests, base)
+    return [refit if refit.reason else _refit(refit, entries[refit.request.unit], base, work) for refit in refits]
 
 
 def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
@@ -141,12 +141,12 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     refitter = get_refitting(backend)
     if refitter is None:
         return f"{request.backend} does not refit"
-    before = request_of(entry)
-    if reason := refitter.refits(before):
+    old_request = request_of(entry)
+    if reason := refitter.refits(old_request):
         return f"{entry.unit} of {base.reference} cannot be refitted: {reason}"
-    if before.model == request.model:
+    if old_request.model == request.model:
         return "its weights are the same"
-    new_request = replace(before, model=request.model)
+    new_request = replace(old_request, model=request.model)
     return None if new_request == request else f"more than weights changed: {explain_change(new_request, request)}"
 
 
@@ -156,13 +156,13 @@ def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work)
     if recall_engine(request, context):
         return replace(planned_refit, reason="an engine with this build key is in the registry")
     refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
-    on_gpu = refitter is not None and refitter.refit_needs_gpu()
-    before = engine_of(entry)
-    refit, name = RefitEngine(before, request, base.reference), f"refit {request.unit}"
-    job_needs = needs(request, memory_request(work.spec)) if on_gpu else Needs()
-    job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), job_needs)
+    needs_gpu = refitter is not None and refitter.refit_needs_gpu()
+    old_engine = engine_of(entry)
+    refit_request, name = RefitEngine(old_engine, request, base.reference), f"refit {request.unit}"
+    job_needs = needs(request, memory_request(work.spec)) if needs_gpu else Needs()
+    job = Job(name, refit_request, context.store.uri, engine_limits(work.spec, "build"), job_needs)
     try:
-        record = context.run_job(context.executor if on_gpu else context.local, name, job)
+        record = context.run_job(context.executor if needs_gpu else context.local, name, job)
     except EnginesmithError as error:
         fail_step(name, error, context)
         return replace(planned_refit, reason=str(error))
@@ -187,24 +187,24 @@ class WantedRefit:
 
 def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list[Refit]]:
     """The engines of `base` to refit, and those for which the other version has no graph, with the reason."""
-    refit_items, without = [], []
+    refit_items, refused_refits = [], []
     for entry in filter(lambda peer: peer.usable, base.engines):
         # The entry of the other version whose graph fits this engine's precision and backend and that has a report;
         # one of the same unit first.
         reports = {peer.graph: peer.report for peer in source.engines if peer.report}
         donors = [peer for peer in source.engines if peer.graph in reports and _is_same_variant(peer, entry)]
         best_donor = next((peer for peer in donors if peer.unit == entry.unit), donors[0] if donors else None)
-        before, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
+        old_request, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
             reason = (
                 f"{source.reference} has no graph in {entry.precision} as {entry.backend} wants it; "
                 "build a unit of it there"
             )
-            without.append(Refit(before, entry.digest, reason=reason))
+            refused_refits.append(Refit(old_request, entry.digest, reason=reason))
             continue
         changes = {"model": donor.graph, "inputs": donor.inputs, "outputs": donor.outputs}
-        refit_items.append(WantedRefit(replace(before, **changes), donor))  # type: ignore[arg-type]
-    return refit_items, without
+        refit_items.append(WantedRefit(replace(old_request, **changes), donor))  # type: ignore[arg-type]
+    return refit_items, refused_refits
 
 
 def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefit], context: RunContext) -> Published:
@@ -222,8 +222,8 @@ def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefi
             new_engines.append(RenewedEngine(unit.entry, proof, unit.built.record))
         else:
             failed_entries.append(unit.entry)
-    why = f"refitted from {base.reference}, weights of {other.reference}"
-    return publish_again(other, new_engines, failed_entries, "refitted", context, why=why, channel="candidate")
+    reason = f"refitted from {base.reference}, weights of {other.reference}"
+    return publish_again(other, new_engines, failed_entries, "refitted", context, why=reason, channel="candidate")
 
 
 @dataclass(frozen=True)
@@ -253,27 +253,27 @@ def publish_again(
     units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}
     approvals, other_entries = _keep(base, set(units), context)
     approvals += [(engine.entry, engine.approved) for engine in new_engines]
-    places = {entry.unit: place for place, entry in enumerate(base.engines)}
-    approvals.sort(key=lambda pair: places.get(pair[0].unit, len(places)))
-    gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
+    positions = {entry.unit: position for position, entry in enumerate(base.engines)}
+    approvals.sort(key=lambda pair: positions.get(pair[0].unit, len(positions)))
+    dropped_names = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
     records = [engine.record for engine in new_engines]
     origins = {f"{REFITTED} {engine.entry.unit}": engine.record.refitted_from for engine in new_engines}
     kernels = {name: digest for name, digest in origins.items() if digest}
-    draft = replace(
+    manifest = replace(
         base,
         version="",
         engines=(),
         report=None,
         created_at=now(),
         content=digest_of({"content": base.content, word: sorted(units.items())}),
-        sources={name: digest for name, digest in base.sources.items() if name not in gone},
+        sources={name: digest for name, digest in base.sources.items() if name not in dropped_names},
         provenance={**base.provenance, **kernels},
         shards={**base.shards, **{record.digest: dict(record.shards) for record in records if record.shards}},
     )
-    draft = with_provenance(context.store, draft, [entry for entry, _ in approvals], context.started_at)
-    draft = draft.with_blake3({record.digest: record.blake3 for record in records})
+    manifest = with_provenance(context.store, manifest, [entry for entry, _ in approvals], context.started_at)
+    manifest = manifest.with_blake3({record.digest: record.blake3 for record in records})
     return publish(
-        context.store, draft, approvals, [*other_entries, *failed_entries], channel=channel, by=user(), why=why
+        context.store, manifest, approvals, [*other_entries, *failed_entries], channel=channel, by=user(), why=why
     )
 
 
@@ -293,19 +293,19 @@ def _judge(wanted_refit: WantedRefit, source: Manifest, context: RunContext) -> 
     )
     build = Built(Unit(request, graph, "cached", "refitted"), recall_engine(request, context))
     backend = discovery.configure(request.backend, dict(request.options))
-    cannot_run = backend.runs(request.target) or why_no_proof(request)
+    run_problem = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted_refit.donor, context.store)]
-    if not cannot_run:
+    if not run_problem:
         work = Work(spec_of(source), context)
         proofs.append(prove_engine(engine_check(build.blob, work.spec, source.golden), work))
-    return judge_built(build, source.golden, proofs, cannot_run)
+    return judge_built(build, source.golden, proofs, run_problem)
 
 
 def _keep(
     source: Manifest, replaced_units: set[str], context: RunContext
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """The other version's own entries that stay: engines with their approval, and the other units."""
-    approvals, leftovers = [], []
+    approvals, unproven_entries = [], []
     for entry in source.engines:
         if entry.unit in replaced_units:
             continue
@@ -313,7 +313,7 @@ def _keep(
         if entry.usable and entry.report:
             proof = approve(read_report(entry.report, context.store))
         if proof is None:
-            leftovers.append(entry)
+            unproven_entries.append(entry)
         else:
             approvals.append((entry, proof))
-    return approvals, leftovers
+    return approvals, unproven_entries

@@ -140,19 +140,19 @@ class PublishedModel:
         """The verdict on an engine, run here where it can be. again: as of `validate`."""
         manifest = self.manifest
         if reason := why_not_here(entry):
-            on_record = f"{entry.reason}; not run here: {reason}" if entry.status in PASSED else reason
-            return Validated.of(manifest, entry, reason=on_record)
-        if not again and (unknown := why_unmeasured(entry, context.store)):
-            return Validated.of(manifest, entry, "unproven", unknown)
+            stored_reason = f"{entry.reason}; not run here: {reason}" if entry.status in PASSED else reason
+            return Validated.of(manifest, entry, reason=stored_reason)
+        if not again and (unmeasured_reason := why_unmeasured(entry, context.store)):
+            return Validated.of(manifest, entry, "unproven", unmeasured_reason)
         task_text = f"proving {entry.unit} of {manifest.reference}"
-        machine = digest_of({"proving on": this_process().host})
-        engine = digest_of({"proving": entry.digest, "of": manifest.digest})
+        machine_lock = digest_of({"proving on": this_process().host})
+        engine_lock = digest_of({"proving": entry.digest, "of": manifest.digest})
         # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
-        with hold_lock(context, machine, task_text), hold_lock(context, engine, task_text):
+        with hold_lock(context, machine_lock, task_text), hold_lock(context, engine_lock, task_text):
             if not again:  # another process may have attached a verdict meanwhile
                 judged_entry = next(peer for peer in judge_entries(context.store, manifest) if peer.unit == entry.unit)
-                if (now := judged_entry.on_cpu(this_kind().name)).status != "unproven":
-                    return Validated.of(manifest, now)
+                if (current_entry := judged_entry.on_cpu(this_kind().name)).status != "unproven":
+                    return Validated.of(manifest, current_entry)
             return self._prove(entry, context)
 
     def _prove(self, entry: EngineEntry, context: RunContext) -> Validated:
@@ -254,12 +254,12 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
     if entry.report is None:
         return Proof()
     report = read_report(str(entry.report), store)
-    before = ("export", "quantization")
-    spreads = tuple(spread for spread in report.spreads if spread.stage in before)
+    early_stages = ("export", "quantization")
+    spreads = tuple(spread for spread in report.spreads if spread.stage in early_stages)
     checks = [
         check
         for check in report.checks
-        if check.stage in before or (check.stage == "task" and not check.case.endswith(", engine"))
+        if check.stage in early_stages or (check.stage == "task" and not check.case.endswith(", engine"))
     ]
     return Proof(tuple(checks), spreads=spreads)
 
@@ -288,17 +288,17 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
         raise IntegrityError(f"{manifest.reference} is no whole ensemble: {error}; build it") from error
-    versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
-    ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in versions.items()})
+    manifests = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
+    ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in manifests.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}
-    for name, pinned_manifest in versions.items():
+    for name, pinned_manifest in manifests.items():
         outputs = next((entry.outputs for entry in pinned_manifest.engines if entry.outputs), ())
         chain[name] = ChainedGraph(name, pinned_manifest.onnx, ensemble.tensors(name), outputs, ensemble.wiring()[name])
     path = folder / f"golden{Path(spec.golden.data).suffix}"
     store.fetch(digest, path)
     outputs = next(entry.outputs for entry in manifest.engines)
     golden = read_data(ensemble, spec.golden, (path, digest), spec.golden.labels)
-    return BuiltEnsemble(ensemble, versions, tuple(chain[name] for name in ensemble.wiring()), golden, outputs)
+    return BuiltEnsemble(ensemble, manifests, tuple(chain[name] for name in ensemble.wiring()), golden, outputs)
 
 
 @dataclass(frozen=True)
@@ -337,8 +337,8 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))
-    waiting = filter(_is_unproven, _select_entries(store, manifest, target))
-    return Pending(manifest, tuple(entry for entry in waiting if _why_not(store, manifest, entry, on) is None))
+    unproven_entries = filter(_is_unproven, _select_entries(store, manifest, target))
+    return Pending(manifest, tuple(entry for entry in unproven_entries if _why_not(store, manifest, entry, on) is None))
 
 
 def why_nothing(store: Store, pending_version: Pending, target: str | None = None, on: Target | None = None) -> str:
@@ -346,8 +346,8 @@ def why_nothing(store: Store, pending_version: Pending, target: str | None = Non
     the registry.  pending_version: what `pending_of` gave."""
     manifest = pending_version.manifest
     entries = _select_entries(store, manifest, target)
-    if waiting := [entry for entry in entries if _is_unproven(entry)]:
-        reasons = (_why_not(store, manifest, entry, on) for entry in waiting)
+    if unproven_entries := [entry for entry in entries if _is_unproven(entry)]:
+        reasons = (_why_not(store, manifest, entry, on) for entry in unproven_entries)
         return "; ".join(dict.fromkeys(f"{manifest.reference}: {reason}" for reason in reasons))
     counts = Counter(entry.status for entry in entries if entry.digest)
     states = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
@@ -374,7 +374,7 @@ def _select_entries(store: Store, manifest: Manifest, target: str | None) -> lis
     if target is None:
         return [*entries]
     targets = parse_targets(target)
-    names, generations = {each.name for each in targets}, {each.sm for each in targets if each.product is None}
+    names, generations = {item.name for item in targets}, {item.sm for item in targets if item.product is None}
     return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
 
 
@@ -385,8 +385,8 @@ def _is_unproven(entry: EngineEntry) -> bool:
 def _why_not(store: Store, manifest: Manifest, entry: EngineEntry, on: Target | None) -> str | None:
     """Why an engine cannot be proven here, or is not for the GPU `on` of the workers; None when it can, or is. That of
     an ensemble cannot where one of its graphs cannot, and none can where a part is not measured."""
-    if unknown := why_unmeasured(entry, store):
-        return unknown
+    if unmeasured_reason := why_unmeasured(entry, store):
+        return unmeasured_reason
     if on is None:
         return ensemble_not_here(store, manifest, entry) if manifest.graphs else why_not_here(entry)
     hardware = entry.hardware

@@ -202,5 +202,5 @@ def show_table(key: str, description: str, rows: Sequence[Json]) -> None:
     """Post a table. One without rows says so: otherwise an old table would be the newest of its key."""
     from prefect.artifacts import create_table_artifact
 
-    table = [dict(row) for row in rows] or [{"result": "nothing"}]
-    create_table_artifact(table, key=_clean(key), description=description)
+    table_rows = [dict(row) for row in rows] or [{"result": "nothing"}]
+    create_table_artifact(table_rows, key=_clean(key), description=description)

@@ -69,12 +69,12 @@ def compile_any(
     for this run.
     Raises what `open_run` and `compile_model` raise.
     """
-    with spec_at(address, options.registry) as spec_place:
-        if not is_ensemble(spec_place.path):
-            with open_run(spec_place, options, progress, executors, runner) as run:
+    with spec_at(address, options.registry) as spec_file:
+        if not is_ensemble(spec_file.path):
+            with open_run(spec_file, options, progress, executors, runner) as run:
                 return Compiled(compile_locked(run, options), run.context.store)
-        with nullcontext(executors) if executors else start_executors(options) as both_executors:
-            return _compile_ensemble(spec_place, options, runner, progress, both_executors)
+        with nullcontext(executors) if executors else start_executors(options) as executor_pair:
+            return _compile_ensemble(spec_file, options, runner, progress, executor_pair)
 
 
 def _compile_ensemble(
@@ -88,9 +88,9 @@ def _compile_ensemble(
 
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
             # What of the options its spec has, and no channel, since the whole has one.
-            quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
+            graph_spec = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
             graph_options = own_options(spec, ensemble, options)
-            with open_loaded(quiet, graph_options, progress, executors, runner) as run:
+            with open_loaded(graph_spec, graph_options, progress, executors, runner) as run:
                 compiled_model, exported_graph = compile_locked(run, graph_options), export(run)
             return CompiledGraph(compiled_model, exported_graph, wanted_of(spec, run.selection, options))
 
@@ -149,11 +149,11 @@ def foresee_spec(
     tell: called with what the plan leaves out, and what is done first.
     Raises as `open_run`, and what a step raises.
     """
-    with spec_at(address, options.registry) as spec_place:
-        if is_ensemble(spec_place.path):
-            ensemble = load_ensemble(spec_place.path, spec_place.address)
+    with spec_at(address, options.registry) as spec_file:
+        if is_ensemble(spec_file.path):
+            ensemble = load_ensemble(spec_file.path, spec_file.address)
             return foresee_ensemble(ensemble, options, progress, no_export, tell)
-        return _foresee_model(spec_place.load(), options, progress, no_export, tell).forecast
+        return _foresee_model(spec_file.load(), options, progress, no_export, tell).forecast
 
 
 def foresee_ensemble(
@@ -187,14 +187,14 @@ def _foresee_model(
 ) -> ForecastGraph:
     """What a build of a model would do. step: one without whose result nothing of it is known."""
     selection = select(spec, options)
-    left_out = find_unserved(spec, selection)
-    if no_export and left_out:
-        tell(f"left out, because no backend of the spec builds for these targets: {', '.join(left_out)}")
+    unserved_names = find_unserved(spec, selection)
+    if no_export and unserved_names:
+        tell(f"left out, because no backend of the spec builds for these targets: {', '.join(unserved_names)}")
     recorded_run = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
     record_state = OnRecord(missing=(step,)) if step else on_record(recorded_run)
     if record_state.missing and not no_export:
-        runs = "is missing and runs" if len(record_state.missing) == 1 else "are missing and run"
-        tell(f"{', '.join(record_state.missing)} {runs} first (--no-export: use only results in the registry)")
+        verb = "is missing and runs" if len(record_state.missing) == 1 else "are missing and run"
+        tell(f"{', '.join(record_state.missing)} {verb} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
         with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
@@ -255,14 +255,14 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
             raise InputError(f"no spec is registered in {uri}; `enginesmith prefect register SPEC` registers one")
         yield spec_addresses
         return
-    with place_at(specs) as place:
-        place.refresh()
-        paths = without_graphs(spec_files(place.folder))
+    with place_at(specs) as specs_place:
+        specs_place.refresh()
+        paths = without_graphs(spec_files(specs_place.folder))
         if not paths:
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
         # The address of a copied file is the one that it was copied from.
-        names = [path.relative_to(place.folder).as_posix() for path in paths]
-        is_copied = isinstance(place, Bucket)
+        names = [path.relative_to(specs_place.folder).as_posix() for path in paths]
+        is_copied = isinstance(specs_place, Bucket)
         yield [
             Found(below(specs, name) if is_copied else str(path), path) for name, path in zip(names, paths, strict=True)
         ]
@@ -324,20 +324,22 @@ def words(rows: Sequence[CatalogRow]) -> str:
     """The outcome of a catalog in a line: '4 specs: 2 published, 1 unchanged, 1 failed'."""
     states = Counter(row.state for row in rows)
     counts = ", ".join(f"{states[state]} {state}" for state in ("published", "unchanged", "failed") if states[state])
-    partly = sum(not row.good and row.state != "failed" for row in rows)
-    return f"{pluralize(len(rows), 'spec')}: {counts}" + (f"; {partly} with engines that failed" if partly else "")
+    partial_count = sum(not row.good and row.state != "failed" for row in rows)
+    return f"{pluralize(len(rows), 'spec')}: {counts}" + (
+        f"; {partial_count} with engines that failed" if partial_count else ""
+    )
 
 
 def _row(address: str, outcome: Outcome) -> CatalogRow:
     counts = Counter(engine.entry.status for engine in outcome.engines)
-    engines: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
+    engine_counts: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
     reasons = [f"{engine.entry.unit}: {engine.entry.reason}" for engine in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine passed"
-        return CatalogRow(address, outcome.model, "failed", None, engines, reason)
+        return CatalogRow(address, outcome.model, "failed", None, engine_counts, reason)
     is_unchanged = outcome.cached or outcome.same_as
     state: Literal["published", "unchanged"] = "unchanged" if is_unchanged else "published"
-    return CatalogRow(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
+    return CatalogRow(address, outcome.model, state, outcome.version, engine_counts, "; ".join(reasons))
 
 
 # What a build of every spec of a catalog would do, as far as that is on record; nothing is run.
@@ -407,19 +409,19 @@ def _plan_share(addresses: Sequence[str | Found], options: RunOptions) -> list[P
 
 def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> PlannedSpec:
     try:
-        with spec_at(address, options.registry) as spec_place:
-            if is_ensemble(spec_place.path):
+        with spec_at(address, options.registry) as spec_file:
+            if is_ensemble(spec_file.path):
                 # The units of its graphs and of the whole.
-                ensemble = load_ensemble(spec_place.path, spec_place.address)
+                ensemble = load_ensemble(spec_file.path, spec_file.address)
                 forecast = foresee_ensemble(ensemble, options, Progress(), no_export=True)
-                units = Counter(unit.action for unit in forecast.units)
+                unit_counts = Counter(unit.action for unit in forecast.units)
                 for graph in forecast.graphs.values():
-                    units.update(unit.action for unit in graph.units)
+                    unit_counts.update(unit.action for unit in graph.units)
                 missing_steps = dict.fromkeys(
                     f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing
                 )
-                return PlannedSpec(str(address), ensemble.model, dict(units), tuple(missing_steps))
-            spec = spec_place.load()
+                return PlannedSpec(str(address), ensemble.model, dict(unit_counts), tuple(missing_steps))
+            spec = spec_file.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EnginesmithError as error:
         return PlannedSpec(str(address), None, reason=str(error))
@@ -433,19 +435,21 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
     selection, copies = select(spec, options), RecordCopies(listing, spec.model)
     context = replace(open_records(listing.store), copies=copies)
     run = Run(spec, context, selection)
-    record_state, units = on_record(run), Counter[str]()
+    record_state, unit_counts = on_record(run), Counter[str]()
     if record_state.exported is not None:
         plan = plan_builds(record_state.exported, record_state.graphs, run)
-        units.update(unit.action for unit in plan.units)
-    units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
+        unit_counts.update(unit.action for unit in plan.units)
+    unit_counts[_UNKNOWN] += len(candidates(spec, selection)) - unit_counts.total()
     with suppress(UnavailableError):  # a registry that may only be read: the next plan reads the records one by one
         copies.save()
-    return PlannedSpec(spec.address, spec.model, dict(+units), record_state.missing)
+    return PlannedSpec(spec.address, spec.model, dict(+unit_counts), record_state.missing)
 
 
 def summarize(rows: Sequence[PlannedSpec]) -> str:
     """'4 specs: 3 with nothing to do; 40 units: 36 cached, 4 build'."""
     counts = sum((Counter(row.units) for row in rows), Counter[str]())
     units = ", ".join(f"{count} {action}" for action, count in counts.most_common())
-    idle = sum(row.settled for row in rows)
-    return f"{pluralize(len(rows), 'spec')}: {idle} with nothing to do; {pluralize(counts.total(), 'unit')}: {units}"
+    idle_count = sum(row.settled for row in rows)
+    return (
+        f"{pluralize(len(rows), 'spec')}: {idle_count} with nothing to do; {pluralize(counts.total(), 'unit')}: {units}"
+    )

@@ -58,11 +58,11 @@ def canary_on_worker(request: CanaryRequest, context: RunContext, say: Callable[
 
     No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `validate_on_worker` do.
     """
-    on = gpu_named(request.target)
-    sides = sides_of(context.store, request)
-    if isinstance(sides, str):
-        return CanaryOutcome(sides)
-    worker_outcome = _run(f"canary {request.model}@{request.version} on {on.name}", RunCanary(request), on, context)
+    gpu = gpu_named(request.target)
+    references = sides_of(context.store, request)
+    if isinstance(references, str):
+        return CanaryOutcome(references)
+    worker_outcome = _run(f"canary {request.model}@{request.version} on {gpu.name}", RunCanary(request), gpu, context)
     for line in worker_outcome.said:
         say(line)
     return worker_outcome.outcome
@@ -78,10 +78,10 @@ class ValidatePending:
 
     def run(self, context: WorkerContext) -> tuple[Validated, ...]:
         """A row for each engine."""
-        place, executor = open_store(context.store), LocalExecutor()
-        manifest = lookup.load(place, self.model, self.version)
+        store, executor = open_store(context.store), LocalExecutor()
+        manifest = lookup.load(store, self.model, self.version)
         pending_version = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
-        return tuple(validate_pending(pending_version, RunContext(place, executor, executor)))
+        return tuple(validate_pending(pending_version, RunContext(store, executor, executor)))
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class RunCanary:
 
     def run(self, context: WorkerContext) -> CanaryOnWorker:
         """The verdict; its report is in the registry."""
-        said: list[str] = []
-        canary_outcome = canary(open_store(context.store), self.wanted, said.append)
-        return CanaryOnWorker(canary_outcome, tuple(said))
+        messages: list[str] = []
+        canary_outcome = canary(open_store(context.store), self.wanted, messages.append)
+        return CanaryOnWorker(canary_outcome, tuple(messages))
 
 
 def _run(name: str, request: Request[Result], on: Target, context: RunContext) -> Result:
@@ -142,10 +142,10 @@ OPTIONAL_FIELDS: Mapping[str, tuple[str, ...]] = {REGISTERED: ("digest", "units"
 
 def check_payload(event: str, field_names: Iterable[str]) -> None:
     """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
-    names, required = set(field_names), {"model", "registry", *FIELDS[event]}
-    missing_fields, unknown = required - names, names - required - {*OPTIONAL_FIELDS.get(event, ())}
-    if missing_fields or unknown:
-        raise ValueError(f"{event}: lacks {sorted(missing_fields)}, has unknown {sorted(unknown)}; see {__name__}")
+    names, required_names = set(field_names), {"model", "registry", *FIELDS[event]}
+    missing_fields, extra_fields = required_names - names, names - required_names - {*OPTIONAL_FIELDS.get(event, ())}
+    if missing_fields or extra_fields:
+        raise ValueError(f"{event}: lacks {sorted(missing_fields)}, has unknown {sorted(extra_fields)}; see {__name__}")
 
 
 def was_sent(store: Store, event: str, about: str) -> bool:

@@ -65,13 +65,13 @@ def answer_drift(
     if traffic is None:
         return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic LOCATION` names it")
     try:
-        with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as spec_place:
-            names = [f"{model}{suffix}" for suffix in SUFFIXES if place.has(f"{model}{suffix}")]
+        with place_at(traffic) as traffic_place, spec_at(f"{SCHEME}{check_model(model)}", registry) as spec_file:
+            names = [f"{model}{suffix}" for suffix in SUFFIXES if traffic_place.has(f"{model}{suffix}")]
             if not names:
                 return DriftAnswer(f"{traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
-            place.refresh()
-            spec = spec_place.load()
-            recorded_traffic = read_place(place.folder / names[0], spec.tensors(), model)
+            traffic_place.refresh()
+            spec = spec_file.load()
+            recorded_traffic = read_place(traffic_place.folder / names[0], spec.tensors(), model)
             return _answer(drift_request, spec, recorded_traffic, progress, executors, say)
     except UnknownNameError as error:
         return DriftAnswer(str(error))
@@ -85,28 +85,28 @@ def _answer(
     executors: Executors,
     say: Callable[[str], None],
 ) -> DriftAnswer:
-    grown = {dim.name: edge for dim in spec.named_dims() if (edge := needed_edge(dim, recorded_traffic)) > dim.max}
-    if grown:
-        say("; ".join(f"{dim} grows from {_edges(spec, dim)[-1]} to {edge}" for dim, edge in grown.items()))
-        write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
+    growth = {dim.name: edge for dim in spec.named_dims() if (edge := needed_edge(dim, recorded_traffic)) > dim.max}
+    if growth:
+        say("; ".join(f"{dim} grows from {_edges(spec, dim)[-1]} to {edge}" for dim, edge in growth.items()))
+        write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in growth.items()})
         spec = load_spec(spec.path, spec.address)
     options = drift_request.options
     options = replace(
-        options, dims=options.dims or default_dims(spec, grown), max_profiles=options.max_profiles or MOST_PROFILES
+        options, dims=options.dims or default_dims(spec, growth), max_profiles=options.max_profiles or MOST_PROFILES
     )
     with open_loaded(spec, RunOptions(registry=drift_request.registry), progress, executors, keep_state=False) as run:
-        beyond = split_beyond(recorded_traffic.trace, spec.named_dims())
-        advice = advise_buckets(replace(run, spec=spec), recorded_traffic, beyond, options)
+        split = split_beyond(recorded_traffic.trace, spec.named_dims())
+        advice = advise_buckets(replace(run, spec=spec), recorded_traffic, split, options)
     edges = advice.choice.edges
     for plan in advice.choice.plans:
         say(f"{plan.name}: {plan.profiles} profiles, {plan.seconds.value:.3g} engine seconds a request")
-    if not grown and (stay_reason := _too_small(advice)):
+    if not growth and (stay_reason := _too_small(advice)):
         return DriftAnswer(stay_reason, edges)
     write_buckets(spec.path, edges)
     registration, is_registered = register(open_store(drift_request.registry), load_spec(spec.path, spec.address))
-    words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
+    bucket_text = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
     return DriftAnswer(
-        f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, registration
+        f"{'already registered' if is_registered else 'registered'} with buckets {bucket_text}", edges, registration
     )
 
 

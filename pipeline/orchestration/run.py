@@ -85,10 +85,10 @@ def compile_locked(run: Run, options: RunOptions) -> Outcome:
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
     """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None, and
     for an ensemble."""
-    with spec_at(address, options.registry) as spec_place:
-        if is_ensemble(spec_place.path):
+    with spec_at(address, options.registry) as spec_file:
+        if is_ensemble(spec_file.path):
             return None
-        spec = spec_place.load()
+        spec = spec_file.load()
         if depends_on_workers(spec, options):
             return None
         store = open_store(registry_of(spec, options.registry), create=True)
@@ -120,9 +120,9 @@ def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
     The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
     whatever they select, would time each other.
     """
-    selection_facts = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
-    host_facts = {"compiling": run.spec.model, "on": this_process().host}
-    return digest_of({"compiling": resolved_spec(run.spec), **selection_facts}), digest_of(host_facts)
+    selection_fields = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
+    host_fields = {"compiling": run.spec.model, "on": this_process().host}
+    return digest_of({"compiling": resolved_spec(run.spec), **selection_fields}), digest_of(host_fields)
 
 
 @contextmanager
@@ -150,9 +150,9 @@ def open_run(
     Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
     UnavailableError.
     """
-    with ExitStack() as stack:
-        spec = stack.enter_context(spec_at(address, options.registry)).load()
-        yield stack.enter_context(open_loaded(spec, options, progress, executors, runner, keep_state=keep_state))
+    with ExitStack() as exit_stack:
+        spec = exit_stack.enter_context(spec_at(address, options.registry)).load()
+        yield exit_stack.enter_context(open_loaded(spec, options, progress, executors, runner, keep_state=keep_state))
 
 
 @contextmanager
@@ -188,15 +188,15 @@ def open_context(
 ) -> Iterator[RunContext]:
     """What the steps of a run share, with a lease on the registry."""
     model = spec.model
-    with ExitStack() as stack:
-        guard = stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
-        both_executors = executors or stack.enter_context(start_executors(options))
+    with ExitStack() as exit_stack:
+        lease = exit_stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
+        executor_pair = executors or exit_stack.enter_context(start_executors(options))
         if keep_state:
             run = new_run(model, spec.address, store, progress.by)
-            tracker = stack.enter_context(record_run(store, run, guard.secure))
+            tracker = exit_stack.enter_context(record_run(store, run, lease.secure))
             progress = together(progress.of_run(model, run.id), tracker)
             progress.emit(RunBegan(model, run.id))
-        yield RunContext(store, both_executors.local, both_executors.builder, progress)
+        yield RunContext(store, executor_pair.local, executor_pair.builder, progress)
 
 
 @contextmanager
@@ -206,22 +206,22 @@ def start_executors(options: RunOptions, *, signals: bool = True) -> Iterator[Ex
     signals: whether to handle the two here. They belong to the main thread; a flow leaves them to Prefect, which can
     tell a cancelled run from one that crashed only as long as it receives them itself.
     """
-    with ExitStack() as stack:
-        local = LocalExecutor(options.jobs, stack.enter_context(fork_server(PRELOADED)))
-        builder: Executor = local
+    with ExitStack() as exit_stack:
+        local_executor = LocalExecutor(options.jobs, exit_stack.enter_context(fork_server(PRELOADED)))
+        builder: Executor = local_executor
         if options.executor != "local":
             from builders.execution.ray import RayExecutor
 
-            address, waits = options.ray_address, options.wait_for_nodes_s
-            builder = stack.enter_context(RayExecutor(address, options.jobs, waits, PRELOADED))
+            address, wait_s = options.ray_address, options.wait_for_nodes_s
+            builder = exit_stack.enter_context(RayExecutor(address, options.jobs, wait_s, PRELOADED))
 
         def cancel() -> None:
-            local.cancel()
+            local_executor.cancel()
             builder.cancel()
 
         with _handle_signals(cancel) if signals else nullcontext():
             try:
-                yield Executors(local, builder)
+                yield Executors(local_executor, builder)
             except BaseException:
                 cancel()
                 raise
@@ -232,18 +232,18 @@ def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    old_handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(_number: int, _frame: object) -> None:
         cancel()
         raise KeyboardInterrupt
 
-    for number in before:
+    for number in old_handlers:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -258,16 +258,16 @@ def store_named(uri: str) -> Store:
 
 def select(spec: ModelSpec, options: RunOptions) -> Selection:
     """The part of the spec that the options ask for. Raises UnknownNameError for what the spec does not have."""
-    spec_targets, selection = spec.target_list(), set[Target]()
+    spec_targets, selected_targets = spec.target_list(), set[Target]()
     for name in _require_names("targets", options.targets):
         matches = set(match_targets(name, spec_targets))
         if not matches:
             raise UnknownNameError(
                 f"targets {name}: not in the spec, which has {', '.join(spec.targets)}; add it there"
             )
-        selection |= matches
+        selected_targets |= matches
     return Selection(
-        tuple(target for target in spec_targets if target in selection),
+        tuple(target for target in spec_targets if target in selected_targets),
         select_precisions(spec, options.precisions),
         _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
         tuple(
@@ -280,9 +280,9 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
 
 def depends_on_workers(spec: ModelSpec, options: RunOptions) -> bool:
     """Whether a cluster has to be asked which units the spec has: one of its compilers tunes on GPUs."""
-    tools = (backends.configure(name, {}) for name in spec.backends)
-    tunes = any(tool.capabilities.tunes_on_target and tool.versions() for tool in tools)
-    return options.executor == "ray" and tunes and not all(target.is_cpu for target in spec.target_list())
+    compilers = (backends.configure(name, {}) for name in spec.backends)
+    tunes_on_target = any(compiler.capabilities.tunes_on_target and compiler.versions() for compiler in compilers)
+    return options.executor == "ray" and tunes_on_target and not all(target.is_cpu for target in spec.target_list())
 
 
 def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[tuple[str, str], ...]:
@@ -301,28 +301,28 @@ def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
     """The precisions that are named, in the order of PRECISIONS; () for None. Raises as `select`."""
-    words = _select("precisions", text, spec.precision_list(), PRECISIONS)
-    return tuple(precision for precision in PRECISIONS if precision in words)
+    names = _select("precisions", text, spec.precision_list(), PRECISIONS)
+    return tuple(precision for precision in PRECISIONS if precision in names)
 
 
 def _select(option: str, text: str | None, spec_names: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
     """The names in `text`. Raises UnknownNameError for one that the spec does not have. possible: what it can have."""
-    words = _require_names(option, text)
-    for word in words:
-        if word not in spec_names:
+    names = _require_names(option, text)
+    for name in names:
+        if name not in spec_names:
             remedy = f"there is none; take of the spec's: {', '.join(spec_names)}"
-            if word in possible:
+            if name in possible:
                 remedy = f"not in the spec, which has {', '.join(spec_names)}; add it there"
-            raise UnknownNameError(f"{option} {word}: {remedy}")
-    return tuple(words)
+            raise UnknownNameError(f"{option} {name}: {remedy}")
+    return tuple(names)
 
 
 def _require_names(option: str, text: str | None) -> list[str]:
     """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
-    words = split_names(text)
-    if text is not None and not words:
+    names = split_names(text)
+    if text is not None and not names:
         raise InputError(f"{option} {text!r}: has no name; give one, or leave it out for all of the spec")
-    return words
+    return names
 
 
 def split_names(text: str | None) -> list[str]:

@@ -65,8 +65,8 @@ def send_registered(store: Store, registration: Registration) -> SentEvent:
 def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
     """Send the verdict of a canary of a version on a target, against what a channel serves. blob: digest of the report.
     store: the registry.  request: what was run. Raises UnavailableError."""
-    about = {"version": request.version, "channel": request.channel, "target": str(report.target)}
-    payload = {**about, "verdict": report.verdict, "report": blob, "registry": store.uri}
+    fields = {"version": request.version, "channel": request.channel, "target": str(report.target)}
+    payload = {**fields, "verdict": report.verdict, "report": blob, "registry": store.uri}
     return send_event(JUDGED, request.model, payload)
 
 
@@ -79,8 +79,8 @@ def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> Sent
     events = {"wave": ADVANCED, "halted": HALTED, "aborted": HALTED, "done": DONE}
     if action not in events:
         return None
-    about = {"version": rollout.version, "channel": rollout.channel, "rollout": rollout.id, "wave": rollout.wave + 1}
-    return send_event(events[action], rollout.model, {**about, "why": why, "registry": registry})
+    fields = {"version": rollout.version, "channel": rollout.channel, "rollout": rollout.id, "wave": rollout.wave + 1}
+    return send_event(events[action], rollout.model, {**fields, "why": why, "registry": registry})
 
 
 def send_published_once(store: Store, model: str, version: str, manifest: str) -> SentEvent | None:
@@ -109,8 +109,8 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     run = FlowRunContext.get()
     related_resources = []
     if run is not None and run.flow_run is not None:  # the flow run that sends it
-        about = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
-        related_resources = [RelatedResource(about)]
+        labels = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
+        related_resources = [RelatedResource(labels)]
     prefect_event = Event(
         event=event,
         resource=Resource({"prefect.resource.id": f"enginesmith.model.{model}", "prefect.resource.name": model}),
@@ -155,8 +155,8 @@ class WatchedSpec:
 def watch_place(store: Store, name: str, say: Callable[[WatchedSpec], object]) -> Iterator["Watch"]:
     """What looks at the place of this name. say: called for each spec that is registered or cannot be read, once for
     each reason. Raises InputError as `place_at`."""
-    with place_at(name) as place:
-        yield Watch(store, place, name, say)
+    with place_at(name) as specs_place:
+        yield Watch(store, specs_place, name, say)
 
 
 class Watch:
@@ -197,17 +197,17 @@ class Watch:
     def _take(self, path: Path, name: str, *, stable_only: bool) -> None:
         spec = load_any(path)
         stamps = [_stamp(file) for _, file in sorted(named_files(spec))]
-        still = self._before.get(path) == stamps
+        is_stable = self._before.get(path) == stamps
         self._before[path] = stamps
-        if stable_only and not still:
+        if stable_only and not is_stable:
             return
         digest = bundle_of(spec, self._digest).digest
         if self._taken.get(path) == digest:
             return
         entries = registrations(self._store, spec.model)
         # A bundle that was sent before and is not the newest is one that somebody changed back to: it is sent again.
-        newest = bool(entries) and entries[-1].bundle.digest == digest
-        if not (newest and was_sent(self._store, REGISTERED, digest)):
+        is_newest = bool(entries) and entries[-1].bundle.digest == digest
+        if not (is_newest and was_sent(self._store, REGISTERED, digest)):
             registration, _ = register(self._store, spec)
             sent_event = send_registered(self._store, registration)
             remember_sent(self._store, REGISTERED, registration.bundle.digest, sent_event.id)

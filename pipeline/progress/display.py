@@ -44,7 +44,7 @@ class StepClock:
     def text(self) -> str:
         """'30 s, compiling, ~40 s left (predicted from 3 builds of this unit)'."""
         remaining_text = self.expectation.describe_left(self.elapsed_s) if self.expectation else ""
-        return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, remaining_text) if part)
+        return ", ".join(phrase for phrase in (f"{self.elapsed_s:.0f} s", self.phase, remaining_text) if phrase)
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,18 @@ class Clocks:
 
         once: a reason for which something else waits already is not to be shown either.
         """
-        new = Wait(why, time.monotonic())
+        new_wait = Wait(why, time.monotonic())
         with self._lock:
-            waits = [wait for step, wait in self._waits.items() if (once or step == name) and wait.reason == new.reason]
+            waits = [
+                wait for step, wait in self._waits.items() if (once or step == name) and wait.reason == new_wait.reason
+            ]
             shown_at = max((wait.shown_at for wait in waits), default=None)
-            if shown_at is not None and (why in {wait.why for wait in waits} or new.shown_at < shown_at + RECOUNT_S):
+            if shown_at is not None and (
+                why in {wait.why for wait in waits} or new_wait.shown_at < shown_at + RECOUNT_S
+            ):
                 self._waits[name] = Wait(why, shown_at)
                 return False
-            self._waits[name] = new
+            self._waits[name] = new_wait
             return True
 
     def waits(self) -> list[tuple[list[str], str]]:
@@ -168,11 +172,11 @@ class JsonLines(events.Progress):
                 level = "error" if outcome.version is None or outcome.failed else "info"
                 failed_count = len(outcome.failed)
                 self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=failed_count)
-            case events.VersionSettled(name, words):
-                self.tell("finished", unit=name, state="done", outcome=words)
+            case events.VersionSettled(name, text):
+                self.tell("finished", unit=name, state="done", outcome=text)
             case events.Finished(name, state, reason):
-                level, why = _LEVELS.get(state, "info"), reason or None
-                self.tell("finished", level, unit=name, state=state, outcome=event.outcome, reason=why)
+                level, shown_reason = _LEVELS.get(state, "info"), reason or None
+                self.tell("finished", level, unit=name, state=state, outcome=event.outcome, reason=shown_reason)
             case events.VerdictReached(name, verdict, reason):
                 verdict_fields = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
                 self.tell("verdict", _LEVELS.get(verdict, "info"), **verdict_fields)
@@ -229,16 +233,16 @@ class Lines(events.Progress):
                 self._print(f"{name}: {event.outcome}")
             case events.VerdictReached(name):
                 self._print(f"verdict on {name}: {event.outcome}")
-            case events.VersionSettled(name, words):
-                self._print(f"{name}: {words}")
+            case events.VersionSettled(name, text):
+                self._print(f"{name}: {text}")
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
         """Print a line every `HEARTBEAT_S` while the work goes on."""
-        stop = threading.Event()
+        stop_event = threading.Event()
 
         def beat() -> None:
-            while not stop.wait(HEARTBEAT_S):
+            while not stop_event.wait(HEARTBEAT_S):
                 if clock := self._clocks.of(name):
                     self._print(f"{name}: still running, {clock.text}")
 
@@ -247,7 +251,7 @@ class Lines(events.Progress):
         try:
             yield
         finally:
-            stop.set()
+            stop_event.set()
             thread.join()
             self._clocks.stop(name)
 
@@ -290,12 +294,12 @@ class LiveTable(events.Progress):
             case events.Finished(name, state):
                 seconds = self._clocks.stop(name)
                 # The words of a build have the compiler's own time, without the start of its process.
-                took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
-                self._print(state, name, event.outcome, took)
+                time_text = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
+                self._print(state, name, event.outcome, time_text)
             case events.VerdictReached(name, verdict):
                 self._print(verdict, f"verdict on {name}", event.outcome)
-            case events.VersionSettled(name, words):
-                self._print("done", name, words)
+            case events.VersionSettled(name, text):
+                self._print("done", name, text)
 
     def _print(self, state: str, name: str, words: str, took: str = "") -> None:
         mark = _MARKS.get(state, "[green]✓[/green]")
@@ -308,8 +312,8 @@ class LiveTable(events.Progress):
         table = Table.grid(padding=(0, 1))
         for clock in self._clocks.list_running():
             table.add_row(Spinner("dots"), _plain(clock.name), f"[dim]{_plain(clock.text)}[/dim]")
-        for names, why in self._clocks.waits():
-            wait_text = f"{join_first(names)}: waiting: {why}"
+        for names, reason in self._clocks.waits():
+            wait_text = f"{join_first(names)}: waiting: {reason}"
             table.add_row("…", f"[dim]{_plain(wait_text)}[/dim]", "")
         return table
 
@@ -387,7 +391,7 @@ def progress_display(quiet: bool = False, json_lines: bool = False) -> Iterator[
     elif json_lines:
         yield JsonLines()
     elif sys.stderr.isatty():
-        with LiveTable() as table:
-            yield table
+        with LiveTable() as display:
+            yield display
     else:
         yield Lines()

@@ -62,8 +62,8 @@ def moment_of(rollout: Rollout, now: datetime) -> Moment:
     looks = min(MOST_LOOKS, max(1, soak_s // max(1, rollout.plan.look_s)))
     passed_s = (now - parse_time(rollout.soaking)).total_seconds() if rollout.soaking else 0.0
     is_over = rollout.soaking is not None and passed_s >= soak_s
-    part = looks if is_over else min(looks, 1 + int(max(0.0, passed_s) / soak_s * looks)) if soak_s else 1
-    return Moment(now, level_of([number / looks for number in range(1, part + 1)], ALPHA), is_over)
+    look_number = looks if is_over else min(looks, 1 + int(max(0.0, passed_s) / soak_s * looks)) if soak_s else 1
+    return Moment(now, level_of([number / looks for number in range(1, look_number + 1)], ALPHA), is_over)
 
 
 def judge_gates(
@@ -81,8 +81,8 @@ def judge_gates(
         gate_results.append(_canary(rollout, verdicts))
     if gates.approve:
         is_approved = rollout.approved > rollout.wave
-        why = "approved" if is_approved else f"waits for `enginesmith rollout resume {rollout.where}`"
-        gate_results.append(GateResult("person", "pass" if is_approved else "wait", why))
+        reason = "approved" if is_approved else f"waits for `enginesmith rollout resume {rollout.where}`"
+        gate_results.append(GateResult("person", "pass" if is_approved else "wait", reason))
     if rollout.waived <= rollout.wave:
         return tuple(gate_results)
     # A person said that the open wave needs no data: gates that wait pass. What fails still fails.
@@ -93,40 +93,42 @@ def judge_gates(
 
 
 def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> GateResult:
-    failing = [report for report in heard.reports if report.failure]
-    silent = sum(report.is_silent(moment.now) for report in heard.reports if not report.failure)
+    failures = [report for report in heard.reports if report.failure]
+    silent_count = sum(report.is_silent(moment.now) for report in heard.reports if not report.failure)
     count, limit = len(heard.reports), 1 - least_ppm / 1e6
     if count == 0:
         return GateResult("health", "wait", "no reports from nodes of the wave")
-    bound, over = rates.lower(len(failing), count, moment.level), f"at most {limit:.4g} may"
-    failing_text = f"{len(failing)} of {count} reporting nodes failed"
-    all_fail = len(failing) == count >= LEAST_ALL and limit**count <= ALL_ALPHA
-    too_many = len(failing) > limit * count
-    if failing and (bound > limit or all_fail or (moment.is_over and too_many)):
-        said = join_first([f"{report.node} {report.failure}: {report.detail}" for report in failing], 3, "; ")
-        return GateResult("health", "fail", f"{failing_text}, {over}: {said}")
+    lower_bound, limit_text = rates.lower(len(failures), count, moment.level), f"at most {limit:.4g} may"
+    failing_text = f"{len(failures)} of {count} reporting nodes failed"
+    all_fail = len(failures) == count >= LEAST_ALL and limit**count <= ALL_ALPHA
+    too_many = len(failures) > limit * count
+    if failures and (lower_bound > limit or all_fail or (moment.is_over and too_many)):
+        details = join_first([f"{report.node} {report.failure}: {report.detail}" for report in failures], 3, "; ")
+        return GateResult("health", "fail", f"{failing_text}, {limit_text}: {details}")
     if count < rollout.plan.gates.least_reports:
         return GateResult("health", "wait", f"{failing_text}; {rollout.plan.gates.least_reports} must report")
     if too_many:
-        return GateResult("health", "wait", f"{failing_text}, {over}: the wave's end decides, or more reports")
-    if silent > limit * count:
-        return GateResult("health", "wait", f"{failing_text}, and {pluralize(silent, 'node')} went silent; {over}")
+        return GateResult("health", "wait", f"{failing_text}, {limit_text}: the wave's end decides, or more reports")
+    if silent_count > limit * count:
+        return GateResult(
+            "health", "wait", f"{failing_text}, and {pluralize(silent_count, 'node')} went silent; {limit_text}"
+        )
     return GateResult("health", "pass", failing_text)
 
 
 def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> GateResult:
     pairs = [(report.errors, report.requests) for report in reports if report.requests and report.errors is not None]
-    requests = sum(total for _, total in pairs)
-    if not requests:
+    request_count = sum(total for _, total in pairs)
+    if not request_count:
         return GateResult("errors", "wait", "no node says how many requests it answered")
     error_count, limit = sum(min(count, total) for count, total in pairs), most_ppm / 1e6
     effect = design_effect([(min(count, total), total) for count, total in pairs])
-    bound = rates.lower(error_count / effect, requests / effect, moment.level)
+    lower_bound = rates.lower(error_count / effect, request_count / effect, moment.level)
     error_text = (
-        f"{error_count} of {requests} requests failed on {pluralize(len(pairs), 'node')}; at most {limit:.4g} may"
+        f"{error_count} of {request_count} requests failed on {pluralize(len(pairs), 'node')}; at most {limit:.4g} may"
     )
-    too_many = error_count > limit * requests
-    if error_count and (bound > limit or (moment.is_over and too_many)):
+    too_many = error_count > limit * request_count
+    if error_count and (lower_bound > limit or (moment.is_over and too_many)):
         return GateResult("errors", "fail", error_text)
     return GateResult("errors", "wait" if too_many else "pass", error_text)
 
@@ -181,24 +183,24 @@ def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Ad
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
     """
-    before = read_rollout(store, model, channel)
-    if before is None:
+    old_rollout = read_rollout(store, model, channel)
+    if old_rollout is None:
         clear_marks(store, model, channel)
         return None
     now = store.now()  # after the rollout was read (`count_time`)
-    decision = _decide(store, before, now, who)
-    if decision.rollout != before:
+    decision = _decide(store, old_rollout, now, who)
+    if decision.rollout != old_rollout:
         try:
-            if decision.action == "done" and (refusal := _promote(store, before, decision, who)):
+            if decision.action == "done" and (refusal := _promote(store, old_rollout, decision, who)):
                 decision = _halt(
-                    before, now, who, f"the promotion was refused: {refusal}", decision.gates, decision.heard
+                    old_rollout, now, who, f"the promotion was refused: {refusal}", decision.gates, decision.heard
                 )
             if decision.action != "done":
-                change_rollout(store, before, decision.rollout)
+                change_rollout(store, old_rollout, decision.rollout)
         except ConflictError:
-            current = read_rollout(store, before.model, before.channel) or before
-            return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
-        decision = replace(decision, is_made=decision.rollout.history != before.history)
+            stored_rollout = read_rollout(store, old_rollout.model, old_rollout.channel) or old_rollout
+            return Advance(stored_rollout, "beaten", f"another writer was faster: {stored_rollout.history[-1].what}")
+        decision = replace(decision, is_made=decision.rollout.history != old_rollout.history)
     clear_marks(store, model, channel)
     return decision
 
@@ -233,20 +235,20 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
     if rollout.is_finished:
         return Advance(rollout, rollout.state, rollout.history[-1].why)
     rollout = count_time(rollout, now)
-    heard = read_reports(store, rollout)
+    node_reports = read_reports(store, rollout)
     try:
         manifest = lookup.load(store, rollout.model, rollout.version)
         if manifest.digest != rollout.manifest:
             raise IntegrityError(f"{rollout.model}@{rollout.version} is another version by now")
-        gates = judge_gates(rollout, heard, canaries(store, manifest), now)
+        gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
     except (IntegrityError, UnknownNameError) as error:
-        return _halt(rollout, now, who, f"what it brings cannot be read: {error}", (), heard)
-    if failing := [gate for gate in gates if gate.verdict == "fail"]:
-        why = "; ".join(f"{gate.name}: {gate.why}" for gate in failing)
-        return _halt(rollout, now, who, why, gates, heard)
+        return _halt(rollout, now, who, f"what it brings cannot be read: {error}", (), node_reports)
+    if failed_gates := [gate for gate in gates if gate.verdict == "fail"]:
+        reason = "; ".join(f"{gate.name}: {gate.why}" for gate in failed_gates)
+        return _halt(rollout, now, who, reason, gates, node_reports)
     if rollout.state == "paused":
-        return Advance(rollout, "paused", rollout.history[-1].why, gates, heard)
-    return _go_on(_bound_reports(rollout, heard), now, who, gates, heard)
+        return Advance(rollout, "paused", rollout.history[-1].why, gates, node_reports)
+    return _go_on(_bound_reports(rollout, node_reports), now, who, gates, node_reports)
 
 
 def _halt(rollout: Rollout, now: datetime, who: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
@@ -259,23 +261,23 @@ def _go_on(rollout: Rollout, now: datetime, who: str, gates: tuple[GateResult, .
     if not rollout.is_open:
         due_at = _since(rollout, now) + timedelta(seconds=rollout.plan.look_s)
         if now < due_at:
-            why = f"{_reached(rollout)}; the next step is due at {due_at:%H:%M:%S}"
-            return Advance(rollout, "waiting", why, gates, heard)
+            reason = f"{_reached(rollout)}; the next step is due at {due_at:%H:%M:%S}"
+            return Advance(rollout, "waiting", reason, gates, heard)
         raised_rollout = raise_reach(rollout)
         return Advance(raised_rollout, "raised", _reached(raised_rollout), gates, heard)
     if not moment_of(rollout, now).is_over:
-        end = _since(rollout, now) + timedelta(seconds=rollout.plan.soaks_s[rollout.wave])
-        return Advance(rollout, "waiting", f"wave {rollout.target} until {end:%H:%M:%S} at least", gates, heard)
-    if waiting := [gate for gate in gates if gate.verdict == "wait"]:
-        why = "; ".join(f"{gate.name}: {gate.why}" for gate in waiting)
-        if any(gate.name != "person" for gate in waiting):
-            why += f" (`enginesmith rollout resume {rollout.where} --without-data` ends the wave without data)"
-        return Advance(rollout, "waiting", why, gates, heard)
-    why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
+        wave_end = _since(rollout, now) + timedelta(seconds=rollout.plan.soaks_s[rollout.wave])
+        return Advance(rollout, "waiting", f"wave {rollout.target} until {wave_end:%H:%M:%S} at least", gates, heard)
+    if waiting_gates := [gate for gate in gates if gate.verdict == "wait"]:
+        reason = "; ".join(f"{gate.name}: {gate.why}" for gate in waiting_gates)
+        if any(gate.name != "person" for gate in waiting_gates):
+            reason += f" (`enginesmith rollout resume {rollout.where} --without-data` ends the wave without data)"
+        return Advance(rollout, "waiting", reason, gates, heard)
+    reason = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):
-        return Advance(rollout.decide(now, "done", who, why, state="done"), "done", why, gates, heard)
+        return Advance(rollout.decide(now, "done", who, reason, state="done"), "done", reason, gates, heard)
     next_rollout = _foresee_reports(open_wave(rollout, rollout.wave + 1, now), rollout, heard)
-    return Advance(next_rollout.decide(now, f"wave {next_rollout.target}", who, why), "wave", why, gates, heard)
+    return Advance(next_rollout.decide(now, f"wave {next_rollout.target}", who, reason), "wave", reason, gates, heard)
 
 
 def _since(rollout: Rollout, now: datetime) -> datetime:
@@ -294,10 +296,10 @@ def _bound_reports(rollout: Rollout, heard: Heard) -> Rollout:
 
 def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Rollout:
     """The same before a wave that reaches more nodes: by the growth of its share, where that is known."""
-    old, new = before.aim, next_rollout.aim
-    if (old.region, old.label) != (new.region, new.label) or not heard.nodes:
+    old_aim, new_aim = before.aim, next_rollout.aim
+    if (old_aim.region, old_aim.label) != (new_aim.region, new_aim.label) or not heard.nodes:
         return next_rollout
-    node_count = heard.nodes * new.share_ppm / old.share_ppm
+    node_count = heard.nodes * new_aim.share_ppm / old_aim.share_ppm
     max_ppm = max(1, int(next_rollout.reporters_ppm * MOST_REPORTERS / node_count))
     return replace(next_rollout, reporters_ppm=min(next_rollout.reporters_ppm, max_ppm))
 
@@ -338,24 +340,24 @@ class RolloutFollower:
 
     def look(self) -> bool:
         """Look at each once; whether one is not finished. Raises UnavailableError where the store does not answer."""
-        going = False
-        for place in self.chosen or running_rollouts(self.store):
+        is_running = False
+        for channel_key in self.chosen or running_rollouts(self.store):
             try:
-                decision = advance(self.store, *place)
+                decision = advance(self.store, *channel_key)
             except EnginesmithError as error:
-                going = True
-                self._tell(place, f"cannot be read: {error}")
-                self.failures[place] = str(error)
+                is_running = True
+                self._tell(channel_key, f"cannot be read: {error}")
+                self.failures[channel_key] = str(error)
                 continue
-            self.failures.pop(place, None)
+            self.failures.pop(channel_key, None)
             if decision is not None:
-                going = going or not decision.rollout.is_finished
-                self._take(place, decision)
-        return going
+                is_running = is_running or not decision.rollout.is_finished
+                self._take(channel_key, decision)
+        return is_running
 
     def _take(self, place: Where, step: Advance) -> None:
-        before = self.last.get(place)
-        if before is None or (before.action, before.why) != (step.action, step.why):
+        last_step = self.last.get(place)
+        if last_step is None or (last_step.action, last_step.why) != (step.action, step.why):
             self._tell(place, f"{step.action}: {step.why}")
         self.last[place] = step
         if step.is_made:
@@ -370,11 +372,11 @@ class RolloutFollower:
         end = None if lasts_s is None else monotonic() + lasts_s
         while True:
             try:
-                going = self.look()
+                is_running = self.look()
             except EnginesmithError as error:
-                going = True
+                is_running = True
                 self.say(f"rollouts cannot be read: {error}")
-            over = end is not None and monotonic() + interval_s > end
-            if over or not (going or forever):
+            is_over = end is not None and monotonic() + interval_s > end
+            if is_over or not (is_running or forever):
                 return
             Event().wait(interval_s)

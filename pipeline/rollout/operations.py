@@ -86,8 +86,8 @@ def limit_share(share_ppm: int, nodes: int) -> int:
     are reached, but with probability `LEVEL`."""
     node_count = share_ppm * nodes // WHOLE
     # The number of nodes of which no more than `node_count` are the share.
-    largest = ((node_count + 1) * WHOLE - 1) // share_ppm
-    return int(lower(node_count + 1, largest, LEVEL) * WHOLE)
+    most_nodes = ((node_count + 1) * WHOLE - 1) // share_ppm
+    return int(lower(node_count + 1, most_nodes, LEVEL) * WHOLE)
 
 
 def count_nodes(store: Store, before: Rollout | None) -> int:
@@ -98,18 +98,18 @@ def count_nodes(store: Store, before: Rollout | None) -> int:
     """
     if before is None:
         return 0
-    reach = max((reach.share_ppm for reach in before.reach if not (reach.region or reach.label)), default=0)
-    if not reach:
+    reach_ppm = max((reach.share_ppm for reach in before.reach if not (reach.region or reach.label)), default=0)
+    if not reach_ppm:
         return 0
     reports = read_reports(store, before).reports
-    last = max((parse_time(report.at) for report in reports), default=None)
-    alive = sum(not report.is_silent(last) for report in reports) if last else 0
-    share = reach / WHOLE * before.reporters_ppm / WHOLE
-    low, high = alive, max(alive, int(alive / share))
+    last_report_at = max((parse_time(report.at) for report in reports), default=None)
+    alive_count = sum(not report.is_silent(last_report_at) for report in reports) if last_report_at else 0
+    share = reach_ppm / WHOLE * before.reporters_ppm / WHOLE
+    low, high = alive_count, max(alive_count, int(alive_count / share))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if share <= lower(alive, middle, LEVEL) else (low, middle - 1)
-    return low if alive else 0
+        low, high = (middle, high) if share <= lower(alive_count, middle, LEVEL) else (low, middle - 1)
+    return low if alive_count else 0
 
 
 def with_limits(rollout: Rollout, heard_of: int) -> Rollout:
@@ -166,35 +166,35 @@ def start(
     """
     check_waves(plan.waves)
     model = manifest.model
-    serving = _serving(read_channel(store, model, channel), manifest, channel)
-    nodes, counts = count_nodes(store, serving.rollout), require(store, manifest).counts
+    channel_now = _serving(read_channel(store, model, channel), manifest, channel)
+    node_count, counts = count_nodes(store, channel_now.rollout), require(store, manifest).counts
 
     def open_first(state: Channel | None) -> Rollout:
-        serving = _serving(state, manifest, channel)
-        losses = list_losses(store, serving, manifest, proven_only, counts) if accept_losses else ()
-        time = format_time(who.at)
-        waiting = Rollout(
+        live_channel = _serving(state, manifest, channel)
+        losses = list_losses(store, live_channel, manifest, proven_only, counts) if accept_losses else ()
+        started_at = format_time(who.at)
+        rollout = Rollout(
             id=secrets.token_hex(6),
             model=manifest.model,
-            channel=serving.name,
+            channel=live_channel.name,
             version=manifest.version,
             manifest=manifest.digest,
             proven_only=proven_only,
-            base=serving.version,
-            base_manifest=serving.manifest,
+            base=live_channel.version,
+            base_manifest=live_channel.manifest,
             plan=plan,
             state="running",
             wave=0,
             reach=(),
-            opened=time,
+            opened=started_at,
             since=None,
-            history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
+            history=(Decision(started_at, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
             losses=losses,
             random_inputs=random_inputs,
         )
-        return open_wave(with_limits(waiting, nodes), 0, who.at)
+        return open_wave(with_limits(rollout, node_count), 0, who.at)
 
-    _check(store, manifest, open_first(serving))
+    _check(store, manifest, open_first(channel_now))
     with hold_lease(store, f"starting a rollout of {model}@{manifest.version}") as guard:
         secure_version(guard, manifest)
         new_rollout = begin_rollout(guard, model, channel, open_first)
@@ -222,8 +222,8 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
         )
     if serving.manifest == manifest.digest:
         raise InputError(f"{channel_text} serves {manifest.version} already; there is nothing to roll out")
-    if running := serving.active_rollout:
-        raise ConflictError(_already(running))
+    if active_rollout := serving.active_rollout:
+        raise ConflictError(_already(active_rollout))
     return serving
 
 
@@ -256,16 +256,16 @@ def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | N
     Raises InputError where both are there, or neither.
     """
     policy = policies.of_channel(store, model, channel).rollout
-    where = f"{model}:{channel}"
+    label = f"{model}:{channel}"
     if policy and stated_plan and stated_plan != policy:
         raise InputError(
-            f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith registry "
+            f"the policy of {label} says how versions come to it; give no waves, or change it: `enginesmith registry "
             "policy set`"
         )
     if plan := policy or stated_plan:
         return plan
     raise InputError(
-        f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --wave`"
+        f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {label} --wave`"
     )
 
 
@@ -279,8 +279,8 @@ def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     if rollout.state != "running":
         raise InputError(f"the rollout of {rollout.where} is {rollout.state}, not running; there is nothing to pause")
     paused_at = rollout.paused or format_time(who.at)
-    after = rollout.decide(who.at, "paused", who.by, who.why, state="paused", paused=paused_at)
-    return _write(store, rollout, after)
+    new_state = rollout.decide(who.at, "paused", who.by, who.why, state="paused", paused=paused_at)
+    return _write(store, rollout, new_state)
 
 
 def resume(store: Store, model: str, channel: str, who: Operator, *, without_data: bool = False) -> Rollout:
@@ -294,11 +294,11 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
     if without_data:
         return _waive_data(store, rollout, who)
     if rollout.state == "paused":
-        after = rollout.decide(who.at, "resumed", who.by, who.why, state="running")
-        return _write(store, rollout, after)
+        new_state = rollout.decide(who.at, "resumed", who.by, who.why, state="running")
+        return _write(store, rollout, new_state)
     if rollout.state == "running" and rollout.plan.gates.approve and rollout.approved <= rollout.wave:
-        after = rollout.decide(who.at, "approved", who.by, who.why, approved=rollout.wave + 1)
-        return _write(store, rollout, after)
+        new_state = rollout.decide(who.at, "approved", who.by, who.why, approved=rollout.wave + 1)
+        return _write(store, rollout, new_state)
     raise InputError(
         f"the rollout of {rollout.where} is {rollout.state} and waits for nobody; there is nothing to resume "
         "(--without-data approves its open wave though gates lack data)"
@@ -312,8 +312,8 @@ def _waive_data(store: Store, rollout: Rollout, who: Operator) -> Rollout:
             f"the rollout of {rollout.where} {reason}; --without-data is for a wave that is open and waits"
         )
     wave_count = rollout.wave + 1
-    after = rollout.decide(who.at, "approved without data", who.by, who.why, approved=wave_count, waived=wave_count)
-    return _write(store, rollout, after)
+    new_state = rollout.decide(who.at, "approved without data", who.by, who.why, approved=wave_count, waived=wave_count)
+    return _write(store, rollout, new_state)
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
@@ -333,13 +333,13 @@ def _write(store: Store, before: Rollout, after: Rollout) -> Rollout:
 
 def _unfinished(store: Store, model: str, channel: str) -> Rollout:
     """The rollout that runs. Raises UnknownNameError where there never was one, InputError where it is finished."""
-    serving = read_channel(store, model, channel)
-    rollout = serving.rollout if serving else None
+    live_channel = read_channel(store, model, channel)
+    rollout = live_channel.rollout if live_channel else None
     if rollout is None:
         raise UnknownNameError(f"{model}:{channel} has no rollout; `enginesmith rollout start REF {model}:{channel}`")
     if rollout.is_finished:
-        last = rollout.history[-1]
-        raise InputError(f"the last rollout of {rollout.where} is {rollout.state} since {last.at}: {last.why}")
+        event = rollout.history[-1]
+        raise InputError(f"the last rollout of {rollout.where} is {rollout.state} since {event.at}: {event.why}")
     return rollout
 
 
@@ -360,18 +360,18 @@ class RolloutStatus:
     def to_json(self) -> dict[str, object]:
         """For programs."""
         node_reports = self.heard.reports
-        failing = [encode(report) for report in node_reports if report.failure]
+        failed_reports = [encode(report) for report in node_reports if report.failure]
         regions = Counter(report.region for report in node_reports)
-        reports = {
+        report_fields = {
             "nodes": self.heard.nodes,
             "read": len(node_reports),
-            "well": len(node_reports) - len(failing),
-            "failing": failing[:50],
+            "well": len(node_reports) - len(failed_reports),
+            "failing": failed_reports[:50],
             "regions": dict(sorted(regions.items())),
             "silent": sum(report.is_silent(self.now) for report in node_reports),
         }
-        lists = {"earlier": encode(self.earlier), "gates": encode(self.gates)}
-        return {**encode(self.rollout), **lists, "reports": reports}
+        list_fields = {"earlier": encode(self.earlier), "gates": encode(self.gates)}
+        return {**encode(self.rollout), **list_fields, "reports": report_fields}
 
     def list_waves(self) -> list[list[str]]:
         """A row for each wave: number, who, least time in seconds, state."""
@@ -409,12 +409,12 @@ def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus 
     rollout = channel.rollout
     if rollout is None:
         return None
-    earlier = tuple(entry for entry in read_history(store, channel).rollouts if entry.id != rollout.id)
+    earlier_rollouts = tuple(entry for entry in read_history(store, channel).rollouts if entry.id != rollout.id)
     if rollout.is_finished:
-        return RolloutStatus(rollout, (), Heard(), earlier, now)
-    heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
-    gates = judge_gates(rollout, heard, canaries(store, manifest), now)
-    return RolloutStatus(rollout, gates, heard, earlier, now)
+        return RolloutStatus(rollout, (), Heard(), earlier_rollouts, now)
+    node_reports, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
+    gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
+    return RolloutStatus(rollout, gates, node_reports, earlier_rollouts, now)
 
 
 # What the nodes of a channel serve, in a rollout or outside of one, as they reported last.

@@ -69,8 +69,8 @@ class ReportReceiver:
 
     def __call__(self, request: HttpRequest) -> HttpAnswer:
         """The answer to a report. Raises UnavailableError without the registry."""
-        status, why = self.take(request.body)
-        return HttpAnswer(status, f"{why}\n".encode() if why else b"")
+        status, reason = self.take(request.body)
+        return HttpAnswer(status, f"{reason}\n".encode() if reason else b"")
 
     def take(self, data: bytes) -> tuple[int, str]:
         """Store a report; the HTTP status and the reason. Raises UnavailableError without the registry."""
@@ -84,29 +84,29 @@ class ReportReceiver:
             rollout = channel.active_rollout if channel and message.rollout != OUTSIDE else None
             if channel is None or message.rollout != (rollout.id if rollout else OUTSIDE):
                 return 409, "no such rollout is running"
-            if why := find_objection(channel, rollout, node, report):
-                return 422, why
-            before = self.store.read(key)
-            if before is not None and _is_recent(before, now):
+            if objection := find_objection(channel, rollout, node, report):
+                return 422, objection
+            old_report = self.store.read(key)
+            if old_report is not None and _is_recent(old_report, now):
                 return 429, f"a node reports at most every {LEAST_S:g} s"
-            if before is None and not self._admit(message):
+            if old_report is None and not self._admit(message):
                 return 429, f"{MOST_NODES} nodes have reported, and no more are taken"
         except UnavailableError:
             raise
         except EnginesmithError as error:
             return 400, str(error)
-        write_report(self.store, key, replace(report, at=format_time(now)), before)
+        write_report(self.store, key, replace(report, at=format_time(now)), old_report)
         return 204, ""
 
     def _admit(self, message: SentReport) -> bool:
         """Count one more node of the rollout, or outside of one; False where there are too many."""
-        where, rollout_id = (message.model, message.channel, message.rollout == OUTSIDE), message.rollout
+        channel_key, rollout_id = (message.model, message.channel, message.rollout == OUTSIDE), message.rollout
         with self._lock:
-            counted_id, count, counted_s = self._counts.get(where, ("", 0, 0.0))
-            if counted_id != rollout_id or self.clock() > counted_s + _COUNTED_S:
+            counted_rollout, count, counted_s = self._counts.get(channel_key, ("", 0, 0.0))
+            if counted_rollout != rollout_id or self.clock() > counted_s + _COUNTED_S:
                 count = sum(1 for _ in self.store.list(serving_prefix(message.model, message.channel, rollout_id)))
                 counted_s = self.clock()
-            self._counts[where] = rollout_id, count + (count < MOST_NODES), counted_s
+            self._counts[channel_key] = rollout_id, count + (count < MOST_NODES), counted_s
             return count < MOST_NODES
 
 
@@ -117,10 +117,10 @@ def find_objection(channel: Channel, rollout: Rollout | None, node: ServingNode,
     if not reports(digest_of_bytes(node.name.encode()), (rollout or channel).reporters_ppm):
         return f"node {node.name} is not among those that report"
     # Outside of a rollout a node may serve any version for long, as none that came later fits it.
-    is_known = report.version in (rollout.version, rollout.base) if rollout else is_name(report.version)
-    if not is_known and (report.version or report.failure != "pull"):
-        versions = f"neither {rollout.version}, which comes, nor {rollout.base}" if rollout else "no version"
-        return f"version {report.version[:80]!r} is {versions}"
+    is_expected = report.version in (rollout.version, rollout.base) if rollout else is_name(report.version)
+    if not is_expected and (report.version or report.failure != "pull"):
+        expected_text = f"neither {rollout.version}, which comes, nor {rollout.base}" if rollout else "no version"
+        return f"version {report.version[:80]!r} is {expected_text}"
     if (length := max(map(len, (report.detail, report.unit, report.machine)))) > MOST_DETAIL:
         return f"one of its texts has {length} characters; {MOST_DETAIL} are the most"
     return ""

@@ -118,16 +118,16 @@ def _engines_of(facts: Facts) -> set[str]:
 def _compare_section(
     title: str, before: Mapping[str, Fact], after: Mapping[str, Fact], engines: set[str]
 ) -> ComparedSection:
-    facts = {**before, **after}
-    names = [name for name in dict.fromkeys([*after, *before]) if facts[name].engine in engines]
-    changed_facts = [
+    all_facts = {**before, **after}
+    names = [name for name in dict.fromkeys([*after, *before]) if all_facts[name].engine in engines]
+    changed_rows = [
         ComparedRow(name, _text(before.get(name)), _text(after.get(name)), _change(before.get(name), after.get(name)))
         for name in names
         if _text(before.get(name)) != _text(after.get(name))
     ]
-    more = max(0, len(changed_facts) - MOST_ROWS)
+    omitted_count = max(0, len(changed_rows) - MOST_ROWS)
     # Numbers that read the same differ by noise.
-    return ComparedSection(title, tuple(changed_facts[:MOST_ROWS]), len(names) - len(changed_facts), more)
+    return ComparedSection(title, tuple(changed_rows[:MOST_ROWS]), len(names) - len(changed_rows), omitted_count)
 
 
 def _text(fact: Fact | None) -> str:
@@ -151,8 +151,8 @@ def _change(before: Fact | None, after: Fact | None) -> str:
 def _flatten(value: object, path: str) -> Iterator[tuple[str, str]]:
     """Each value in a spec by its path: 'inputs.image.dtype' -> 'float32'."""
     if isinstance(value, Mapping) and value:
-        for name, part in value.items():
-            yield from _flatten(part, f"{path}.{name}" if path else str(name))
+        for name, item in value.items():
+            yield from _flatten(item, f"{path}.{name}" if path else str(name))
     elif value is not None:
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield path or "spec", text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
@@ -384,9 +384,9 @@ def show_rollout(channel: Channel, history: ChannelHistory) -> ShownRollout | No
     rollout = channel.rollout
     if rollout is None:
         return None
-    earlier = tuple(old_rollout for old_rollout in history.rollouts if old_rollout.id != rollout.id)
+    earlier_rollouts = tuple(old_rollout for old_rollout in history.rollouts if old_rollout.id != rollout.id)
     waves, gates = tuple(_waves(rollout)), tuple(_gates(rollout.plan.gates))
-    return ShownRollout(channel.name, rollout, earlier, waves, gates)
+    return ShownRollout(channel.name, rollout, earlier_rollouts, waves, gates)
 
 
 def _waves(rollout: Rollout) -> Iterable[ShownWave]:
@@ -404,8 +404,8 @@ def _waves(rollout: Rollout) -> Iterable[ShownWave]:
 
 def _gates(gates: Gates) -> Iterable[str]:
     if gates.health_ppm is not None:
-        reports = f", of at least {gates.least_reports}" if gates.least_reports > 1 else ""
-        yield f"at least {gates.health_ppm / 10_000:g} % of the nodes that report are well{reports}"
+        reports_text = f", of at least {gates.least_reports}" if gates.least_reports > 1 else ""
+        yield f"at least {gates.health_ppm / 10_000:g} % of the nodes that report are well{reports_text}"
     if gates.errors_ppm is not None:
         yield f"at most {gates.errors_ppm / 10_000:g} % of the requests failed"
     if gates.canary:

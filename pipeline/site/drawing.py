@@ -73,9 +73,9 @@ def _templates() -> "Environment":
 
 def style_sheet() -> bytes:
     """The style sheet: the report's, and what the site has besides."""
-    report = resources.files("validation")
-    sheets = [(report / "reporting" / name).read_text() for name in ("report.css", "drift.css")]
-    sheets += [(report / "latency" / "latency.css").read_text(), (_own() / "site.css").read_text()]
+    report_folder = resources.files("validation")
+    sheets = [(report_folder / "reporting" / name).read_text() for name in ("report.css", "drift.css")]
+    sheets += [(report_folder / "latency" / "latency.css").read_text(), (_own() / "site.css").read_text()]
     return "\n".join(sheets).encode()
 
 
@@ -87,9 +87,9 @@ def script() -> bytes:
 def copy_report(page: bytes) -> bytes:
     """A report as it was published, with a policy in front of all else, under which no script of it would run: whoever
     can write to the registry can write a page."""
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{REPORT_POLICY}">\n'.encode()
+    meta_tag = f'<meta http-equiv="Content-Security-Policy" content="{REPORT_POLICY}">\n'.encode()
     page = page.lstrip()
-    return _HEAD + meta + (page.removeprefix(_HEAD))
+    return _HEAD + meta_tag + (page.removeprefix(_HEAD))
 
 
 def _own() -> "resources.abc.Traversable":
@@ -157,8 +157,8 @@ class ModelSite:
     @cached_property
     def usual(self) -> str:
         """The version that a reference without channel means: that of stable, else candidate, else the newest."""
-        serving = {channel.name: channel.version for channel in self.channels}
-        channel_versions = (serving[name] for name in DEFAULT_CHANNELS if serving.get(name) in self.versions)
+        versions = {channel.name: channel.version for channel in self.channels}
+        channel_versions = (versions[name] for name in DEFAULT_CHANNELS if versions.get(name) in self.versions)
         return next(channel_versions, None) or self.versions[-1]
 
     def read(self, version: str) -> ReadVersion:
@@ -175,11 +175,11 @@ class ModelSite:
         """The moves of all channels, newest first."""
         move_views = []
         for channel in self.channels:
-            before: str | None = None
+            old_version: str | None = None
             for move in channel.history.moves:
                 canary_links = tuple((digest, digest in self.canary_reports) for digest in move.canary)
-                move_views.append(ShownMove(channel.name, move, before, canary_links))
-                before = move.version
+                move_views.append(ShownMove(channel.name, move, old_version, canary_links))
+                old_version = move.version
         return sorted(move_views, key=lambda view: view.move.at, reverse=True)
 
     @cached_property
@@ -239,7 +239,7 @@ class ModelNote(TypedDict):
 
 def note_of(site: ModelSite) -> ModelNote:
     """What is noted of a model."""
-    usual = next((version for version in site.listed if version.version == site.usual), None)
+    default_version = next((version for version in site.listed if version.version == site.usual), None)
     try:
         manifest = lookup.load(site.store, site.model, site.usual)
         targets, graphs = [entry.target for entry in manifest.engines], [pin.model for pin in manifest.graphs]
@@ -249,12 +249,12 @@ def note_of(site: ModelSite) -> ModelNote:
         key=site.keys.digest,
         version=site.usual,
         versions=list(site.versions),
-        at=(usual.created_at if usual else None) or "",
+        at=(default_version.created_at if default_version else None) or "",
         channels={channel.name: channel.version or "?" for channel in site.channels},
-        statuses=dict(usual.engines) if usual else {},
+        statuses=dict(default_version.engines) if default_version else {},
         targets=list(dict.fromkeys(targets)),
         graphs=graphs,
-        problem=(usual.damage if usual else None) or "",
+        problem=(default_version.damage if default_version else None) or "",
         canaries=_canaries(site),
         rollouts=[
             RolloutNote(channel=view.channel, version=view.rollout.version, reach=view.reach)

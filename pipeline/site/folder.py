@@ -81,30 +81,30 @@ class SiteFolder:
     def keep(self, models: Mapping[str, Mapping[str, object]]) -> None:
         """Sync the pages that were written, then note them, and what is known of each model."""
         notes = {**self._notes, _OVERVIEW: {"format": FORMAT, "models": models}}
-        new = {
+        note_files = {
             name: json.dumps(model_notes, separators=(",", ":")).encode()
             for name, model_notes in notes.items()
             if model_notes
         }
-        new_files = {name: data for name, data in new.items() if data != self._read_bytes(name)}
-        if new_files:
+        changed_files = {name: data for name, data in note_files.items() if data != self._read_bytes(name)}
+        if changed_files:
             _sync(self._unsynced)
-        for name, data in new_files.items():
+        for name, data in changed_files.items():
             self._write(f"{STATE}/{name}", data)
         with reachable(f"deleting notes in {self.root / STATE}"):
-            for name in notes.keys() - new.keys():
+            for name in notes.keys() - note_files.keys():
                 (self.root / STATE / name).unlink(missing_ok=True)
         self._notes, self._unsynced = {}, []
 
     def update(self, group: str, pages: Iterable[Page]) -> list[str]:
         """Draw the pages of a group whose key changed, write those whose bytes did, and return the paths of the group's
         pages that are no longer among them, for `delete`."""
-        before = self._keys(group)
-        after: dict[str, list[str]] = {}
+        old_entries = self._keys(group)
+        new_entries: dict[str, list[str]] = {}
         for page in pages:
-            page_entry = before.get(page.path)
+            page_entry = old_entries.get(page.path)
             if page_entry and page.key and page_entry[0] == page.key and (self.root / page.path).is_file():
-                after[page.path] = page_entry
+                new_entries[page.path] = page_entry
                 continue
             data = page.draw()
             self.done.drawn += 1
@@ -113,12 +113,12 @@ class SiteFolder:
                 self._write(page.path, data)
                 self.done.written += 1
                 self._unsynced.append(self.root / page.path)
-            after[page.path] = [page.key, digest]
-        gone = [path for path in before if path not in after]
+            new_entries[page.path] = [page.key, digest]
+        dropped_paths = [path for path in old_entries if path not in new_entries]
         # Those that are to be deleted stay noted until they are.
-        if after != before:
-            self._notes[f"{group}.json"] = {"format": FORMAT, "pages": {**before, **after}}
-        return gone
+        if new_entries != old_entries:
+            self._notes[f"{group}.json"] = {"format": FORMAT, "pages": {**old_entries, **new_entries}}
+        return dropped_paths
 
     def pages_of(self, group: str) -> list[str]:
         """The paths of a group's pages."""
@@ -126,17 +126,17 @@ class SiteFolder:
 
     def delete(self, group: str, paths: Iterable[str]) -> None:
         """Delete pages of a group, and forget them; folders that become empty, too."""
-        gone = set(paths)
+        path_set = set(paths)
         with reachable(f"deleting pages of {self.root}"):
-            for path in gone:
-                place = self.root / path
-                place.unlink(missing_ok=True)
+            for path in path_set:
+                page_path = self.root / path
+                page_path.unlink(missing_ok=True)
                 self.done.deleted += 1
-                for folder in place.parents:
+                for folder in page_path.parents:
                     if folder == self.root or any(folder.iterdir()):
                         break
                     folder.rmdir()
-        remaining_pages = {path: page_entry for path, page_entry in self._keys(group).items() if path not in gone}
+        remaining_pages = {path: page_entry for path, page_entry in self._keys(group).items() if path not in path_set}
         self._notes[f"{group}.json"] = {"format": FORMAT, "pages": remaining_pages} if remaining_pages else None
 
     def _keys(self, group: str) -> dict[str, list[str]]:
@@ -160,15 +160,15 @@ class SiteFolder:
     def _write(self, path: str, data: bytes) -> None:
         """Write a file that appears whole or not at all, without a sync. What a killed run leaves of one lies beside
         the notes, where no copy of the site takes it along."""
-        half_written, place = self.root / STATE / _HALF_WRITTEN, self.root / path
-        with reachable(f"writing {place}"):
-            if not half_written.is_dir():
-                half_written.mkdir(parents=True)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with start_atomic_write(half_written) as file:
+        temporary_folder, target_path = self.root / STATE / _HALF_WRITTEN, self.root / path
+        with reachable(f"writing {target_path}"):
+            if not temporary_folder.is_dir():
+                temporary_folder.mkdir(parents=True)
+            target_path.parent.mkdir(parents=True, exist_ok=True)
+            with start_atomic_write(temporary_folder) as file:
                 file.stream.write(data)
                 file.stream.flush()
-                file.path.replace(place)
+                file.path.replace(target_path)
 
     def _read_bytes(self, name: str) -> bytes | None:
         try:
@@ -242,21 +242,21 @@ def _model(
     store: Store, model: str, keys: list[tuple[str, int]], shared_digests: list[str], other_keys: Iterable[str]
 ) -> ModelKeys:
     versions: dict[str, list[str]] = {}
-    channels, canaries, complete, all_keys = [], set(), set(), [*shared_digests, *other_keys]
+    channels, canaries, complete_versions, all_keys = [], set(), set(), [*shared_digests, *other_keys]
     for key, size in keys:
         all_keys.append(f"{key} {size}")
         match key.split("/"):
             case ["versions", version, *rest] if is_name(version):
                 versions.setdefault(version, [*shared_digests]).append(all_keys[-1])
                 if rest == [MANIFEST]:
-                    complete.add(version)
+                    complete_versions.add(version)
                 elif rest[0] == "canaries" and is_digest(rest[-1].removesuffix(".json")):
                     canaries.add(rest[-1].removesuffix(".json"))
             case ["channels", name] if name.endswith(".json") and is_name(name.removesuffix(".json")):
                 channels.append(name.removesuffix(".json"))
             case ["policies", _]:
                 all_keys.append(digest_of_bytes(store.read(f"{MODELS}{model}/{key}") or b""))
-    sorted_versions = sorted(complete, key=version_order)
+    sorted_versions = sorted(complete_versions, key=version_order)
     digests = tuple((version, digest_lines(versions[version])) for version in sorted_versions)
     return ModelKeys(model, digests, tuple(channels), tuple(sorted(canaries)), digest_lines(all_keys))
 

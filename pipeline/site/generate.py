@@ -109,8 +109,8 @@ def overview_pages(store: Store, notes: Mapping[str, ModelNote], salt: str) -> I
     yield Page("models.js", "", lambda: search_data(notes))
     yield Page("canaries.html", "", lambda: _canaries(notes))
     yield Page("runs.html", "", lambda: _runs(store, notes, failed_pages))
-    pages = max(1, -(-len(names) // PER_PAGE))
-    for number in range(pages, 0, -1):
+    page_count = max(1, -(-len(names) // PER_PAGE))
+    for number in range(page_count, 0, -1):
         page_names = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
         yield Page(path, "", partial(_index, path, page_names, notes, number))
@@ -186,19 +186,21 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed_models: Collectio
     ids = run_ids(store)
     run_views = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
-    live = [run for run in run_views if run.state == "running"]
-    more = max(0, len(ids) - MOST_RUNS)
+    live_runs = [run for run in run_views if run.state == "running"]
+    excess = max(0, len(ids) - MOST_RUNS)
     write_times = {model: _written_at(store, model) for model in failed_models}
-    failing = [view.run for view in run_views if view.state == "failed" and not view.run.version]
+    failed_runs = [view.run for view in run_views if view.state == "failed" and not view.run.version]
     # The report of a run was written between its beginning and its end; all of them to the second, in UTC.
-    reports = {
+    report_runs = {
         run.id
-        for run in failing
-        if (written := write_times.get(run.model))
-        and run.started_at[:19] <= written[:19] <= (run.ended_at or written)[:19]
+        for run in failed_runs
+        if (report_time := write_times.get(run.model))
+        and run.started_at[:19] <= report_time[:19] <= (run.ended_at or report_time)[:19]
     }
-    drawn_at = now() if live else ""
-    return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=drawn_at, reports=reports)
+    drawn_at = now() if live_runs else ""
+    return draw(
+        "runs", "runs.html", live=live_runs, runs=run_views, models=notes, more=excess, at=drawn_at, reports=report_runs
+    )
 
 
 # Models between two notes of what was done, so that a run that is killed goes on from there.
@@ -226,26 +228,26 @@ def write_site(
     ]
     folder.update(_ASSETS, [Page("site.css", "", style_sheet), Page("site.js", "", script)])
     # Pages to be deleted, by group, and what stays noted until they are: that something is left to do.
-    gone: dict[str, list[str]] = {}
+    dropped_pages: dict[str, list[str]] = {}
     unfinished_notes: dict[str, ModelNote] = {}
     for number, model_keys in enumerate(changed_models, 1):
         site = ModelSite(store, model_keys, trust, salt)
         paths = folder.update(_group(site.model), model_pages(site))
         notes[site.model] = note_of(site)
         if paths:
-            gone[_group(model_keys.model)] = paths
+            dropped_pages[_group(model_keys.model)] = paths
             unfinished_notes[model_keys.model] = {**notes[model_keys.model], "key": ""}
         if number % _NOTED_EVERY == 0:
             folder.keep({**notes, **unfinished_notes})
             say(f"{number} of {len(changed_models)} changed models")
     for model in [name for name in notes if name not in keys]:
         unfinished_notes[model] = notes.pop(model)
-        gone[_group(model)] = folder.pages_of(_group(model))
-    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
+        dropped_pages[_group(model)] = folder.pages_of(_group(model))
+    dropped_pages[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
     folder.keep({**notes, **unfinished_notes})
-    for group, paths in gone.items():
+    for group, paths in dropped_pages.items():
         folder.delete(group, paths)
-    if any(gone.values()):
+    if any(dropped_pages.values()):
         folder.keep(notes)
     return folder.done
 
@@ -269,10 +271,10 @@ def _group(model: str) -> str:
 @cache
 def _code() -> str:
     """Digest of the files that draw pages."""
-    parts = (
+    folders = (
         resources.files("pipeline.site"),
         resources.files("pipeline.site") / "templates",
         resources.files("validation.reporting"),
     )
-    code_files = (file for part in parts for file in sorted(part.iterdir(), key=lambda file: file.name))
+    code_files = (file for folder in folders for file in sorted(folder.iterdir(), key=lambda file: file.name))
     return digest_lines(digest_of_bytes(file.read_bytes()) for file in code_files if file.is_file())

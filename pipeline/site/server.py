@@ -71,23 +71,23 @@ class SiteFiles:
             return _refusal(HTTPStatus.MISDIRECTED_REQUEST)
         try:
             # Raises OSError where there is none, ValueError for a path that cannot be one.
-            parts = path_parts(request.target, self._prefix)
-            path = self._root.joinpath(*parts)
+            segments = path_parts(request.target, self._prefix)
+            path = self._root.joinpath(*segments)
             if not path.is_dir():
                 return _read_file(path, request)
             if request.target.partition("?")[0].endswith("/"):
                 return _read_file(path / "index.html", request)
-            return HttpAnswer(HTTPStatus.PERMANENT_REDIRECT, b"", {"Location": "/".join([self._prefix, *parts, ""])})
+            return HttpAnswer(HTTPStatus.PERMANENT_REDIRECT, b"", {"Location": "/".join([self._prefix, *segments, ""])})
         except (OSError, ValueError):  # no such file, or no name of one
             is_missing = not (self._root / "index.html").exists()
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE if is_missing else HTTPStatus.NOT_FOUND)
 
 
 def _read_file(path: Path, request: HttpRequest) -> HttpAnswer:
-    data, tag, gzip_data = _read(path, path.stat().st_mtime_ns)
+    data, etag, gzip_data = _read(path, path.stat().st_mtime_ns)
     policy = REPORT_POLICY if path.name == "report.html" else POLICY
-    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding", **_protection(policy)}
-    if request.headers.get("If-None-Match") == tag:
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding", **_protection(policy)}
+    if request.headers.get("If-None-Match") == etag:
         return HttpAnswer(HTTPStatus.NOT_MODIFIED, b"", headers)
     headers["Content-Type"] = TYPES.get(path.suffix, "application/octet-stream")
     if "gzip" in request.headers.get("Accept-Encoding", ""):
@@ -117,10 +117,10 @@ def path_parts(target: str, prefix: str) -> list[str]:
         raise ValueError(target)
     if prefix and path != prefix and not path.startswith(f"{prefix}/"):
         raise ValueError(target)
-    parts = [part for part in path[len(prefix) :].split("/") if part]
-    if any(part.startswith(".") or "\\" in part or not part.isprintable() for part in parts):
+    segments = [segment for segment in path[len(prefix) :].split("/") if segment]
+    if any(segment.startswith(".") or "\\" in segment or not segment.isprintable() for segment in segments):
         raise ValueError(target)
-    return parts
+    return segments
 
 
 @lru_cache(maxsize=256)

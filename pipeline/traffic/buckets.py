@@ -76,10 +76,10 @@ class EngineTimer:
 
     def measure(self, sizes: Sequence[Mapping[str, int]], seconds: float) -> LatencyReport:
         """The latency report of the engine at these sizes. seconds: of timing for each."""
-        terms = LatencyTerms(seconds, tuple(dict(one_size) for one_size in sizes))
-        work = MeasureEngine(self.engine, self.golden, model_shapes(self.spec), terms)
+        terms = LatencyTerms(seconds, tuple(dict(size_set) for size_set in sizes))
+        request = MeasureEngine(self.engine, self.golden, model_shapes(self.spec), terms)
         name = f"time {self.name}"
-        job = Job(name, work, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
+        job = Job(name, request, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
         return read_latency_report(self.context.store, self.context.run_to_end(self.context.local, name, job).latency)
 
 
@@ -179,11 +179,11 @@ def price_profile(report: LatencyReport, build_s: float | None, stated_price: fl
     if stated_price is not None:
         return ProfilePrice(stated_price, "as given")
     peak_bytes = max(bucket.memory_bytes for bucket in report.buckets)
-    memory = max(peak_bytes - report.loaded_bytes, 0) if report.memory_resettable else 0
-    share = memory / psutil.virtual_memory().total
+    memory_bytes = max(peak_bytes - report.loaded_bytes, 0) if report.memory_resettable else 0
+    share = memory_bytes / psutil.virtual_memory().total
     build_text = "no build on record" if build_s is None else f"{seconds_text(build_s)} of compiling a day"
-    words = f"{build_text}, {format_bytes(memory)} of this machine's memory ({100 * share:.2g} % of it)"
-    return ProfilePrice((build_s or 0.0) + share * DAY_S, words)
+    price_text = f"{build_text}, {format_bytes(memory_bytes)} of this machine's memory ({100 * share:.2g} % of it)"
+    return ProfilePrice((build_s or 0.0) + share * DAY_S, price_text)
 
 
 # The chosen buckets in the file of a spec, of which every other character stays as it is.
@@ -223,8 +223,8 @@ def _with_buckets(text: str, dim: str, sizes: Sequence[int], path: Path) -> str:
     """The text with the buckets in the place of the dim's `buckets`, else of its `max`; `opt` is taken out."""
     node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     for key in ("dims", dim):
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for name, value in pairs if name.value == key), None)
+        entries = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in entries if name.value == key), None)
     if not isinstance(node, yaml.MappingNode):
         raise _misplaced(path, {dim: sizes})
     yaml_entries = {key.value: (key, value) for key, value in node.value}
@@ -233,29 +233,29 @@ def _with_buckets(text: str, dim: str, sizes: Sequence[int], path: Path) -> str:
         raise _misplaced(path, {dim: sizes})
     changes = [(*_span(*yaml_entries[old_key]), f"buckets: [{', '.join(map(str, sizes))}]")]
     changes += [(*_removed(text, node, name), "") for name in _REPLACED if name in yaml_entries and name != old_key]
-    for begin, end, new_text in sorted(changes, reverse=True):
-        text = text[:begin] + new_text + text[end:]
+    for start, end, new_text in sorted(changes, reverse=True):
+        text = text[:start] + new_text + text[end:]
     return text
 
 
 def _span(key: yaml.Node, value: yaml.Node) -> tuple[int, int]:
     """Where a pair stands. For YAML a block sequence ends behind the comments that follow: its last item counts."""
-    last = value.value[-1] if isinstance(value, yaml.SequenceNode) and not value.flow_style else value
-    return key.start_mark.index, last.end_mark.index
+    last_node = value.value[-1] if isinstance(value, yaml.SequenceNode) and not value.flow_style else value
+    return key.start_mark.index, last_node.end_mark.index
 
 
 def _removed(text: str, node: yaml.MappingNode, name: str) -> tuple[int, int]:
     """What is cut to take out a pair: of a flow mapping with a comma, of a block its lines."""
     index = next(index for index, (key, _) in enumerate(node.value) if key.value == name)
-    begin, end = _span(*node.value[index])
+    start, end = _span(*node.value[index])
     if node.flow_style:
         if index + 1 < len(node.value):
-            return begin, node.value[index + 1][0].start_mark.index
+            return start, node.value[index + 1][0].start_mark.index
         return _span(*node.value[index - 1])[1], end
     if index == 0:
-        return begin, node.value[1][0].start_mark.index
-    line = text.find("\n", end)
-    return text.rfind("\n", 0, begin), len(text) if line < 0 else line
+        return start, node.value[1][0].start_mark.index
+    line_end = text.find("\n", end)
+    return text.rfind("\n", 0, start), len(text) if line_end < 0 else line_end
 
 
 def _misplaced(path: Path, edges: Mapping[str, Sequence[int]]) -> InputError:

@@ -77,7 +77,7 @@ def choose_buckets(
     """
     timing_cache = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
-    other_sizes = [size for of_dim in OTHERS.values() for size in _sizes_used(task, task.edges(of_dim))]
+    other_sizes = [size for rule in OTHERS.values() for size in _sizes_used(task, task.edges(rule))]
     _measure_missing(timing_cache, other_sizes, measure)
     for _ in range(_TIMINGS):
         times = _times(task, timing_cache)
@@ -106,14 +106,14 @@ def search_buckets(
     grid, policy = task.grid, task.policy
     growth = None
     if policy and grid.at is not None:
-        requests = max(int(policy.most / grid.samples.mean()), 1)
-        growth = BatchGrowth.idle(grid.at, requests, policy.wait_s)
-    table = times.table(grid.edges, task.most_samples)
+        max_requests = max(int(policy.most / grid.samples.mean()), 1)
+        growth = BatchGrowth.idle(grid.at, max_requests, policy.wait_s)
+    time_table = times.table(grid.edges, task.most_samples)
     axes = [grid.dims.index(name) for name in task.chosen]
     best_plan: tuple[float, tuple[Partition, ...], ServedTrace] | None = None
     visited_partitions = set()
     for _ in range(_ROUNDS):
-        partitions = partition_grid(CostModel(grid, table, growth), axes, max_profiles, price)
+        partitions = partition_grid(CostModel(grid, time_table, growth), axes, max_profiles, price)
         if partitions in visited_partitions:
             break
         visited_partitions.add(partitions)
@@ -130,7 +130,7 @@ def search_buckets(
 
 def _serve_others(task: BucketTask, times: RunTimes) -> dict[str, ServedTrace]:
     """The trace under each of OTHERS."""
-    return {name: serve_trace(task.grid, task.edges(of_dim), times, task.policy) for name, of_dim in OTHERS.items()}
+    return {name: serve_trace(task.grid, task.edges(rule), times, task.policy) for name, rule in OTHERS.items()}
 
 
 def compare_plans(task: BucketTask, times: RunTimes, trace: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:
@@ -144,18 +144,18 @@ def compare_plans(task: BucketTask, times: RunTimes, trace: ServedTrace, price_s
         saving = None if index == 0 else interval_of(1.0 - ratio, 1.0 - costs[0] / costs[index])
         seconds = interval_of(plan.mean_s, resamples[index])
         price = price_s * plan.profiles
-        facts = (plan.padding, plan.batch, plan.utilization)
-        plans.append(BucketPlan(name, plan.edges, plan.profiles, seconds, price, *facts, saving))
+        plan_figures = (plan.padding, plan.batch, plan.utilization)
+        plans.append(BucketPlan(name, plan.edges, plan.profiles, seconds, price, *plan_figures, saving))
     return tuple(plans)
 
 
 def _sizes_used(task: BucketTask, edges: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """Sizes of the buckets that hold requests."""
-    edges_used = {}
+    used_edges = {}
     for dim, ends in edges.items():
         sizes = task.grid.sizes[:, task.grid.dims.index(dim)]
-        edges_used[dim] = sorted({int(edge) for edge in np.array(ends)[np.unique(np.searchsorted(ends, sizes))]})
-    return edges_to_time(edges_used, task.batch, task.most_samples)
+        used_edges[dim] = sorted({int(edge) for edge in np.array(ends)[np.unique(np.searchsorted(ends, sizes))]})
+    return edges_to_time(used_edges, task.batch, task.most_samples)
 
 
 def _measure_missing(
@@ -164,13 +164,13 @@ def _measure_missing(
     measure: Measure | None,
 ) -> bool:
     """Time the sizes that were not timed yet, and say whether there were any."""
-    distinct = {tuple(sorted(size_set.items())): size_set for size_set in size_sets}
-    sizes = [size_set for key, size_set in distinct.items() if key not in timing_cache][
+    distinct_sets = {tuple(sorted(size_set.items())): size_set for size_set in size_sets}
+    missing_sets = [size_set for key, size_set in distinct_sets.items() if key not in timing_cache][
         : max(MOST_TIMED - len(timing_cache), 0)
     ]
-    if measure is None or not sizes:
+    if measure is None or not missing_sets:
         return False
-    timing_cache.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(sizes)})
+    timing_cache.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(missing_sets)})
     return True
 
 

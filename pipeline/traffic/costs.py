@@ -43,32 +43,32 @@ class BatchGrowth:
     def idle(cls, arrivals: Array, max_requests: int, wait_s: float) -> "BatchGrowth":
         """Before anything was simulated: a worker that is always free. arrivals: seconds, float64 [requests]."""
         count = len(arrivals)
-        bins = max(min(BINS, count // 50), 1)
-        bin_of = np.arange(count) * bins // count
-        starts = arrivals[np.searchsorted(bin_of, np.arange(bins))]
+        bin_count = max(min(BINS, count // 50), 1)
+        indices = np.arange(count) * bin_count // count
+        starts = arrivals[np.searchsorted(indices, np.arange(bin_count))]
         ends = np.append(starts[1:], arrivals[-1] + arrivals[-1] / max(count - 1, 1))
-        return cls(max_requests, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
+        return cls(max_requests, indices, np.maximum(ends - starts, 1e-9), np.full((bin_count, len(_WAITS)), wait_s))
 
     def after(self, service: SimulatedService) -> "BatchGrowth":
         """A copy with the waits that a simulation gave."""
-        firsts = np.full(len(service.batches), -1.0)
-        np.maximum.at(firsts, service.batch_of, service.waited_s)
-        bins = np.full(len(service.batches), len(self.seconds))
-        np.minimum.at(bins, service.batch_of, self.bin_of)
+        longest_waits = np.full(len(service.batches), -1.0)
+        np.maximum.at(longest_waits, service.batch_of, service.waited_s)
+        first_bins = np.full(len(service.batches), len(self.seconds))
+        np.minimum.at(first_bins, service.batch_of, self.bin_of)
         waits = self.waits.copy()
         for index in range(len(self.seconds)):
-            if (bin_waits := firsts[bins == index]).size:
+            if (bin_waits := longest_waits[first_bins == index]).size:
                 waits[index] = np.quantile(bin_waits, _WAITS)
         return BatchGrowth(self.max_requests, self.bin_of, self.seconds, waits)
 
     @cached_property
     def _shares(self) -> Array:
         """Probability of 1 to `most` requests in a batch for each of the means, float64 [means, most]."""
-        further = np.arange(self.max_requests)
-        logs = np.cumsum(np.log(np.maximum(further, 1)))
+        extra_counts = np.arange(self.max_requests)
+        log_factorials = np.cumsum(np.log(np.maximum(extra_counts, 1)))
         with np.errstate(divide="ignore", invalid="ignore"):
-            powers = np.where(further == 0, 0.0, further * np.log(_MEANS)[:, None])
-        shares = np.exp(powers - _MEANS[:, None] - logs)
+            powers = np.where(extra_counts == 0, 0.0, extra_counts * np.log(_MEANS)[:, None])
+        shares = np.exp(powers - _MEANS[:, None] - log_factorials)
         shares[:, -1] = np.maximum(1.0 - shares[:, :-1].sum(1), 0.0)
         return np.asarray(shares)
 
@@ -85,12 +85,12 @@ class BatchGrowth:
         means = rates[..., None] * self.waits
         low, step = _MEANS[1], np.log(_MEANS[2] / _MEANS[1])
         with np.errstate(divide="ignore"):
-            log_places = 1.0 + np.log(np.maximum(means, low) / low) / step
-        place = np.asarray(np.minimum(np.where(means < low, means / low, log_places), len(_MEANS) - 1.0))
+            log_positions = 1.0 + np.log(np.maximum(means, low) / low) / step
+        position = np.asarray(np.minimum(np.where(means < low, means / low, log_positions), len(_MEANS) - 1.0))
         sizes = self.tables(np.arange(1.0, self.max_requests + 1))
-        took = _between(seconds, place, np.arange(len(seconds))[:, None, None])
-        batch_sizes = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
-        return np.asarray((counts * took.mean(-1) / batch_sizes.mean(-1)).sum((-1, -2)))
+        batch_seconds = _between(seconds, position, np.arange(len(seconds))[:, None, None])
+        batch_sizes = _between(sizes[None], position, np.zeros((1, 1, 1), np.int64))
+        return np.asarray((counts * batch_seconds.mean(-1) / batch_sizes.mean(-1)).sum((-1, -2)))
 
 
 def _between(tables: Array, place: Array, rows: Array) -> Array:
@@ -120,12 +120,12 @@ class CostModel:
 
         partitions: of every dim; that of `axis` is not used.
         """
-        places, edges = self.grid.places, self.grid.edges
+        positions, edges = self.grid.places, self.grid.edges
         groups, rows = self._groups(axis, partitions)
         bins = self.growth.bin_of if self.growth else np.zeros(len(self.grid), np.int64)
         shape = (len(edges[axis]), len(rows), int(bins.max()) + 1)
-        flat = np.ravel_multi_index((places[:, axis], groups, bins), shape)
-        counts = np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape).astype(np.float64)
+        flat_indices = np.ravel_multi_index((positions[:, axis], groups, bins), shape)
+        counts = np.bincount(flat_indices, minlength=int(np.prod(shape))).reshape(shape).astype(np.float64)
         counts_below = np.concatenate([np.zeros((1, *shape[1:])), counts.cumsum(0)])
         times = np.moveaxis(self.times, axis, 0)
         times = times.reshape(shape[0], -1, times.shape[-1])
@@ -163,10 +163,10 @@ class CostModel:
 def per_requests(times: Array, samples: float, max_requests: int) -> Array:
     """Seconds of 1 to `max_requests` requests with so many samples each, [..., requests], of those of 1, 2, ...
     samples."""
-    sample_places = np.minimum(np.arange(1, max_requests + 1) * samples, times.shape[-1]) - 1
-    low = np.minimum(sample_places.astype(np.int64), max(times.shape[-1] - 2, 0))
+    sample_positions = np.minimum(np.arange(1, max_requests + 1) * samples, times.shape[-1]) - 1
+    low = np.minimum(sample_positions.astype(np.int64), max(times.shape[-1] - 2, 0))
     high = np.minimum(low + 1, times.shape[-1] - 1)
-    return np.asarray(times[..., low] + (sample_places - low) * (times[..., high] - times[..., low]))
+    return np.asarray(times[..., low] + (sample_positions - low) * (times[..., high] - times[..., low]))
 
 
 def _alone(counts_below: Array, times: Array) -> Array:
@@ -207,15 +207,15 @@ def partition_dim(costs: Array, max_buckets: int) -> list[tuple[float, Partition
     """The least cost with 1, 2, ... `max_buckets` buckets, and the partition. costs: as of `CostModel.intervals`."""
     count = len(costs) - 1
     least_costs = costs[0].copy()
-    before: list[Array] = []
+    argmins: list[Array] = []
     partitions: list[tuple[float, Partition]] = [(float(least_costs[count]), (count - 1,))]
     for _ in range(1, min(max_buckets, count)):
         sums = least_costs[:, None] + costs
-        before.append(sums.argmin(0))
+        argmins.append(sums.argmin(0))
         least_costs = sums.min(0)
         ends, end = [count - 1], count
-        for step in reversed(before):
-            end = int(step[end])
+        for argmin in reversed(argmins):
+            end = int(argmin[end])
             ends.append(end - 1)
         partitions.append((float(least_costs[count]), tuple(reversed(ends))))
     return partitions
@@ -231,23 +231,25 @@ def partition_grid(model: CostModel, axes: Sequence[int], max_profiles: int, pri
     other_profiles = count_profiles([partition for axis, partition in enumerate(all_edges) if axis not in axes])
     max_profiles = max(max_profiles // other_profiles, 1)
     costs = [model.intervals(axis, all_edges) for axis in axes]
-    choices = [partition_dim(each, max_profiles) for each in costs]
-    nowhere = total_of(costs[0], all_edges[axes[0]])
+    choices = [partition_dim(axis_costs, max_profiles) for axis_costs in costs]
+    finest_cost = total_of(costs[0], all_edges[axes[0]])
     counts = min(
         (
-            each
-            for each in itertools.product(*(range(1, len(dim_partitions) + 1) for dim_partitions in choices))
-            if math.prod(each) <= max_profiles
+            split
+            for split in itertools.product(*(range(1, len(dim_partitions) + 1) for dim_partitions in choices))
+            if math.prod(split) <= max_profiles
         ),
-        key=lambda each: (
-            sum(dim_partitions[count - 1][0] - nowhere for dim_partitions, count in zip(choices, each, strict=True))
-            + price * other_profiles * math.prod(each)
+        key=lambda split: (
+            sum(
+                dim_partitions[count - 1][0] - finest_cost for dim_partitions, count in zip(choices, split, strict=True)
+            )
+            + price * other_profiles * math.prod(split)
         ),
     )
-    now = list(all_edges)
+    chosen_edges = list(all_edges)
     for axis, dim_partitions, count in zip(axes, choices, counts, strict=True):
-        now[axis] = dim_partitions[count - 1][1]
-    return tuple(now)
+        chosen_edges[axis] = dim_partitions[count - 1][1]
+    return tuple(chosen_edges)
 
 
 # What buckets cost a trace: engine seconds of each request, by a simulated batcher, and the interval of the mean.
@@ -310,28 +312,28 @@ def serve_trace(
     """The trace by the simulated batcher; without a policy each request runs alone. edges: of each dim of the grid."""
     axes = [np.array(edges[dim], np.int64) for dim in grid.dims]
     bucket_sides = np.stack([axis[np.searchsorted(axis, grid.sizes[:, index])] for index, axis in enumerate(axes)], 1)
-    sizes, bucket_of = np.unique(bucket_sides, axis=0, return_inverse=True)
-    bucket_of = bucket_of.reshape(-1)
+    sizes, bucket_indices = np.unique(bucket_sides, axis=0, return_inverse=True)
+    bucket_indices = bucket_indices.reshape(-1)
     max_samples = int(max(grid.samples.max(), policy.most if policy else 1))
-    runs = np.stack([times.table(bucket_sizes[:, None], max_samples).reshape(-1) for bucket_sizes in sizes])
+    run_times = np.stack([times.table(bucket_sizes[:, None], max_samples).reshape(-1) for bucket_sizes in sizes])
     service = None
     if policy is None:
-        seconds, batch, utilization = runs[bucket_of, grid.samples - 1], float(grid.samples.mean()), None
+        seconds, batch, utilization = run_times[bucket_indices, grid.samples - 1], float(grid.samples.mean()), None
     else:
         arrivals = grid.at if grid.at is not None else np.zeros(len(grid))
-        curves = [[run[None] for run in bucket] for bucket in runs]
-        service = simulate_batching(arrivals, grid.samples, bucket_of, curves, policy)
+        curves = [[run[None] for run in bucket] for bucket in run_times]
+        service = simulate_batching(arrivals, grid.samples, bucket_indices, curves, policy)
         seconds = service.service_s * grid.samples / service.batches[service.batch_of]
         batch, utilization = float(service.batches.mean()), service.utilization
-    real = np.prod(grid.sizes.astype(float), 1) * grid.samples
+    real_sizes = np.prod(grid.sizes.astype(float), 1) * grid.samples
     padded_sizes = np.prod(bucket_sides.astype(float), 1) * grid.samples
     return ServedTrace(
         edges={dim: tuple(int(edge) for edge in edges[dim]) for dim in grid.dims},
-        bucket_of=bucket_of,
+        bucket_of=bucket_indices,
         sizes=sizes,
         log_sd=times.log_sd(sizes, max(round(batch), 1)),
         seconds=np.asarray(seconds),
-        padding=float(1.0 - real.sum() / padded_sizes.sum()),
+        padding=float(1.0 - real_sizes.sum() / padded_sizes.sum()),
         batch=batch,
         utilization=utilization,
         service=service,
@@ -351,8 +353,8 @@ def resample_plans(plans: Sequence[ServedTrace], seed: int = 0) -> Array:
     plan_means = []
     for plan in plans:
         shape = (len(starts), len(plan.sizes))
-        flat = np.ravel_multi_index((blocks, plan.bucket_of), shape)
-        seconds = np.bincount(flat, plan.seconds, minlength=shape[0] * shape[1]).reshape(shape)
+        flat_indices = np.ravel_multi_index((blocks, plan.bucket_of), shape)
+        seconds = np.bincount(flat_indices, plan.seconds, minlength=shape[0] * shape[1]).reshape(shape)
         keys = [tuple(size) for size in plan.sizes.tolist()]
         for key in keys:
             errors.setdefault(key, rng.standard_normal(RESAMPLES))

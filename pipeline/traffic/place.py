@@ -70,8 +70,8 @@ def _said_model(file: Path) -> str:
     if file.suffix == ".npz":
         return ""
     first_record = next((record for _, record in JsonLinesReader(file, MOST_LINE_BYTES)), {})
-    said = first_record.get("model") if "kind" in first_record else None
-    return said if isinstance(said, str) else ""
+    model = first_record.get("model") if "kind" in first_record else None
+    return model if isinstance(model, str) else ""
 
 
 def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> TrafficAtPlace:
@@ -87,46 +87,46 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
         traffic = read_traffic(file, inputs)
         # The inputs are let go: only their sizes are needed.
         traffic_parts.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
-    heads = [head for head, _ in traffic_parts]
-    first_head = heads[0]
-    for file, head in zip(files[1:], heads[1:], strict=True):
+    records = [record for record, _ in traffic_parts]
+    first_record = records[0]
+    for file, record in zip(files[1:], records[1:], strict=True):
         file_pair = f"{files[0]} and {file}"
-        if head.sampling != first_head.sampling:
-            shares = f"{first_head.sampling:g} and {head.sampling:g}"
+        if record.sampling != first_record.sampling:
+            shares = f"{first_record.sampling:g} and {record.sampling:g}"
             raise DataError(f"{file_pair} hold {shares} of the traffic; give files of one share")
-        if head.timed != first_head.timed:
+        if record.timed != first_record.timed:
             raise DataError(f"of {file_pair} only one has times of arrival; give such files apart")
-        if head.timed and min(head.start, first_head.start) < EPOCH_S:
+        if record.timed and min(record.start, first_record.start) < EPOCH_S:
             raise DataError(f"{file_pair} have times that do not count from the epoch; which came first is not known")
-    cut = tuple(file for file, head in zip(files, heads, strict=True) if head.cut)
-    origin = next((head.made for head in heads if head.made), "")
-    return TrafficAtPlace(_merge([trace for _, trace in traffic_parts]), files, heads[0].sampling, cut, origin)
+    cut_files = tuple(file for file, record in zip(files, records, strict=True) if record.cut)
+    origin = next((record.made for record in records if record.made), "")
+    return TrafficAtPlace(_merge([trace for _, trace in traffic_parts]), files, records[0].sampling, cut_files, origin)
 
 
 def check_model(file: Path, model: str) -> None:
     """Raise DataError for a file whose first line says that it is of another model. model: '' for any."""
-    if model and (said := _said_model(file)) not in ("", model):
-        raise DataError(f"{file} is traffic of {said!r}, and this is {model!r}; give its own spec or version")
+    if model and (stated_model := _said_model(file)) not in ("", model):
+        raise DataError(f"{file} is traffic of {stated_model!r}, and this is {model!r}; give its own spec or version")
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:
     """The requests that lie within all dims, and the sizes of the others. Raises DataError where all are others."""
-    keep = np.ones(len(trace), bool)
-    beyond: dict[str, dict[int, int]] = {}
+    is_within = np.ones(len(trace), bool)
+    outlier_counts: dict[str, dict[int, int]] = {}
     for dim in dims:
         sizes = trace.sizes[dim.name]
         outliers = (sizes < dim.min) | (sizes > dim.max)
-        keep &= ~outliers
+        is_within &= ~outliers
         if outliers.any():
             values, counts = np.unique(sizes[outliers], return_counts=True)
-            beyond[dim.name] = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    if not keep.any():
+            outlier_counts[dim.name] = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    if not is_within.any():
         ranges = ", ".join(f"{dim.name} {dim.words}" for dim in dims)
         raise DataError(f"none of the {pluralize(len(trace), 'request')} is within the dims ({ranges}); widen them")
-    arrivals = trace.at[keep]
+    arrivals = trace.at[is_within]
     start = trace.start + float(arrivals[0]) if trace.start else 0.0
-    sizes_kept = {name: values[keep] for name, values in trace.sizes.items()}
-    return SplitTrace(Trace(arrivals - arrivals[0], sizes_kept, start), beyond, len(trace))
+    inner_sizes = {name: values[is_within] for name, values in trace.sizes.items()}
+    return SplitTrace(Trace(arrivals - arrivals[0], inner_sizes, start), outlier_counts, len(trace))
 
 
 def _files_of(place: Path) -> tuple[Path, ...]:
@@ -206,8 +206,8 @@ class BucketTask:
 
     def first_sizes(self) -> list[dict[str, int]]:
         """The sizes at which an engine is timed before anything is chosen."""
-        tops = {dim.name: dim.max for dim in self.dims}
-        return sizes_to_time(self.grid, self.chosen, self.batch, self.most_samples, tops)
+        top_sizes = {dim.name: dim.max for dim in self.dims}
+        return sizes_to_time(self.grid, self.chosen, self.batch, self.most_samples, top_sizes)
 
 
 def plan_task(
@@ -221,9 +221,9 @@ def plan_task(
     bucket_dims = _choose_dims(dims, batch, options)
     policy, remarks = _policy(batch, within, options)
     arrivals = _arrivals(traffic, within, options)
-    greatest = {dim: int(within.sizes[dim.name].max()) if options.shrink else dim.max for dim in dims}
-    tops = {dim.name: min(-(-size // dim.multiple) * dim.multiple, dim.max) for dim, size in greatest.items()}
-    grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=arrivals)
+    largest_sizes = {dim: int(within.sizes[dim.name].max()) if options.shrink else dim.max for dim in dims}
+    top_sizes = {dim.name: min(-(-size // dim.multiple) * dim.multiple, dim.max) for dim, size in largest_sizes.items()}
+    grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=top_sizes, at=arrivals)
     if arrivals is None and options.max_profiles is None:
         raise InputError("without times of arrival a profile has no price for each request; give --most, or --rate")
     if len(bucket_dims) == 1 and (options.max_profiles or 0) > len(grid.edges_of(bucket_dims[0])):
@@ -284,8 +284,8 @@ def _arrivals(traffic: TrafficAtPlace, within: Trace, options: BucketOptions) ->
     """Seconds of arrival of the real traffic, of which a share was recorded; at the rate asked for. Without times in
     the record those of a Poisson process."""
     if within.timed:
-        faster = options.rate / within.per_second if options.rate else 1.0 / traffic.sampling
-        return within.at / faster
+        speedup = options.rate / within.per_second if options.rate else 1.0 / traffic.sampling
+        return within.at / speedup
     if options.rate is None:
         return None
     arrivals = np.cumsum(np.random.default_rng(0).exponential(1.0 / options.rate, len(within)))

@@ -67,7 +67,7 @@ def grid_of(
     request_indices = _stretches(len(trace))
     axes = [dim for dim in dims if dim.name != batch]
     max_candidates = MOST_ALONE if len(bucket_dims) == 1 else MOST_EACH
-    edges, places, sizes = [], [], []
+    edges, positions, sizes = [], [], []
     for dim in axes:
         dim_sizes = trace.sizes[dim.name][request_indices]
         multiples = np.ceil(dim_sizes / dim.multiple).astype(np.int64) * dim.multiple
@@ -76,22 +76,22 @@ def grid_of(
         else:
             candidates = np.array([high for _, _, high in dim.buckets()], np.int64)
         edges.append(candidates)
-        places.append(np.searchsorted(candidates, multiples))
+        positions.append(np.searchsorted(candidates, multiples))
         sizes.append(dim_sizes)
     count = len(request_indices)
     samples = trace.sizes[batch][request_indices] if batch else np.ones(count, np.int64)
-    when = None if at is None else _close_gaps(at, request_indices)
+    arrivals = None if at is None else _close_gaps(at, request_indices)
     shape = (count, len(axes))
-    place_rows, size_rows = (np.stack(rows, 1) if rows else np.zeros(shape, np.int64) for rows in (places, sizes))
-    return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), place_rows, size_rows, samples, when)
+    position_rows, size_rows = (np.stack(rows, 1) if rows else np.zeros(shape, np.int64) for rows in (positions, sizes))
+    return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), position_rows, size_rows, samples, arrivals)
 
 
 def _thin(sizes: Array, max_sizes: int) -> Array:
     """The distinct sizes, rising; of too many, those at equal shares of the requests, and the greatest."""
-    distinct = np.unique(sizes)
-    if len(distinct) <= max_sizes:
-        return distinct
-    return np.unique(np.append(np.quantile(sizes, np.linspace(0, 1, max_sizes), method="higher"), distinct[-1]))
+    distinct_sizes = np.unique(sizes)
+    if len(distinct_sizes) <= max_sizes:
+        return distinct_sizes
+    return np.unique(np.append(np.quantile(sizes, np.linspace(0, 1, max_sizes), method="higher"), distinct_sizes[-1]))
 
 
 def _stretches(count: int) -> Array:
@@ -133,13 +133,13 @@ class RunTimes:
         Raises DataError for a size beyond those that were timed.
         """
         batch_sizes = np.array([pad_samples(self.batch, count) for count in range(1, max_samples + 1)])
-        distinct, places = np.unique(batch_sizes, return_inverse=True)
+        distinct_sizes, size_indices = np.unique(batch_sizes, return_inverse=True)
         axes = [np.asarray(edge) for edge in edges]
-        sizes = np.array([*itertools.product(*axes, distinct)], np.int64)
+        sizes = np.array([*itertools.product(*axes, distinct_sizes)], np.int64)
         rows = np.roll(sizes, 1, 1) if self.batch else sizes[:, :-1]
         medians, _ = self.service.predict(rows)
-        shape = (*map(len, axes), len(distinct))
-        return np.asarray((medians * self._tail).reshape(shape)[..., places])
+        shape = (*map(len, axes), len(distinct_sizes))
+        return np.asarray((medians * self._tail).reshape(shape)[..., size_indices])
 
     def log_sd(self, sizes: Array, samples: int) -> Array:
         """Standard deviation of the logarithm of the time at each row of sizes, int64 [rows, dims]: float64 [rows]."""
@@ -189,5 +189,5 @@ def edges_to_time(edges: Mapping[str, Sequence[int]], batch: Dim | None, max_sam
 def spread(edges: Array, count: int) -> list[int]:
     """At most `count` of the edges at about equal ratios, both ends among them."""
     target_sizes = np.geomspace(edges[0], edges[-1], count) if edges[0] > 0 else np.linspace(edges[0], edges[-1], count)
-    nearest = np.abs(edges[:, None] - target_sizes).argmin(0)
-    return [int(size) for size in np.unique(edges[nearest])]
+    nearest_indices = np.abs(edges[:, None] - target_sizes).argmin(0)
+    return [int(size) for size in np.unique(edges[nearest_indices])]

@@ -140,12 +140,12 @@ def count_sizes(sizes: Array) -> SizeCounts:
 
 def measure_bursts(arrivals: Array) -> Burstiness:
     """How bursty arrivals are. arrivals: seconds, float64 [requests], rising, two at least."""
-    within = np.searchsorted(arrivals, arrivals + 1.0, "left") - np.arange(len(arrivals))
+    window_counts = np.searchsorted(arrivals, arrivals + 1.0, "left") - np.arange(len(arrivals))
     _, counts = np.unique(arrivals.astype(np.int64), return_counts=True)  # seconds without requests may be many
     seconds = int(arrivals[-1]) + 1
     mean = len(arrivals) / seconds
     variance = float((counts.astype(np.float64) ** 2).sum()) / seconds - mean**2
-    return Burstiness(int(within.max()), max(variance, 0.0) / mean, float(np.diff(arrivals).max()))
+    return Burstiness(int(window_counts.max()), max(variance, 0.0) / mean, float(np.diff(arrivals).max()))
 
 
 def _count_pair(trace: Trace, row_dim: str, column_dim: str) -> PairCounts:
@@ -216,38 +216,38 @@ def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan]) ->
 
 
 def _draw(charts: Sequence[Chart]) -> str:
-    words: list[str] = []
+    captions: list[str] = []
 
     def draw(figure: "Figure") -> None:
-        places = figure.subplots(len(charts), squeeze=False)[:, 0]
-        words.extend(chart(axes) for chart, axes in zip(charts, places, strict=True))
+        axes_list = figure.subplots(len(charts), squeeze=False)[:, 0]
+        captions.extend(chart(axes) for chart, axes in zip(charts, axes_list, strict=True))
 
-    return draw_svg("traffic", words, draw, (WIDTH, HEIGHT * len(charts)), standalone=True)
+    return draw_svg("traffic", captions, draw, (WIDTH, HEIGHT * len(charts)), standalone=True)
 
 
 def draw_histogram(axes: "Axes", dim: str, counts: SizeCounts, buckets: Mapping[str, Sequence[int]]) -> str:
     """Requests by size, and the upper edges of buckets as lines. buckets: name -> edges, the strongest first."""
     top = max([counts.greatest, *(edge for edges in buckets.values() for edge in edges)])
-    log = counts.least > 0 and counts.greatest / max(counts.quantiles[0], 1.0) >= _LONG_TAIL
-    low = max(counts.least - 1, 0.5) if log else min(counts.least - 1, 0)
-    edges = _bar_edges(low, top, log)
+    is_log = counts.least > 0 and counts.greatest / max(counts.quantiles[0], 1.0) >= _LONG_TAIL
+    low = max(counts.least - 1, 0.5) if is_log else min(counts.least - 1, 0)
+    edges = _bar_edges(low, top, is_log)
     heights, _ = np.histogram(list(counts.counts), edges, weights=list(counts.counts.values()))
-    tallest = float(heights.max())
+    max_height = float(heights.max())
     axes.stairs(heights, edges, fill=True, color=COLOURS["muted"], alpha=0.55, label="requests", gid=tag("requests"))
     for index, (name, ends) in enumerate(buckets.items()):
-        look: Any = {"color": COLOURS["c2" if index else "accent"], "linestyle": "--" if index else "-"}
+        line_style: Any = {"color": COLOURS["c2" if index else "accent"], "linestyle": "--" if index else "-"}
         for number, end in enumerate(ends):
             gid, label = tag("edge", f"{name}: up to {end}"), None if number else f"{name} buckets"
-            height = (0.95 if index else 1.1) * tallest
-            axes.plot([end, end], [0, height], linewidth=1.6, label=label, gid=gid, **look)
-    for end in _apart(next(iter(buckets.values())), low, top, log):
-        annotate(axes, str(end), (end, 1.1 * tallest), (0, 3), ha="center", color=COLOURS["accent"])
-    label = f"{dim} of a request" + (", logarithmic" if log else "")
-    set_axis(axes, "x", (float(low), top * 1.03), label, log=log, text=_count)
-    set_axis(axes, "y", (0.0, 1.2 * tallest), "requests", text=_count)
+            height = (0.95 if index else 1.1) * max_height
+            axes.plot([end, end], [0, height], linewidth=1.6, label=label, gid=gid, **line_style)
+    for end in _apart(next(iter(buckets.values())), low, top, is_log):
+        annotate(axes, str(end), (end, 1.1 * max_height), (0, 3), ha="center", color=COLOURS["accent"])
+    label = f"{dim} of a request" + (", logarithmic" if is_log else "")
+    set_axis(axes, "x", (float(low), top * 1.03), label, log=is_log, text=_count)
+    set_axis(axes, "y", (0.0, 1.2 * max_height), "requests", text=_count)
     total = sum(counts.counts.values())
-    words = f"{total} requests by {dim}: half up to {counts.quantiles[0]:g}, the largest {counts.greatest}"
-    return words + "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())
+    caption = f"{total} requests by {dim}: half up to {counts.quantiles[0]:g}, the largest {counts.greatest}"
+    return caption + "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())
 
 
 def _count(value: float) -> str:
@@ -264,10 +264,10 @@ def _bar_edges(low: float, top: float, log: bool) -> Array:
 
 def _apart(ends: Sequence[int], low: float, top: float, log: bool) -> list[int]:
     """Those of the edges that have room for their labels, from the greatest down."""
-    room = (math.log(top / low) if log else top - low) / (WIDTH / 34)
+    least_gap = (math.log(top / low) if log else top - low) / (WIDTH / 34)
     label_ends: list[int] = []
     for end in sorted(ends, reverse=True):
-        if not label_ends or (math.log(label_ends[-1] / end) if log else label_ends[-1] - end) >= room:
+        if not label_ends or (math.log(label_ends[-1] / end) if log else label_ends[-1] - end) >= least_gap:
             label_ends.append(end)
     return label_ends
 
@@ -281,15 +281,15 @@ def _draw_rates(axes: "Axes", summary: TrafficSummary) -> str:
 
 
 def _draw_hours(axes: "Axes", summary: TrafficSummary, dim: str) -> str:
-    words, top = [], 0.0
+    captions, top = [], 0.0
     for index, share in enumerate(QUANTILES):
         sizes = [hour.sizes[dim].quantiles[index] for hour in summary.hours]
         name, top = f"{100 * share:g} % up to", max(top, *sizes)
         axes.plot(range(len(sizes)), sizes, color=SERIES[index], label=name, gid=tag("quantile", name))
-        words.append(f"{name} {sizes[-1]:g}")
+        captions.append(f"{name} {sizes[-1]:g}")
     _set_hours(axes, summary)
     set_axis(axes, "y", (0.0, 1.1 * top), f"{dim} of a request")
-    return f"{dim} by hour: {'; '.join(words)}"
+    return f"{dim} by hour: {'; '.join(captions)}"
 
 
 def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
@@ -312,8 +312,8 @@ def dim_rows(summary: TrafficSummary) -> list[list[str]]:
     rows = []
     for dim, counts in summary.dims.items():
         quantiles = [f"{value:g}" for value in counts.quantiles]
-        facts = [str(summary.requests), str(len(counts.counts)), str(counts.least), f"{counts.mean:.4g}"]
-        rows.append([dim, *facts, *quantiles, str(counts.greatest)])
+        cells = [str(summary.requests), str(len(counts.counts)), str(counts.least), f"{counts.mean:.4g}"]
+        rows.append([dim, *cells, *quantiles, str(counts.greatest)])
     return rows
 
 
@@ -321,15 +321,15 @@ def histogram_rows(counts: SizeCounts, edges: Sequence[int]) -> list[list[str]]:
     """Rows of (sizes, requests, share, bar): by the spec's buckets where there are several, else in equal steps."""
     ends = [edge for edge in edges if edge >= counts.least] if len(edges) > 1 else _equal_steps(counts)
     ends = ends if ends and ends[-1] >= counts.greatest else [*ends, counts.greatest]
-    total, rows, before = sum(counts.counts.values()), [], counts.least - 1
+    total, rows, start = sum(counts.counts.values()), [], counts.least - 1
     bucket_counts = [
         sum(count for size, count in counts.counts.items() if low < size <= high)
         for low, high in zip([-1, *ends[:-1]], ends, strict=True)
     ]
     for end, count in zip(ends, bucket_counts, strict=True):
         bar = "█" * round(_BAR * count / max(bucket_counts))
-        rows.append([f"{before + 1}..{end}" if end > before + 1 else str(end), str(count), _share(count / total), bar])
-        before = end
+        rows.append([f"{start + 1}..{end}" if end > start + 1 else str(end), str(count), _share(count / total), bar])
+        start = end
     return rows
 
 
@@ -356,25 +356,25 @@ def pair_table(pair: PairCounts) -> tuple[list[str], list[list[str]]]:
         np.unique(np.quantile(np.repeat(values[:, axis], values[:, 2]), (0.25, 0.5, 0.75, 1.0), method="higher"))
         for axis in (0, 1)
     ]
-    places = [np.searchsorted(ends[axis], values[:, axis]) for axis in (0, 1)]
-    table = np.zeros((len(ends[0]), len(ends[1])))
-    np.add.at(table, tuple(places), values[:, 2])
-    table /= values[:, 2].sum()
+    cell_indices = [np.searchsorted(ends[axis], values[:, axis]) for axis in (0, 1)]
+    share_table = np.zeros((len(ends[0]), len(ends[1])))
+    np.add.at(share_table, tuple(cell_indices), values[:, 2])
+    share_table /= values[:, 2].sum()
     columns = [f"{pair.dims[0]} \\ {pair.dims[1]}", *(f"up to {end}" for end in ends[1])]
-    return columns, [[f"up to {end}", *map(_share, row)] for end, row in zip(ends[0], table, strict=True)]
+    return columns, [[f"up to {end}", *map(_share, row)] for end, row in zip(ends[0], share_table, strict=True)]
 
 
 def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
     """Sentences on arrivals and on what lies beyond the spec."""
     file_note = f" in {pluralize(summary.files, 'file')}" if summary.files > 1 else ""
     origin_note = f" (made: {summary.made})" if summary.made else ""
-    share = f", {100 * summary.sampling:g} % of the traffic" if summary.sampling < 1 else ""
-    yield f"{pluralize(summary.requests, 'request')}{file_note}{share}{origin_note}"
+    share_text = f", {100 * summary.sampling:g} % of the traffic" if summary.sampling < 1 else ""
+    yield f"{pluralize(summary.requests, 'request')}{file_note}{share_text}{origin_note}"
     if summary.seconds is None or summary.per_second is None or summary.bursts is None:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
-        start = f" from {summary.start}" if summary.start else ""
-        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests per second"
+        start_text = f" from {summary.start}" if summary.start else ""
+        yield f"{summary.seconds:.4g} s{start_text}, {format_plain(summary.per_second)} requests per second"
         bursts = summary.bursts
         yield (
             f"at most {bursts.peak_per_second} within a second; variance over mean of a second's requests "
@@ -396,9 +396,9 @@ def plan_rows(plans: Sequence[BucketPlan]) -> list[list[str]]:
             )
             saving_text = f"{value} % ({low} to {high})"
         value, low, high = (seconds_text(bound) for bound in (plan.seconds.value, plan.seconds.low, plan.seconds.high))
-        seconds = f"{value} ({low} to {high})"
-        facts = [_share(plan.padding), f"{plan.batch:.2f}", busy_text, seconds_text(plan.price_s), saving_text]
-        rows.append([plan.name, str(plan.profiles), seconds, *facts])
+        time_text = f"{value} ({low} to {high})"
+        cells = [_share(plan.padding), f"{plan.batch:.2f}", busy_text, seconds_text(plan.price_s), saving_text]
+        rows.append([plan.name, str(plan.profiles), time_text, *cells])
     return rows
 
 

@@ -47,8 +47,8 @@ class _Pair(click.ParamType[tuple[str, object]]):
         """(name, value). Raises click's usage error without '='."""
         if isinstance(value, tuple):
             return str(value[0]), value[1]
-        name, equals, text = str(value).partition("=")
-        if not equals or not name:
+        name, separator, text = str(value).partition("=")
+        if not separator or not name:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
         try:
             return name, json.loads(text)
@@ -193,8 +193,8 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
     if as_json:
         emit_json([asdict(change) for change in changes])
         return
-    heads = ("kind", "name", "would be" if options.dry_run else "action", "detail")
-    print_table(heads, [list(asdict(change).values()) for change in changes])
+    columns = ("kind", "name", "would be" if options.dry_run else "action", "detail")
+    print_table(columns, [list(asdict(change).values()) for change in changes])
     if not options.dry_run:
         say(f"start a worker with: prefect worker start --pool {plan.pool}")
 
@@ -238,10 +238,10 @@ def _check_cron(expression: str) -> str:
 
     try:
         CronSchedule(cron=expression)
-        right = len(expression.split()) == 5
+        is_valid = len(expression.split()) == 5
     except ValueError:
-        right = False
-    if not right:
+        is_valid = False
+    if not is_valid:
         raise InputError(f"--fleet-schedule {expression!r}: give five fields of cron, such as {FLEET_CRON!r}")
     return expression
 

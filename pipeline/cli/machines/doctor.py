@@ -76,10 +76,10 @@ def _machine() -> Iterator[DoctorFinding]:
     )
     yield DoctorFinding("cpu", "ok", _kind_words(this_kind()))
     yield DoctorFinding("python", "ok", platform.python_version())
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    enough = free >= LEAST_FREE_BYTES
-    detail = f"{format_bytes(free)} free for builds" + ("" if enough else "; free some, or set TMPDIR")
-    yield DoctorFinding("temporary space", "ok" if enough else "broken", detail)
+    free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
+    is_enough = free_bytes >= LEAST_FREE_BYTES
+    detail = f"{format_bytes(free_bytes)} free for builds" + ("" if is_enough else "; free some, or set TMPDIR")
+    yield DoctorFinding("temporary space", "ok" if is_enough else "broken", detail)
 
 
 def _kind_words(kind: CpuKind) -> str:
@@ -113,8 +113,8 @@ def _compilers() -> Iterator[DoctorFinding]:
         backend = discovery.configure(name, {})
         versions = backend.versions()
         if versions:
-            targets = ", ".join(builds_of(backend))
-            yield DoctorFinding(name, "ok", f"{' '.join(sorted(set(versions.values())))}; builds for {targets}")
+            target_text = ", ".join(builds_of(backend))
+            yield DoctorFinding(name, "ok", f"{' '.join(sorted(set(versions.values())))}; builds for {target_text}")
         else:
             yield DoctorFinding(name, "missing", f"not installed; {backend.install}")
 
@@ -126,9 +126,9 @@ def _services() -> Iterator[DoctorFinding]:
         state = "missing" if version == "absent" else "ok"
         remedy = f"not installed; to {EXTRAS[name]}"
         yield DoctorFinding(name, state, version if state == "ok" else remedy)
-    api = os.environ.get("PREFECT_API_URL")
+    api_url = os.environ.get("PREFECT_API_URL")
     yield DoctorFinding(
-        "prefect api", "ok", api or "not configured: steps run in-process; --runner prefect starts a server"
+        "prefect api", "ok", api_url or "not configured: steps run in-process; --runner prefect starts a server"
     )
 
 
@@ -210,11 +210,11 @@ def row_of(backend: "Backend") -> BackendRow:
 
 def builds_of(backend: "Backend") -> dict[str, list[str]]:
     """By target, the precisions that a backend builds, or would if it was installed."""
-    table: dict[str, list[str]] = {
-        target.name: [kind for kind in PRECISIONS if _would_build(backend, target, kind)]
+    precisions_by_target: dict[str, list[str]] = {
+        target.name: [precision for precision in PRECISIONS if _would_build(backend, target, precision)]
         for target in _list_served(backend)
     }
-    return {name: kinds for name, kinds in table.items() if kinds}
+    return {name: precisions for name, precisions in precisions_by_target.items() if precisions}
 
 
 def group_by_precisions(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[str], list[str]]]:
@@ -243,7 +243,9 @@ def _would_build(backend: "Backend", target: "Target", precision: "Precision", *
 
 
 def _cells(row: BackendRow) -> tuple[str, ...]:
-    builds = "\n".join(f"{' '.join(targets)}: {' '.join(kinds)}" for targets, kinds in group_by_precisions(row.builds))
+    builds = "\n".join(
+        f"{' '.join(targets)}: {' '.join(precisions)}" for targets, precisions in group_by_precisions(row.builds)
+    )
     tuning_note = "\n(only on the target)" if row.tunes_on_target else ""
     shapes, claim = "dynamic" if row.dynamic else "fixed", _CLAIMS[row.determinism]
     # Of the distribution that has the backend's name, else of the first that it names.
@@ -254,11 +256,11 @@ def _cells(row: BackendRow) -> tuple[str, ...]:
 def _details(row: BackendRow) -> Iterator[str]:
     """The lines of `enginesmith backends list NAME`."""
     yield row.name
-    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-    yield f"  installed: {versions}" if row.versions else f"  not installed: {row.install}"
+    version_text = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+    yield f"  installed: {version_text}" if row.versions else f"  not installed: {row.install}"
     verb = "builds" if row.versions else "would build"
-    for targets, kinds in group_by_precisions(row.builds):
-        yield f"  {verb} for {' '.join(targets)}: {' '.join(kinds)}"
+    for targets, precisions in group_by_precisions(row.builds):
+        yield f"  {verb} for {' '.join(targets)}: {' '.join(precisions)}"
     yield f"  shapes: {'dynamic' if row.dynamic else 'fixed'}; a rebuild gives: {_CLAIMS[row.determinism]}"
     if row.tunes_on_target:
         yield "  builds only on a node with the GPU of the target, because it tunes on this GPU"

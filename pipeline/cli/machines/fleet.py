@@ -190,13 +190,13 @@ def print_reconciled(fleet_state: "Reconciled") -> None:
 def print_plan(fleet_plan: "FleetPlan") -> None:
     """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
     _print_fleet(fleet_plan.after, fleet_plan.unwanted)
-    for title, items in (
+    for title, coverages in (
         ("Engines that fit now, but not after the change", fleet_plan.dying),
         ("Nodes without an engine, today and after the change; and new nodes without an engine", fleet_plan.waiting),
     ):
-        echo(f"\n{title}" + ("" if items else ": nothing"))
-        if items:
-            print_table(_COVERAGE_COLUMNS, _coverage_rows(items))
+        echo(f"\n{title}" + ("" if coverages else ": nothing"))
+        if coverages:
+            print_table(_COVERAGE_COLUMNS, _coverage_rows(coverages))
     _print_work(fleet_plan.work)
     if fleet_plan.work:
         echo(f"\nPredicted time of builds, without proofs: {fleet_plan.hours.words}")
@@ -212,16 +212,16 @@ def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
         engine = coverage.engine.unit if coverage.engine else ""
         if not coverage.serves:
             engine = f"not usable: {engine}" if engine else "none"
-        why = coverage.reason or "; ".join((coverage.fit, *coverage.remarks))
+        reason = coverage.reason or "; ".join((coverage.fit, *coverage.remarks))
         name = str(coverage.demand.reference) + (f" {coverage.precision}" if coverage.precision else "")
-        key = (name, coverage.served.version or "", coverage.state, engine, why)
+        key = (name, coverage.served.version or "", coverage.state, engine, reason)
         rows_by_text.setdefault(key, []).append(coverage)
     rows = [
         [
-            *(name, version, state, str(sum(coverage.group.nodes for coverage in items))),
-            *(", ".join(dict.fromkeys(coverage.group.name for coverage in items)), engine, why),
+            *(name, version, state, str(sum(coverage.group.nodes for coverage in coverages))),
+            *(", ".join(dict.fromkeys(coverage.group.name for coverage in coverages)), engine, reason),
         ]
-        for (name, version, state, engine, why), items in rows_by_text.items()
+        for (name, version, state, engine, reason), coverages in rows_by_text.items()
     ]
     return sorted(rows, key=lambda row: (STATES.index(row[2]), row[0]))
 

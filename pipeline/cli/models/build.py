@@ -142,8 +142,8 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     accepted_losses = losses_of_build(outcome.channel)
     refusal = channels.policy_refusal(store, manifest, outcome.channel, accepted_losses=accepted_losses)
     if refusal is None:
-        why = "built and signed"
-        channels.promote(store, manifest, outcome.channel, by=user(), why=why, accepted_losses=accepted_losses)
+        reason = "built and signed"
+        channels.promote(store, manifest, outcome.channel, by=user(), why=reason, accepted_losses=accepted_losses)
     return replace(outcome, channel_refusal=refusal)
 
 
@@ -157,8 +157,8 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool) -> "Out
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
     if with_prefect and log_format() == "json":
         raise click.UsageError("a Prefect flow has a log of its own: use --runner inprocess for --log-format json")
-    either = with_prefect or options.executor == "ray"
-    if either and (outcome := compile_from_records(spec, options)):
+    starts_services = with_prefect or options.executor == "ray"
+    if starts_services and (outcome := compile_from_records(spec, options)):
         say("all results are in the registry: nothing was started")
         if with_prefect:
             _send_if_unsent(outcome, registry_of(spec, options.registry))
@@ -204,8 +204,8 @@ def show_outcome(outcome: "Outcome") -> None:
     for hint in (hint for hint in HINTS if hint in unit_notes):
         say(f"note: {hint}")
     for engine in outcome.engines:
-        for course in (course for course in engine.free_running if course.stage != "export"):
-            echo(f"{engine.entry.unit} free running, {course.stage}, {course.output}: {course.text}")
+        for free_run in (free_run for free_run in engine.free_running if free_run.stage != "export"):
+            echo(f"{engine.entry.unit} free running, {free_run.stage}, {free_run.output}: {free_run.text}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)
@@ -221,9 +221,9 @@ def _show_proposals(outcome: "Outcome") -> None:
         if attribution.snippet
     }
     for name, snippet in snippets.items():
-        rules = snippet.count("match:")
-        if rules > MOST_RULES:
-            say(f"{name} passes only with {rules} nodes left in float; the report has the rules")
+        rule_count = snippet.count("match:")
+        if rule_count > MOST_RULES:
+            say(f"{name} passes only with {rule_count} nodes left in float; the report has the rules")
             continue
         say(f"{name} passes if you replace quantization.overrides in the spec by:")
         echo(snippet)
@@ -232,23 +232,23 @@ def _show_proposals(outcome: "Outcome") -> None:
 def _show_place(outcome: "Outcome") -> None:
     """Print the version, its channel, and where the report lies."""
     if outcome.version is None:
-        why = f"graph {outcome.lacking!r} has no version" if outcome.lacking else "no engine passed"
-        say(f"{outcome.model}: nothing was published, because {why}")
+        reason = f"graph {outcome.lacking!r} has no version" if outcome.lacking else "no engine passed"
+        say(f"{outcome.model}: nothing was published, because {reason}")
         if outcome.page:
             say(f"report: {outcome.page}")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     is_served = outcome.channel and not (outcome.channel_refusal or outcome.narrowed)
-    channel = f"; channel {outcome.channel} serves it" if is_served else ""
+    channel_text = f"; channel {outcome.channel} serves it" if is_served else ""
     # On the same line where nothing is new.
-    report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
+    report_text = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
-        place_text = (
+        unchanged_text = (
             f"engines and proofs are equal to those of {outcome.same_as}: nothing was published, no channel was moved"
         )
-        echo(f"{place_text}{report}")
+        echo(f"{unchanged_text}{report_text}")
     else:
-        echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
+        echo(f"{outcome.model}@{outcome.version} {state}{channel_text}{report_text}")
     if outcome.channel_refusal:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.channel and outcome.narrowed:
@@ -324,9 +324,9 @@ def plan(
         emit_json(forecast.to_json())
     else:
         _print_plan(forecast)
-    if unknown := forecast.count("unknown"):
-        verb = "is" if unknown == 1 else "are"
-        say(f"{unknown} of {_count_units(forecast)} units {verb} unknown; to export them first, leave out --no-export")
+    if count := forecast.count("unknown"):
+        verb = "is" if count == 1 else "are"
+        say(f"{count} of {_count_units(forecast)} units {verb} unknown; to export them first, leave out --no-export")
     counts = {action: forecast.count(action) for action in ("failed", "refused")}
     ctx.exit(int(is_stuck(counts, _count_units(forecast))))
 

@@ -34,7 +34,7 @@ def build_all(place: str, options: "RunOptions", quiet: bool, as_json: bool) -> 
     if as_json:
         emit_json(encode(rows))
     else:
-        cells = [
+        table_rows = [
             [
                 *(row.spec, row.model or "", row.state, row.version or ""),
                 ", ".join(f"{count} {status}" for status, count in row.engines.items()),
@@ -42,7 +42,7 @@ def build_all(place: str, options: "RunOptions", quiet: bool, as_json: bool) -> 
             ]
             for row in rows
         ]
-        print_table(("spec", "model", "state", "version", "engines", "reason"), cells)
+        print_table(("spec", "model", "state", "version", "engines", "reason"), table_rows)
         say(words(rows))
     return 0 if all(row.good for row in rows) else 1
 
@@ -60,7 +60,7 @@ def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
     if as_json:
         emit_json(encode(rows))
     else:
-        cells = [
+        table_rows = [
             [
                 *(row.spec, row.model or "", ", ".join(f"{count} {action}" for action, count in row.units.items())),
                 row.reason or ", ".join(row.missing),
@@ -68,8 +68,8 @@ def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
             for row in rows
             if not row.settled
         ]
-        if cells:
-            print_table(("spec", "model", "units", "missing results, or error"), cells)
+        if table_rows:
+            print_table(("spec", "model", "units", "missing results, or error"), table_rows)
         say(summarize(rows))
     return int(any(row.reason or is_stuck(row.units, sum(row.units.values())) for row in rows))
 

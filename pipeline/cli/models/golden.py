@@ -77,12 +77,12 @@ def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
         spec, context = run.spec, run.context
         if accepting and spec.is_copy:
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
-        frozen = spec.golden.frozen if spec.golden else None
-        before = frozen or latest_golden(spec.model, context)
+        frozen_digest = spec.golden.frozen if spec.golden else None
+        old_digest = frozen_digest or latest_golden(spec.model, context)
         exported_graph = export(replace(run, spec=unfreeze(spec)) if accepting else run)
-        is_changed = before is not None and before != exported_graph.golden
-        change = told_change(context.store, before, exported_graph.golden) if before and is_changed else None
-        return MadeGolden(spec.model, exported_graph.golden, before, change, frozen, exported_graph.notes)
+        is_changed = old_digest is not None and old_digest != exported_graph.golden
+        change = told_change(context.store, old_digest, exported_graph.golden) if old_digest and is_changed else None
+        return MadeGolden(spec.model, exported_graph.golden, old_digest, change, frozen_digest, exported_graph.notes)
 
 
 def _print_made(golden_set: "MadeGolden", as_json: bool) -> None:

@@ -104,11 +104,11 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
-    model_facts, data = _split(model_facts, requests, scaling) if requests else (model_facts, {})
-    text = write_spec(model_facts, *data).encode()
-    _write({path: text, **{path.parent / name: data[name] for name in data}}, force)
+    model_facts, writers = _split(model_facts, requests, scaling) if requests else (model_facts, {})
+    text = write_spec(model_facts, *writers).encode()
+    _write({path: text, **{path.parent / name: writers[name] for name in writers}}, force)
     say(f"wrote {path}: {pluralize(len(model_facts.inputs), 'input')}, {pluralize(len(model_facts.dims), 'dim')}")
-    for line in _describe(model_facts, states, bool(data)):
+    for line in _describe(model_facts, states, bool(writers)):
         say(f"  {line}")
     say(f"read it, then: enginesmith plan {path}")
 
@@ -117,7 +117,7 @@ def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) 
     """What a model is, a line for each fact. given_states: those that are inputs like others, since requests have
     them."""
     yield from model.notes
-    yield from (f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in model.inputs)
+    yield from (f"{tensor.name}: {tensor.dtype} [{', '.join(map(str, tensor.shape))}]" for tensor in model.inputs)
     if given_states:
         names = ", ".join(given_states)
         yield f"{names}: ordinary inputs, as in the requests; without --from-requests they are states"
@@ -180,8 +180,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
             raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
         outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
-        gives = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
-        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, gives))
+        outputs = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
+        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, outputs))
     check_unknown(graphs)
     ensemble_name = model_name(path.stem)
     graphs = connect_states(name_graphs(ensemble_name, graphs))
@@ -203,8 +203,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
 
 def _split_name(text: str) -> tuple[str, Path]:
     """A graph's name, '' where NAME= does not stand before its file, and that; a file may have '=' in its name."""
-    name, equals, file = text.partition("=")
-    return ("", Path(text)) if Path(text).exists() or not equals else (name, Path(file))
+    name, separator, file = text.partition("=")
+    return ("", Path(text)) if Path(text).exists() or not separator else (name, Path(file))
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
@@ -224,23 +224,23 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
         )
     if is_pointer(model):
         raise InputError(f"{model} {POINTER}")
-    kind = model.suffix.lower()
+    suffix = model.suffix.lower()
     folder = (out or model).parent
     relative_path = _below(model, folder)
     if model.is_dir():
         model_facts = look_at_package(model, folder)
-    elif kind == ".pbtxt":
+    elif suffix == ".pbtxt":
         model_facts = look_at_triton(model, folder)
-    elif kind == ".onnx":
+    elif suffix == ".onnx":
         inside(relative_path)
         model_facts = look_at_onnx(model, relative_path)
-    elif kind == ".pt2":
+    elif suffix == ".pt2":
         model_facts = look_at_pt2(folder, inside(relative_path))
-    elif kind == ".py":
+    elif suffix == ".py":
         raise InputError(f"{model}: name the function too that gives the module: {model}:build")
     else:
-        unknown = f"has the ending {kind or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
-        raise InputError(f"{model} {_OTHERS.get(kind, unknown)}")
+        suffix_problem = f"has the ending {suffix or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
+        raise InputError(f"{model} {_OTHERS.get(suffix, suffix_problem)}")
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
@@ -255,11 +255,11 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
     """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
     from pipeline.drafts.torch_model import look_at_module
 
-    name, _, function = text.rpartition(":")
-    folder = out.parent if out else Path(name).parent if name.endswith(".py") else Path()
-    if name.endswith(".py"):
-        name = _below(Path(name), folder)
-    model_facts = look_at_module(folder, f"{name}:{function}", requests)
+    module, _, function = text.rpartition(":")
+    folder = out.parent if out else Path(module).parent if module.endswith(".py") else Path()
+    if module.endswith(".py"):
+        module = _below(Path(module), folder)
+    model_facts = look_at_module(folder, f"{module}:{function}", requests)
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
@@ -268,8 +268,8 @@ def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
 
     Its states are inputs like others: requests were taken from a caller, who gave all of the inputs."""
     if model.unknown:
-        said = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
-        raise InputError(model.refused or said)
+        problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
+        raise InputError(model.refused or problem)
     from pipeline.drafts.facts import as_inputs
 
     try:
@@ -292,12 +292,12 @@ def _split_inputs(model: "FoundModel", requests: Path, scaling: "Scaling") -> tu
 
     dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in model.dims.items()]
     split = split_requests(requests, model.inputs, dims, scaling)
-    parts = {"calibration": split.calibration, "golden": split.golden}
-    for name, part in parts.items():
-        say(f"{name}.npz: {pluralize(len(part), 'request')}")
-    for note in split.left_out:
-        say(f"  {note}")
-    writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=parts[name]) for name in parts}
+    samples = {"calibration": split.calibration, "golden": split.golden}
+    for name, subset in samples.items():
+        say(f"{name}.npz: {pluralize(len(subset), 'request')}")
+    for omission in split.left_out:
+        say(f"  {omission}")
+    writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
     return model.hold_sizes(split.sizes, split.ranges), writers
 
 
@@ -306,9 +306,9 @@ def _write(files: Mapping[Path, _Writer | bytes], force: bool) -> None:
     for path in files:
         if path.exists() and not force:
             raise InputError(f"{path} exists; choose another name, or overwrite it with --force")
-    with ExitStack() as stack:
+    with ExitStack() as exit_stack:
         try:
-            started_files = {path: stack.enter_context(start_atomic_write(path.parent)) for path in files}
+            started_files = {path: exit_stack.enter_context(start_atomic_write(path.parent)) for path in files}
             for path, file in started_files.items():
                 content = files[path]
                 if isinstance(content, bytes):
@@ -351,15 +351,15 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 
     loaded_spec = load_any(spec)
     store = open_store(registry, create=True)
-    entry, is_known = register_spec(store, loaded_spec)
-    facts = {
+    entry, was_registered = register_spec(store, loaded_spec)
+    document = {
         "model": loaded_spec.model,
         "spec": entry.address,
         "registry": store.uri,
         "files": dict(entry.bundle.files),
     }
     if not as_json:
-        state = "registered already" if is_known else "registered"
+        state = "registered already" if was_registered else "registered"
         echo(f"{entry.address}\n{state} in {store.uri}, {pluralize(len(entry.bundle.files), 'file')}")
     sent_event = None
     if not no_event:
@@ -368,7 +368,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
         sent_event = send_registered(store, entry)
         say(f"sent to {sent_event.server}: {sent_event.event} {sent_event.id}")
     if as_json:
-        emit_json({**facts, "existed": is_known, "event": asdict(sent_event) if sent_event else None})
+        emit_json({**document, "existed": was_registered, "event": asdict(sent_event) if sent_event else None})
 
 
 @command("watch")

@@ -117,21 +117,21 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     from validation.reporting.quantization import decibels_text
 
     has_times = any(group.int8_ms is not None for group in choice.groups)
-    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if has_times else []), "int8")
+    columns = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if has_times else []), "int8")
     rows = []
     for group in choice.groups:
-        strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
-        facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
+        strength_text = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
+        cells = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength_text]
         # The whole model's milliseconds without and with this group in int8.
-        ms = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
-        times = f"{' -> '.join(ms)} ms" if len(ms) == 2 else ""
+        milliseconds = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
+        time_text = f"{' -> '.join(milliseconds)} ms" if len(milliseconds) == 2 else ""
         choice_text = "yes" if group.kept else "left in float"
-        rows.append([*facts, f"{group.clip:.2f}", *([times] if has_times else []), choice_text])
+        rows.append([*cells, f"{group.clip:.2f}", *([time_text] if has_times else []), choice_text])
     title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
-    print_table(heads, rows, title=title)
+    print_table(columns, rows, title=title)
     for point in choice.frontier:
-        run = "" if point.sqnr_db is None else f", measured {decibels_text(point.sqnr_db)}"
-        echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
+        measured_text = "" if point.sqnr_db is None else f", measured {decibels_text(point.sqnr_db)}"
+        echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{measured_text}")
     echo(f"chosen: {summary}")
 
 
@@ -191,9 +191,11 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
         rows = []
         for run_view in run_views:
             run = run_view.run
-            outcome = f"{run.model}@{run.version}" if run.version else ""
-            why = "; ".join(part for part in (outcome, run_view.lost or run.reason) if part)
-            rows.append([run.id, run_view.state, run.started_at[:19], f"{run_view.took_s:.0f} s", run_view.counts, why])
+            version_text = f"{run.model}@{run.version}" if run.version else ""
+            ending = "; ".join(text for text in (version_text, run_view.lost or run.reason) if text)
+            rows.append(
+                [run.id, run_view.state, run.started_at[:19], f"{run_view.took_s:.0f} s", run_view.counts, ending]
+            )
         print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
         say(f"{store.uri} has no builds yet; run `enginesmith build`")
@@ -207,15 +209,15 @@ def _print_run(run_view: "RunView", steps: bool) -> None:
     echo(f"spec: {run.spec}")
     if run.version:
         echo(f"version: {run.model}@{run.version}")
-    if why := run_view.lost or run.reason:
-        echo(f"why: {why}")
+    if reason := run_view.lost or run.reason:
+        echo(f"why: {reason}")
     # States in which a step that is no unit is listed without --all.
-    telling = ("waiting", "running", "failed")
-    rows = [_row(run_view, item) for item in run.items if item.is_unit or steps or run_view.item_state(item) in telling]
+    states = ("waiting", "running", "failed")
+    rows = [_row(run_view, item) for item in run.items if item.is_unit or steps or run_view.item_state(item) in states]
     if rows:
         print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
-    if spent := run_view.spent():
-        rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in spent]
+    if step_times := run_view.spent():
+        rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in step_times]
         print_table(("where the time went", "processes", "took", "cpu"), rows)
     if run.left_out:
         echo(f"and {run.left_out} more, which are not recorded here")
@@ -225,10 +227,10 @@ def _print_run(run_view: "RunView", steps: bool) -> None:
 
 def _row(run_view: "RunView", item: "RunItem") -> list[str]:
     elapsed_s = run_view.elapsed_s(item)
-    took = "" if elapsed_s is None else f"{elapsed_s:.1f} s"
+    elapsed = "" if elapsed_s is None else f"{elapsed_s:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
-    log = format_bytes(item.log_bytes) if item.log else ""
-    return [item.name, run_view.item_state(item), item.phase, item.where, took, peak, log, run_view.describe(item)]
+    size = format_bytes(item.log_bytes) if item.log else ""
+    return [item.name, run_view.item_state(item), item.phase, item.where, elapsed, peak, size, run_view.describe(item)]
 
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:
@@ -241,11 +243,11 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     item = _item_named([*run.items], unit, run.id)
     if item.log and not store.has(item.log):
         raise InputError(f"the log of {item.name} was deleted with `enginesmith registry gc`, or is lost: {item.log}")
-    live = "" if item.log else read_live(store, run.id).get(item.name, "")
-    text = store.read_blob(item.log).decode(errors="replace") if item.log else live
+    live_text = "" if item.log else read_live(store, run.id).get(item.name, "")
+    text = store.read_blob(item.log).decode(errors="replace") if item.log else live_text
     # A compiler draws a progress bar over itself: each of its states becomes a line.
     echo(text.replace("\r\n", "\n").replace("\r", "\n"), nl=False)
-    if live:
+    if live_text:
         say(f"{item.name} is running: this is the end of its output so far")
     elif not item.log:
         say(f"{item.name}: no output" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
@@ -253,9 +255,9 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
 
 def _item_named(items: "list[RunItem]", unit_name: str, run: str) -> "RunItem":
     """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
-    words = unit_name.split()
+    name_words = unit_name.split()
     matches = [item for item in items if item.name == unit_name] or [
-        item for item in items if set(words) <= set(item.name.split())
+        item for item in items if set(name_words) <= set(item.name.split())
     ]
     units = [item for item in matches if item.is_unit] or matches
     if len(units) == 1:

@@ -72,7 +72,7 @@ def attribute(
         for answer in answers:
             _show(answer)
     bad_answers = [
-        each for each in answers if each.failed or (each.attribution and each.attribution.finding != "nothing-failed")
+        item for item in answers if item.failed or (item.attribution and item.attribution.finding != "nothing-failed")
     ]
     ctx.exit(1 if bad_answers else 0)
 
@@ -88,11 +88,11 @@ def _show(answer: "AttributionAnswer") -> None:
     headline, *detail_lines = describe_attribution(attribution)
     echo(f"  {headline}")
     if attribution.rows:
-        rows, more = attribution.rows[:SHOWN], len(attribution.rows) - SHOWN
+        rows, omitted_count = attribution.rows[:SHOWN], len(attribution.rows) - SHOWN
         print_table(
             COLUMNS,
             [format_row(index, row) for index, row in enumerate(rows)],
-            note=f"{more} more parts have smaller own errors; --json lists them" if more > 0 else "",
+            note=f"{omitted_count} more parts have smaller own errors; --json lists them" if omitted_count > 0 else "",
             red=[index for index, row in enumerate(rows) if row.blamed],
         )
     for line in detail_lines:
@@ -168,16 +168,16 @@ def _from_stdin() -> Iterator[_Request]:
     """The requests of stdin. Raises DataError that names the line."""
     from enginesmith.recording.json_lines import JsonLinesReader, number_in
 
-    lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
-    for number, line_record in lines.of(sys.stdin.buffer):
+    reader = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
+    for number, line_record in reader.of(sys.stdin.buffer):
         inputs = line_record.get("inputs")
         if not isinstance(inputs, dict):
-            raise lines.error(number, "inputs is missing, or not an object")
+            raise reader.error(number, "inputs is missing, or not an object")
         try:
             at_s = number_in(line_record, "at") if "at" in line_record else None
             latency = number_in(line_record, "latency", above=0.0) if "latency" in line_record else None
         except ValueError as error:
-            raise lines.error(number, str(error)) from None
+            raise reader.error(number, str(error)) from None
         yield inputs, at_s, latency
 
 
@@ -218,16 +218,16 @@ def refit(
     require_model(base)
     if Path(weights).suffix in (".yaml", ".yml"):
         options = run_options(registry, selection, jobs=None)
-        refits, result = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
+        refits, edition = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
-        refits, result = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
+        refits, edition = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
         units = [unit_refit.to_json() for unit_refit in refits]
-        emit_json({"from": base.reference, "units": units, **(encode(result) if result else {})})
+        emit_json({"from": base.reference, "units": units, **(encode(edition) if edition else {})})
     else:
-        _show_refit(refits, result, dry_run)
+        _show_refit(refits, edition, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(unit_refit.engine for unit_refit in refits) and not (result and result.failed) else 1)
+        ctx.exit(0 if any(unit_refit.engine for unit_refit in refits) and not (edition and edition.failed) else 1)
 
 
 def _refit_with_spec(
@@ -246,8 +246,8 @@ def _refit_with_spec(
         if not any(unit_refit.engine for unit_refit in refits):
             return refits, None
         with build_lock(run, lock_names(run, options)):
-            result = compile_model(run)
-    return refits, PublishedRefit.of(result)
+            outcome = compile_model(run)
+    return refits, PublishedRefit.of(outcome)
 
 
 def _refit_with_version(
@@ -257,19 +257,19 @@ def _refit_with_version(
     from pipeline.operations.refit import PublishedRefit, foresee_refits, publish_refitted, refit_units, wanted_of
     from pipeline.operations.validate import spec_of
 
-    refit_items, without = wanted_of(base, donor)
+    refit_items, refusals = wanted_of(base, donor)
     requests = [item.request for item in refit_items]
     if dry_run:
-        return [*foresee_refits(requests, base), *without], None
+        return [*foresee_refits(requests, base), *refusals], None
     with local_context(store, quiet) as context:
         refits = refit_units(requests, base, Work(spec_of(donor), context))
         done_items = [item for result, item in zip(refits, refit_items, strict=True) if result.engine]
         if not done_items:
-            return [*refits, *without], None
+            return [*refits, *refusals], None
         edition = publish_refitted(base, donor, done_items, context)
     units = {item.request.unit for item in done_items}
     failed_units = tuple(entry.unit for entry in edition.manifest.engines if entry.unit in units and not entry.usable)
-    return [*refits, *without], PublishedRefit(donor.model, edition.version, edition.channel_refusal, failed_units)
+    return [*refits, *refusals], PublishedRefit(donor.model, edition.version, edition.channel_refusal, failed_units)
 
 
 def _show_refit(refits: "list[Refit]", result: "PublishedRefit | None", dry_run: bool) -> None:

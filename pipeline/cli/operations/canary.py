@@ -96,23 +96,23 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
     from validation.canary.replay import ReplayPace
 
     store = open_store(registry)
-    references, place = (parse_reference(options.candidate), parse_reference(options.baseline)), options.place()
+    references, out_folder = (parse_reference(options.candidate), parse_reference(options.baseline)), options.place()
     pace = ReplayPace(options.scale, options.duration, 0, options.warmup, options.in_flight)
     target, precision = target_named(options.choice.target), options.choice.precision
     canary_run = CanaryRun(
-        *references, target, options.traffic, place, precision, pace, options.looks, options.observed
+        *references, target, options.traffic, out_folder, precision, pace, options.looks, options.observed
     )
     try:
         report_files = run_canary(store, canary_run, say)
     except KeyboardInterrupt:
-        said = "interrupted before the first request; nothing was observed"
-        if (place / "candidate.jsonl").exists():
-            previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
-            said = (
-                f"the observations so far are in {place}; judge them with: enginesmith canary judge "
-                f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
+        message = "interrupted before the first request; nothing was observed"
+        if (out_folder / "candidate.jsonl").exists():
+            previous_option = f" --previous {out_folder}/report.json" if (out_folder / "report.json").exists() else ""
+            message = (
+                f"the observations so far are in {out_folder}; judge them with: enginesmith canary judge "
+                f"--candidate {out_folder}/candidate.jsonl --baseline {out_folder}/baseline.jsonl{previous_option}"
             )
-        say(said)
+        say(message)
         raise
     _finish(ctx, report_files, registry, options.after, as_json)
 
@@ -154,10 +154,10 @@ def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json:
     from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 
     limits, source = _thresholds(options.candidate, options.spec, registry)
-    before = read_report_file(options.previous) if options.previous else None
-    judge_options = JudgeOptions(limits, source, options.planned, before, options.missing == "ignored")
-    written = judge_files(options.candidate, options.baseline, judge_options, options.out or options.candidate.parent)
-    _finish(ctx, written, registry, options.after, as_json)
+    previous_report = read_report_file(options.previous) if options.previous else None
+    judge_options = JudgeOptions(limits, source, options.planned, previous_report, options.missing == "ignored")
+    files = judge_files(options.candidate, options.baseline, judge_options, options.out or options.candidate.parent)
+    _finish(ctx, files, registry, options.after, as_json)
 
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":

@@ -57,12 +57,12 @@ def _read_losses(_context: click.Context, _option: click.Parameter, texts: tuple
     """{metric: loss} of 'accuracy=0.01', and {'': loss} of '0.01'. Raises click's usage error for another text."""
     loss_limits = {}
     for text in texts:
-        name, equals, value = text.rpartition("=")
+        name, separator, value = text.rpartition("=")
         try:
-            loss_limits[name if equals else ""] = float(value)
+            loss_limits[name if separator else ""] = float(value)
         except ValueError:
             raise click.BadParameter(f"{text!r}: give a number such as 0.01, or NAME=NUMBER") from None
-        if not loss_limits[name if equals else ""] >= 0:
+        if not loss_limits[name if separator else ""] >= 0:
             raise click.BadParameter(f"{text!r}: give 0 or more")
     return loss_limits
 
@@ -222,8 +222,8 @@ def write_reports(regression_check: "RegressionCheck", files: Mapping[str, Path]
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in to_commands(regression_check):
             echo(line, err=True)
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with reachable(f"writing {summary}"), Path(summary).open("a", encoding="utf-8") as file:
+        if summary_path := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with reachable(f"writing {summary_path}"), Path(summary_path).open("a", encoding="utf-8") as file:
                 file.write(to_markdown(regression_check))
 
 
@@ -280,8 +280,8 @@ def compare(
     if as_json:
         emit_json(encode(comparison))
     else:
-        place = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
-        echo(f"{comparison.model} on {place}, {comparison.created_at}")
+        conditions = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
+        echo(f"{comparison.model} on {conditions}, {comparison.created_at}")
         print_table(*format_rows(comparison))
         for line in describe_comparison(comparison):
             echo(line)

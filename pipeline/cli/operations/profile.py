@@ -83,13 +83,13 @@ def _print_trends(trends: "list[Trend]") -> None:
 
     rows = []
     for trend in trends:
-        series, last = trend.series, trend.series.points[-1]
-        relative = "" if last.relative is None else f"{last.relative:.4f}"
-        points = f"{len(series.points)} ({trend.quiet} quiet)"
-        place = f"{series.machine.cpu}, {series.machine.cores} cores"
-        place = ", ".join([place, *series.machine.gpus])
-        newest = f"{seconds_text(last.median_s)} (@{last.version})"
-        row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
+        series, last_point = trend.series, trend.series.points[-1]
+        ratio = "" if last_point.relative is None else f"{last_point.relative:.4f}"
+        count = f"{len(series.points)} ({trend.quiet} quiet)"
+        machine = f"{series.machine.cpu}, {series.machine.cores} cores"
+        machine = ", ".join([machine, *series.machine.gpus])
+        median = f"{seconds_text(last_point.median_s)} (@{last_point.version})"
+        row = [series.unit, series.bucket, machine, count, series.points[0].at[:10], median, ratio]
         rows.append([*row, "" if trend.changes is None else str(len(trend.changes))])
     print_table(COLUMNS, rows, note="relative: median divided by that of the first version's engine, timed alternately")
     if any(trend.changes is None for trend in trends):
@@ -207,7 +207,7 @@ def _print_pair(engine: "ChosenEngine", baseline: "ChosenEngine", benchmark: "Pa
     if as_json:
         emit_json({"first": encode(engine.identity), "second": encode(baseline.identity), **encode(benchmark)})
         return
-    names = [f"{side.manifest.reference} {side.entry.precision}" for side in (engine, baseline)]
+    names = [f"{choice.manifest.reference} {choice.entry.precision}" for choice in (engine, baseline)]
     echo(f"{names[0]} against {names[1]}, on {engine.entry.target}")
     for line in describe_pair(benchmark):
         echo(line)
@@ -244,15 +244,15 @@ def fuzz(
     if as_json:
         emit_json({**encode(engine_choice.identity), **encode_document(report)})
     else:
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+        verdict_counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
         manifest, unit = engine_choice.manifest, engine_choice.entry.unit
-        echo(f"{manifest.reference} {unit}, seed {report.seed}: {verdicts}")
+        echo(f"{manifest.reference} {unit}, seed {report.seed}: {verdict_counts}")
         for case in report.cases:
             if case.outcome == "failed":
                 echo(f"  failed {case.case}: {case.reason}")
-        for smallest in report.smallest:
-            echo(f"smallest failing case: {smallest.case}: {smallest.reason}")
-            echo(f"  {smallest.reproduce}")
+        for smallest_case in report.smallest:
+            echo(f"smallest failing case: {smallest_case.case}: {smallest_case.reason}")
+            echo(f"  {smallest_case.reproduce}")
         if any(case.outcome == "not judged" for case in report.cases):
             say(
                 "note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons"
@@ -282,10 +282,10 @@ def check_reproducible(
         publication = {"digest": entry.digest, "rebuilt": is_rebuilt}
         emit_json({**encode(engine_choice.identity), **report.to_json(), "published": publication})
     else:
-        bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
+        bytes_text = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
         publication_note = "as published" if is_rebuilt else "none is equal to the published file"
         unit = f"{manifest.reference} {entry.unit}"
-        echo(f"{unit}, {report.times} builds: {bytes_equal}, {publication_note}")
+        echo(f"{unit}, {report.times} builds: {bytes_text}, {publication_note}")
         for output, spread in report.outputs.items():
             spread_note = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
             spread_text = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{spread_note}"

@@ -97,11 +97,11 @@ def rehearse(
     served_versions = list_served(store, references)
     for manifest, _ in served_versions:
         require(store, manifest, trust)
-    with local_context(store, quiet) as context, ExitStack() as stack:
-        name, executor = _new_toolchain(options, pins, stack, quiet)
-        new = replace(context, local=executor, executor=executor)
-        on_ray, checks = options.executor == "ray", CheckOptions(seconds=options.seconds)
-        environments = Environments(pins, name, context, new, options.words(), on_ray, checks)
+    with local_context(store, quiet) as context, ExitStack() as exit_stack:
+        name, executor = _new_toolchain(options, pins, exit_stack, quiet)
+        new_context = replace(context, local=executor, executor=executor)
+        uses_ray, check_options = options.executor == "ray", CheckOptions(seconds=options.seconds)
+        environments = Environments(pins, name, context, new_context, options.words(), uses_ray, check_options)
         rehearsal = rehearse_versions(served_versions, environments)
         changes: list[Applied] = apply_rehearsal(rehearsal, served_versions, context) if options.apply else []
     if as_json:
@@ -137,9 +137,9 @@ def _new_toolchain(
 
 def show_rehearsal(rehearsal: "Rehearsal", changes: "Sequence[Applied]" = ()) -> None:
     """Print the table of units, and below it what to do about each version, or what was done."""
-    pins = ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
+    pin_text = ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     note = "cells: old -> new toolchain; SQNR: the engine against its graph; median: latency at the opt sizes"
-    print_table(_COLUMNS, [_row(unit) for unit in rehearsal.units], title=f"rehearsal of {pins}", note=note)
+    print_table(_COLUMNS, [_row(unit) for unit in rehearsal.units], title=f"rehearsal of {pin_text}", note=note)
     change_by_version = {change.before: change for change in changes}
     for plan in rehearsal.plan:
         if change := change_by_version.get(plan.version):
@@ -156,13 +156,13 @@ def show_rehearsal(rehearsal: "Rehearsal", changes: "Sequence[Applied]" = ()) ->
 def _row(unit: "UnitRehearsal") -> list[str]:
     from validation.plotting import seconds_text
 
-    sides = unit.old, unit.new
-    cells = (
-        [side.status for side in sides],
-        ["" if side.sqnr_db is None else f"{side.sqnr_db:.1f} dB" for side in sides],
-        [format_metrics(side.metrics) for side in sides],
-        ["" if side.median_s is None else seconds_text(side.median_s) for side in sides],
+    measurements = unit.old, unit.new
+    cell_pairs = (
+        [measurement.status for measurement in measurements],
+        ["" if measurement.sqnr_db is None else f"{measurement.sqnr_db:.1f} dB" for measurement in measurements],
+        [format_metrics(measurement.metrics) for measurement in measurements],
+        ["" if measurement.median_s is None else seconds_text(measurement.median_s) for measurement in measurements],
     )
-    cell_texts = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cells]
-    why = unit.why or (f"{unit.times.ratio:.3f} times the time" if unit.times and unit.times.ratio else "")
-    return [unit.version, unit.unit, *cell_texts, f"{unit.verdict}: {why}"]
+    cell_texts = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cell_pairs]
+    reason = unit.why or (f"{unit.times.ratio:.3f} times the time" if unit.times and unit.times.ratio else "")
+    return [unit.version, unit.unit, *cell_texts, f"{unit.verdict}: {reason}"]

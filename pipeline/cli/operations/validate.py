@@ -71,15 +71,15 @@ def validate(
     code 1 if a check failed, or if a result was refused.
     """
     options.check(reference)
-    targets, carry = options.targets, options.carry
+    targets, carry_folder = options.targets, options.carry
     store = open_store(registry)
     if options.imported:
         verdicts = _import(store, options.imported, as_json)
         ctx.exit(_exit_code(verdicts))
     manifest = trusted_manifest(store, str(reference), trust)
     target_set = target_names(manifest, targets) if targets else None
-    if carry:
-        verdicts = _carry(store, manifest, carry, target_set, as_json)
+    if carry_folder:
+        verdicts = _carry(store, manifest, carry_folder, target_set, as_json)
     else:
         verdicts = _run(store, manifest, target_set, targets, quiet, as_json)
     ctx.exit(_exit_code(verdicts))
@@ -110,7 +110,7 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
     entries = {entry.unit: entry for entry in manifest.engines}
     if as_json:
         columns = ("target", "precision", "backend", "digest")
-        items = [
+        documents = [
             {
                 **{name: getattr(entries[str(result.unit)], name) for name in columns},
                 "status": result.verdict,
@@ -122,7 +122,7 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
             }
             for result in results
         ]
-        emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
+        emit_json({"model": manifest.model, "version": manifest.version, "engines": documents})
     else:
         engines = []
         for result in results:
@@ -136,14 +136,14 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, target_set: set[s
     from pipeline.operations.offline.bundle import write_offline_bundle
 
     bundle = write_offline_bundle(store, manifest, folder, target_set)
-    engines = [entry.digest for entry in bundle.engines] + [entry.digest for entry in bundle.ensembles]
+    digests = [entry.digest for entry in bundle.engines] + [entry.digest for entry in bundle.ensembles]
     if as_json:
-        emit_json({"model": bundle.model, "version": bundle.version, "engines": engines})
+        emit_json({"model": bundle.model, "version": bundle.version, "engines": digests})
     else:
-        graphs = f" with those of {', '.join(bundle.graphs)}" if bundle.graphs else ""
+        graph_text = f" with those of {', '.join(bundle.graphs)}" if bundle.graphs else ""
         echo(
-            f"{folder}: {pluralize(len(engines), 'engine')} of "
-            f"{bundle.model}@{bundle.version}{graphs} and its golden cases"
+            f"{folder}: {pluralize(len(digests), 'engine')} of "
+            f"{bundle.model}@{bundle.version}{graph_text} and its golden cases"
         )
     return []
 
@@ -153,7 +153,7 @@ def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
 
     outcomes = import_file(store, path)
     if as_json:
-        emit_json([{k: v for k, v in vars(outcome).items() if k != "latency"} for outcome in outcomes])
+        emit_json([{name: value for name, value in vars(outcome).items() if name != "latency"} for outcome in outcomes])
     else:
         rows = [[f"{outcome.reference} {outcome.unit}", outcome.verdict, outcome.reason] for outcome in outcomes]
         print_table(_COLUMNS, rows, title=str(path))

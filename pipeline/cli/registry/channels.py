@@ -76,17 +76,17 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     effective_policy = own_policy or policies.read(store, None, channel)
     origin = None if effective_policy is None else f"{model}:{channel}" if own_policy else f"*:{channel}"
     if as_json:
-        built_in = policies.describe_built_in(channel)
+        built_in_rules = policies.describe_built_in(channel)
         emit_json(
-            {"policy": encode(effective_policy) if effective_policy else None, "of": origin, "built_in": built_in}
+            {"policy": encode(effective_policy) if effective_policy else None, "of": origin, "built_in": built_in_rules}
         )
         return
-    own_rule = (
+    rule_text = (
         _words(effective_policy) + f" (set for {origin} by {effective_policy.by}, {effective_policy.at})"
         if effective_policy
         else "no policy is set"
     )
-    echo(f"{where}: {own_rule}")
+    echo(f"{where}: {rule_text}")
     echo(f"built-in rules for every channel of this name: {policies.describe_built_in(channel)}")
 
 
@@ -135,11 +135,11 @@ def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_
         ChannelPolicy(proven_names, options.canary, canary_names, keys, rollout=options.plan.read()),
         f"the policy of {where}",
     )
-    after = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
+    stored_policy = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
     if as_json:
-        emit_json(encode(after))
+        emit_json(encode(stored_policy))
     else:
-        echo(f"{where}: {_words(after)}")
+        echo(f"{where}: {_words(stored_policy)}")
 
 
 def _open_or_make(registry: str) -> Store:

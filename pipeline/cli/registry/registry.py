@@ -80,19 +80,19 @@ def show(
     if provenance or sbom:
         _show_stored(reference, registry, "provenance statement" if provenance else "sbom")
         return
-    facts = show_version(open_store(registry), parse_reference(reference))
+    version_view = show_version(open_store(registry), parse_reference(reference))
     if as_json:
-        emit_json(facts.to_json())
+        emit_json(version_view.to_json())
         return
-    _print_heading(facts)
-    print_engines([(engine, {}) for engine in facts.engines])
-    if facts.attachments:
+    _print_heading(version_view)
+    print_engines([(engine, {}) for engine in version_view.engines])
+    if version_view.attachments:
         echo("\nattachments")
-        print_fields(("name", "kind", "size_bytes", "by", "created_at", "measured", "note"), facts.attachments)
-    if facts.canaries:
+        print_fields(("name", "kind", "size_bytes", "by", "created_at", "measured", "note"), version_view.attachments)
+    if version_view.canaries:
         echo("\ncanaries")
-        print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
-    _print_latencies(facts.latencies)
+        print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), version_view.canaries)
+    _print_latencies(version_view.latencies)
 
 
 def _print_heading(facts: VersionStatus) -> None:
@@ -176,9 +176,9 @@ def promote(
     if reports:
         from pipeline.canary.verdicts import canary_passes
 
-        words, passes = canary_passes(store, manifest, channel, reports, say)
-        why = " ".join(part for part in (why, words) if part)
-    after = channels.promote(
+        pass_text, passes = canary_passes(store, manifest, channel, reports, say)
+        why = " ".join(text for text in (why, pass_text) if text)
+    new_state = channels.promote(
         store,
         manifest,
         channel,
@@ -190,7 +190,7 @@ def promote(
         counts=trust_answer.counts,
         accepted_losses=None if accept_loss else (),
     )
-    _print_channel(store, after, as_json)
+    _print_channel(store, new_state, as_json)
 
 
 @command()
@@ -205,16 +205,16 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     """
     model, channel = parse_channel(where, STABLE)
     store = open_store(registry)
-    serving = read_channel(store, model, channel)
-    if serving and serving.active_rollout:
+    state = read_channel(store, model, channel)
+    if state and state.active_rollout:
         from pipeline.rollout.operations import Operator, abort
 
         aborted_rollout = abort(store, model, channel, Operator(user(), store.now(), f"rollback: {why}".rstrip(": ")))
-        say(f"the rollout of {aborted_rollout.version} is aborted; to leave {serving.version} too, roll back again")
-        _print_channel(store, serving, as_json)
+        say(f"the rollout of {aborted_rollout.version} is aborted; to leave {state.version} too, roll back again")
+        _print_channel(store, state, as_json)
         return
-    after = channels.rollback(store, model, channel, by=user(), why=why)
-    _print_channel(store, after, as_json)
+    new_state = channels.rollback(store, model, channel, by=user(), why=why)
+    _print_channel(store, new_state, as_json)
 
 
 def _show_differences(older_reference: str, newer_reference: str, registry: str, as_json: bool) -> None:
@@ -224,19 +224,19 @@ def _show_differences(older_reference: str, newer_reference: str, registry: str,
     store = open_store(registry)
     manifests = [locate(store, parse_reference(reference)).manifest for reference in (older_reference, newer_reference)]
     sections = compare(*(facts_of(published_document(store, manifest)) for manifest in manifests))
-    before, after = (manifest.reference for manifest in manifests)
+    old_name, new_name = (manifest.reference for manifest in manifests)
     if as_json:
-        emit_json({"before": before, "after": after, "sections": encode(sections)})
+        emit_json({"before": old_name, "after": new_name, "sections": encode(sections)})
         return
     for section in sections:
         if section.changed:
             echo(f"{section.title}: {pluralize(len(section.changed) + section.more, 'change')}, {section.same} equal")
             print_table(
-                ("value", before, after, "change"),
+                ("value", old_name, new_name, "change"),
                 [[row.name, row.before, row.after, row.change] for row in section.changed],
             )
     if not any(section.changed for section in sections):
-        echo(f"{before} and {after} differ in nothing that is recorded")
+        echo(f"{old_name} and {new_name} differ in nothing that is recorded")
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
@@ -304,8 +304,8 @@ def _print_latencies(reports_by_unit: Mapping[str, Sequence[LatencyReport]]) -> 
 
 def _print_verified(result: Verification, repairs: Repairs) -> None:
     for problem in result.problems:
-        affects = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
-        echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
+        effect_text = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
+        echo(f"{problem.kind}: {problem.what}: {problem.detail}{effect_text}")
     for digest in repairs.blobs:
         echo(f"moved away: {digest}; build again to restore it")
     for channel in repairs.channels:
@@ -331,5 +331,5 @@ def _print_channel(store: Store, channel: Channel, as_json: bool) -> None:
         channel_facts = {"version": channel.version, "manifest": channel.manifest, "history": history}
         emit_json({"model": channel.model, "channel": channel.name, **channel_facts})
         return
-    only = " (serving only proven engines)" if channel.proven_only else ""
-    echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")
+    proven_text = " (serving only proven engines)" if channel.proven_only else ""
+    echo(f"{channel.model}:{channel.name} -> {channel.version}{proven_text}")

@@ -49,8 +49,8 @@ def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, reg
     if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
-    with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary:
-        folder = SiteFolder(dest or Path(temporary))
+    with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary_folder:
+        folder = SiteFolder(dest or Path(temporary_folder))
         refresher = Refresher(lambda: write_site(store, folder, trust, say), say)
         files = SiteFiles(folder.root, prefix, only_loopback=listen.is_loopback)
         try:

@@ -128,12 +128,12 @@ class GivenPlan:
         if len(soaks) not in (1, len(waves)):
             raise InputError(f"{len(soaks)} times of --soak for {len(waves)} waves: give one, or one for each")
         soaks_s = tuple(soaks if len(soaks) > 1 else soaks * len(waves))
-        look_s = max(1, int(self.poll_interval.total_seconds()))
+        poll_s = max(1, int(self.poll_interval.total_seconds()))
         if self.nodes:
             from pipeline.rollout.operations import limit_waves
 
             limit_waves(waves, self.nodes)
-        return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step(), self.nodes)
+        return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), poll_s, self._step(), self.nodes)
 
     def _step(self) -> int | None:
         """Parts per million of the nodes that may swap within one poll interval; None: all."""
@@ -169,15 +169,15 @@ def read_gates(texts: tuple[str, ...], approve: bool) -> Gates:
 def describe_plan(plan: RolloutPlan) -> str:
     """A plan in a line: '1%, 5%, 100% with 10m each; gates: health 95%'."""
     soaks = [format_duration(seconds) for seconds in plan.soaks_s]
-    times = f"{soaks[0]} each" if len(set(soaks)) == 1 else ", ".join(soaks)
+    soak_text = f"{soaks[0]} each" if len(set(soaks)) == 1 else ", ".join(soaks)
     gates = plan.gates
     least_nodes_text = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
     gate_texts = [f"health {gates.health_ppm / 10_000:g}%{least_nodes_text}"] if gates.health_ppm is not None else []
     gate_texts += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
     gate_texts += ["a canary's PASS"] * gates.canary + ["approval"] * gates.approve
-    step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
-    nodes = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
-    return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(gate_texts) or 'none'}{step}{nodes}"
+    pace = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
+    scope = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
+    return f"{', '.join(map(str, plan.waves))} with {soak_text}; gates: {', '.join(gate_texts) or 'none'}{pace}{scope}"
 
 
 def format_duration(seconds: int) -> str:
@@ -268,9 +268,9 @@ def show_status(where: str | None, nodes: bool, registry: str, as_json: bool) ->
     from pipeline.rollout.operations import read_serving, read_status
 
     store = open_store(registry)
-    now, list_others = store.now(), reporting_channels if nodes else running_rollouts
-    wheres = [parse_channel(where, STABLE)] if where else list_others(store)
-    channels = [channel for place in wheres if (channel := read_channel(store, *place))]
+    now, list_channels = store.now(), reporting_channels if nodes else running_rollouts
+    channel_keys = [parse_channel(where, STABLE)] if where else list_channels(store)
+    channels = [channel for channel_key in channel_keys if (channel := read_channel(store, *channel_key))]
     if nodes:
         _show_nodes([read_serving(store, channel, now) for channel in channels], where, as_json)
         return
@@ -349,10 +349,10 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
         follower.look()
     else:
         follower.run(interval, forever=channels is None)
-    last = follower.last
+    last_statuses = follower.last
     if as_json:
-        emit_json([_as_json(status) for status in last.values()])
-    if follower.failures or any(status.rollout.state in ("halted", "aborted") for status in last.values()):
+        emit_json([_as_json(status) for status in last_statuses.values()])
+    if follower.failures or any(status.rollout.state in ("halted", "aborted") for status in last_statuses.values()):
         raise SystemExit(1)
 
 
@@ -391,20 +391,20 @@ def _show_nodes(statuses: "list[ServingStatus]", where: str | None, as_json: boo
 
 
 def _print_serving(status: "ServingStatus") -> None:
-    channel, heard, rollout = status.channel, status.heard, status.channel.active_rollout
+    channel, node_reports, rollout = status.channel, status.heard, status.channel.active_rollout
     rollout_text = f"; a rollout to version {rollout.version} is in progress" if rollout else ""
     echo(f"{channel.model}:{channel.name} points to version {channel.version} since {channel.move.at}{rollout_text}")
-    share = f", of {channel.reporters_ppm / 10_000:g}% that are asked to" if channel.reporters_ppm < WHOLE else ""
-    unread = f"; {len(heard.reports)} were read" if len(heard.reports) < heard.nodes else ""
-    unread += f", {heard.damaged} damaged or of a newer enginesmith" if heard.damaged else ""
-    echo(f"{pluralize(heard.nodes, 'node')} reported{share}{unread}; {_WHO_REPORTS}")
-    if not heard.reports:
+    share_text = f", of {channel.reporters_ppm / 10_000:g}% that are asked to" if channel.reporters_ppm < WHOLE else ""
+    unread_text = f"; {len(node_reports.reports)} were read" if len(node_reports.reports) < node_reports.nodes else ""
+    unread_text += f", {node_reports.damaged} damaged or of a newer enginesmith" if node_reports.damaged else ""
+    echo(f"{pluralize(node_reports.nodes, 'node')} reported{share_text}{unread_text}; {_WHO_REPORTS}")
+    if not node_reports.reports:
         return
-    counts = []
+    engine_rows = []
     for version, unit, engine, nodes, problems in status.count_engines():
         problem_text = ", ".join(f"{count} {problem}" for problem, count in problems.items())
-        counts.append([version or "?", unit, engine[:12], str(nodes), problem_text])
-    print_table(("version", "unit", "engine", "nodes", "problems"), counts)
+        engine_rows.append([version or "?", unit, engine[:12], str(nodes), problem_text])
+    print_table(("version", "unit", "engine", "nodes", "problems"), engine_rows)
     reports, rows = status.list_nodes(), []
     for report, problem in reports[:_MOST_ROWS]:
         state = f"{problem}: {report.detail}" if report.detail else problem
@@ -413,13 +413,13 @@ def _print_serving(status: "ServingStatus") -> None:
         ]
         hardware = report.machine.partition(",")[0]  # `--json` also has the machine's runtimes
         rows.append([report.node, report.region, hardware, report.version or "?", state, *ages])
-    rest = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
-    print_table(("node", "region", "machine", "version", "problem", "for", "last report"), rows, note=rest)
+    more_note = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
+    print_table(("node", "region", "machine", "version", "problem", "for", "last report"), rows, note=more_note)
 
 
 def _as_json(status: Any) -> dict[str, object]:
-    texts = {name: getattr(status.rollout, name) for name in ("model", "channel", "version", "state")}
-    return {**texts, "wave": status.rollout.wave + 1, "action": status.action, "why": status.why}
+    fields = {name: getattr(status.rollout, name) for name in ("model", "channel", "version", "state")}
+    return {**fields, "wave": status.rollout.wave + 1, "action": status.action, "why": status.why}
 
 
 def _print(state: Rollout, as_json: bool) -> None:
@@ -428,22 +428,22 @@ def _print(state: Rollout, as_json: bool) -> None:
 
         emit_json(encode(state))
         return
-    last = state.history[-1]
-    summary = f"{state.state} ({last.what}; the channel serves version {state.base})"
+    last_event = state.history[-1]
+    summary = f"{state.state} ({last_event.what}; the channel serves version {state.base})"
     echo(f"{state.where}: rollout {state.id} of version {state.version} is {summary}")
 
 
 def _describe_limits(state: Rollout) -> str:
     if not state.nodes:
         return "wave shares hold on average, because the number of nodes is unknown; to make them limits, pass --nodes"
-    first, nodes = state.plan.waves[0], pluralize(state.nodes, "node")
-    if first.region or first.label or first.share_ppm == WHOLE:
-        return f"the shares of waves of all regions are limits for {nodes}; the first wave is {first}"
-    return f"first wave: {first}; {state.aim} on average, so that it stays a limit for {nodes}"
+    first_wave, node_text = state.plan.waves[0], pluralize(state.nodes, "node")
+    if first_wave.region or first_wave.label or first_wave.share_ppm == WHOLE:
+        return f"the shares of waves of all regions are limits for {node_text}; the first wave is {first_wave}"
+    return f"first wave: {first_wave}; {state.aim} on average, so that it stays a limit for {node_text}"
 
 
 def _print_status(status: "RolloutStatus") -> None:
-    rollout_state, heard = status.rollout, status.heard
+    rollout_state, node_reports = status.rollout, status.heard
     echo(
         f"{rollout_state.where}: rollout {rollout_state.id} from version {rollout_state.base} to version "
         f"{rollout_state.version}: {rollout_state.state}"
@@ -454,18 +454,18 @@ def _print_status(status: "RolloutStatus") -> None:
         echo(f"accepted losses: {', '.join(rollout_state.losses)}")
     print_table(("wave", "nodes", "soak", "state"), status.list_waves())
     if not rollout_state.is_finished:
-        failing = sum(bool(report.failure) for report in heard.reports)
-        read = f" of {len(heard.reports)} read" if len(heard.reports) < heard.nodes else ""
-        echo(f"{pluralize(heard.nodes, 'report')}, {failing} failing{read}")
+        failing_count = sum(bool(report.failure) for report in node_reports.reports)
+        read_text = f" of {len(node_reports.reports)} read" if len(node_reports.reports) < node_reports.nodes else ""
+        echo(f"{pluralize(node_reports.nodes, 'report')}, {failing_count} failing{read_text}")
     if status.gates:
         print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
     rows = [[event.at, event.what, event.by, event.why] for event in rollout_state.history]
     print_table(("at", "what", "by", "why"), rows)
     if status.earlier:
-        earlier = [
+        attempt_rows = [
             [attempt.began, attempt.version, attempt.state, attempt.by, attempt.why] for attempt in status.earlier
         ]
-        print_table(("began", "version", "ended as", "by", "why"), earlier, title="earlier rollouts")
+        print_table(("began", "version", "ended as", "by", "why"), attempt_rows, title="earlier rollouts")
 
 
 def _operator(store: Store, why: str) -> "Operator":

@@ -114,11 +114,11 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
     from pipeline.traffic.place import BucketOptions, read_place, split_beyond
     from pipeline.traffic.summary import count_sizes, draw_choice
 
-    reference, out = options.engine or options.latencies, options.out
+    reference, out_path = options.engine or options.latencies, options.out
     if options.engine and options.latencies:
         raise InputError("give --engine, to time it, or --latencies, to take what is on record")
-    if out is not None:
-        require_svg(out)
+    if out_path is not None:
+        require_svg(out_path)
     bucket_options = BucketOptions(
         options.dims,
         options.most,
@@ -130,28 +130,28 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
         options.seconds,
     )
     with opened_run(spec, stated_registry, quiet) as run:
-        model, engine_choice = run.spec, None
-        if options.write and model.is_copy:
-            raise InputError(f"{model.address} is a copy; give --write the spec's own file")
-        recorded_traffic = read_place(options.traffic, model.tensors(), model.model)
-        split = split_beyond(recorded_traffic.trace, model.named_dims())
+        model_spec, engine_choice = run.spec, None
+        if options.write and model_spec.is_copy:
+            raise InputError(f"{model_spec.address} is a copy; give --write the spec's own file")
+        recorded_traffic = read_place(options.traffic, model_spec.tensors(), model_spec.model)
+        split = split_beyond(recorded_traffic.trace, model_spec.named_dims())
         if reference is not None:
             target, precision = target_named(options.choice.target), options.choice.precision
             engine_choice = choose(run.context.store, parse_reference(reference), target, precision)
-            if (owner := engine_choice.manifest.model) != model.model:
-                raise InputError(f"{reference} is an engine of {owner}, and SPEC is {model.model}")
+            if (owner := engine_choice.manifest.model) != model_spec.model:
+                raise InputError(f"{reference} is an engine of {owner}, and SPEC is {model_spec.model}")
         is_recorded = bool(options.latencies)
         advice = advise_buckets(run, recorded_traffic, split, bucket_options, engine_choice, recorded=is_recorded)
-    if out is not None:
+    if out_path is not None:
         sizes = {dim: count_sizes(split.within.sizes[dim]) for dim in advice.choice.edges}
-        write_whole(out, draw_choice(sizes, advice.choice.plans).encode())
-        say(f"wrote {out}")
+        write_whole(out_path, draw_choice(sizes, advice.choice.plans).encode())
+        say(f"wrote {out_path}")
     if options.write:
-        write_buckets(model.path, advice.choice.edges)
-        say(f"wrote the buckets into {model.path}")
+        write_buckets(model_spec.path, advice.choice.edges)
+        say(f"wrote the buckets into {model_spec.path}")
     if as_json:
-        beyond = {"beyond": encode(split.beyond), "fallback_share": split.fallback_share}
-        emit_json({**encode(advice), "buckets": encode(advice.choice.edges), **beyond})
+        outlier_fields = {"beyond": encode(split.beyond), "fallback_share": split.fallback_share}
+        emit_json({**encode(advice), "buckets": encode(advice.choice.edges), **outlier_fields})
     else:
         _print_advice(advice, split)
 
@@ -245,11 +245,11 @@ def capacity(
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
     from validation.capacity.machines import CapacityDemand
 
-    out, overheads = options.out, (options.batch_overhead, options.request_overhead)
-    if out and not options.prices:
+    out_path, overheads = options.out, (options.batch_overhead, options.request_overhead)
+    if out_path and not options.prices:
         raise click.UsageError("the picture is of costs: give --prices")
-    if out:
-        require_svg(out)
+    if out_path:
+        require_svg(out_path)
     server = None if overheads == (None, None) else ServerOverhead(overheads[0] or 0.0, overheads[1] or 0.0)
     terms = CapacityTerms(
         CapacityDemand(options.rate, options.headroom, options.spare),
@@ -264,9 +264,9 @@ def capacity(
     store = open_store(registry)
     forecaster = prepare(store, trusted_manifest(store, reference), terms, str if quiet else say)
     forecast = forecaster.forecast()
-    if out:
-        write_whole(out, cost_svg(forecaster.cost_curves(forecast), options.p99, forecast.currency).encode())
-        say(f"picture: {out}")
+    if out_path:
+        write_whole(out_path, cost_svg(forecaster.cost_curves(forecast), options.p99, forecast.currency).encode())
+        say(f"picture: {out_path}")
     if as_json:
         emit_json(encode(forecast))
     else:
@@ -277,17 +277,17 @@ def capacity(
 def print_forecast(forecast: "CapacityForecast") -> None:
     """Print the engines that were timed, those that were not, and the cheapest mix."""
     demand = forecast.demand
-    free = f", {100 * demand.headroom:g} % of each machine free" if demand.headroom else ""
+    free_text = f", {100 * demand.headroom:g} % of each machine free" if demand.headroom else ""
     spare_text = f", {demand.spare} machine{'s' if demand.spare > 1 else ''} lost" if demand.spare else ""
-    limit = f"p99 within {1e3 * forecast.limit.seconds:g} ms"
-    echo(f"{forecast.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{spare_text}")
+    limit_text = f"p99 within {1e3 * forecast.limit.seconds:g} ms"
+    echo(f"{forecast.reference}: {demand.rate:,.12g} requests per second, {limit_text}{free_text}{spare_text}")
     echo(forecast.arrivals)
-    carrying = [row for row in forecast.engines if row.greatest]
-    if carrying:
-        print_table(_COLUMNS, [_row(row, forecast.currency) for row in carrying])
-    if any(row.busy for row in carrying):
+    rated_rows = [row for row in forecast.engines if row.greatest]
+    if rated_rows:
+        print_table(_COLUMNS, [_row(row, forecast.currency) for row in rated_rows])
+    if any(row.busy for row in rated_rows):
         say("remark: engines marked * were timed on a busy machine; a machine without other load may be faster")
-    if any(row.server is None for row in carrying):
+    if any(row.server is None for row in rated_rows):
         say(
             "remark: the overhead of your server is not counted; measure it, and pass --batch-overhead and"
             " --request-overhead"
@@ -295,10 +295,10 @@ def print_forecast(forecast: "CapacityForecast") -> None:
     if untimed_rows := [row for row in forecast.engines if not row.greatest]:
         print_table(("engine", "machine", "why not"), [[row.unit, row.machine, row.reason] for row in untimed_rows])
     if (mix := forecast.mix) and (price := forecast.mix_per_million) and forecast.mix_units is not None:
-        cost = _cost(price.value, price.low, price.high, forecast.currency)
-        parts = ", ".join(f"{count} {name} ({forecast.mix_units[name]})" for name, count in mix.machines.items())
-        rate = f"{format_plain(mix.per_hour)} {forecast.currency} per hour"
-        echo(f"cheapest mix: {parts}: {rate}, {cost} per million requests")
+        cost_text = _cost(price.value, price.low, price.high, forecast.currency)
+        mix_text = ", ".join(f"{count} {name} ({forecast.mix_units[name]})" for name, count in mix.machines.items())
+        rate_text = f"{format_plain(mix.per_hour)} {forecast.currency} per hour"
+        echo(f"cheapest mix: {mix_text}: {rate_text}, {cost_text} per million requests")
     elif forecast.why_no_mix:
         echo(f"no mix: {forecast.why_no_mix}")
 
@@ -377,8 +377,8 @@ def _model_of(place: Path, spec_address: str | None, registry: str) -> "ModelSpe
     from pipeline.traffic.place import model_of_place
 
     if spec_address and (spec_address.startswith("registered:") or spec_address.endswith((".yaml", ".yml"))):
-        with spec_at(spec_address, registry) as spec_place:
-            return spec_place.load()
+        with spec_at(spec_address, registry) as spec_file:
+            return spec_file.load()
     reference = spec_address or model_of_place(place)
     if not reference:
         raise InputError(f"{place} does not name the model of the requests; give --model SPEC or --model REF")

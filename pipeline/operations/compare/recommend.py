@@ -22,24 +22,24 @@ METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0
 def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], fleet: Sequence[str]) -> Recommendation:
     """The engine to take. pairs: of the fastest engine, `first` in all of them, with each of the others.  fleet: names
     of the targets to serve."""
-    entrants = [engine for engine in facts if engine.runs]
-    lead = next((engine for engine in entrants if pairs and engine.unit == pairs[0].first), find_fastest(facts))
-    if lead is None:
+    candidates = [engine for engine in facts if engine.runs]
+    leader = next((engine for engine in candidates if pairs and engine.unit == pairs[0].first), find_fastest(facts))
+    if leader is None:
         return Recommendation(None, _why_nothing(facts))
-    duels = {pair.second: pair for pair in pairs}
+    pairs_by_rival = {pair.second: pair for pair in pairs}
     peers = {pair.second for pair in pairs if pair.verdict in ("no difference shown", "slower") and not pair.too_noisy}
-    as_fast = [engine for engine in entrants if engine is lead or engine.unit in peers]
-    winner, axis = _narrow(as_fast, lead)
-    ties = tuple(engine.unit for engine in as_fast if engine is not winner)
-    return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties)
+    fast_engines = [engine for engine in candidates if engine is leader or engine.unit in peers]
+    winner, axis = _narrow(fast_engines, leader)
+    tied_units = tuple(engine.unit for engine in fast_engines if engine is not winner)
+    return Recommendation(winner.unit, _reason(winner, tied_units, axis, pairs_by_rival, fleet), tied_units)
 
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     if not facts:
         return "no installed backend builds for this target; `enginesmith backends list` shows backends that do"
-    unproven = [engine for engine in facts if engine.status == "unproven"]
-    if unproven:
-        return f"nothing runs here: {unproven[0].unit}: {unproven[0].reason}; compare on a node that has it"
+    engines = [engine for engine in facts if engine.status == "unproven"]
+    if engines:
+        return f"nothing runs here: {engines[0].unit}: {engines[0].reason}; compare on a node that has it"
     return f"no engine passed: {facts[0].unit}: {facts[0].reason}"
 
 
@@ -81,27 +81,27 @@ def _reason(
     if not ties:
         if noisy_units := ", ".join(pair.second for pair in pairs.values() if pair.too_noisy):
             return f"the least median, {speed}; the runs were too noisy to tell whether {noisy_units} may be as fast"
-        beaten = [pair for pair in pairs.values() if pair.verdict == "faster"]
-        return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
+        wins = [pair for pair in pairs.values() if pair.verdict == "faster"]
+        return f"the fastest, {speed}{_lead(wins)}" if wins else f"the only engine that is proven here, {speed}"
     reason = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
         return f"{reason}, and they are equal otherwise: use either"
     accuracy = [format_metrics(winner.metrics)] if winner.metrics else []
     accuracy += [] if winner.sqnr_db is None else [f"SQNR {winner.sqnr_db:.0f} dB"]
-    why = {
+    advantage = {
         "portability": f"it builds for {len(winner.covers)} of the fleet's {len(fleet)} targets",
         "accuracy": f"it is nearer to the original ({', '.join(accuracy)})",
         "rebuild": f"it builds in {seconds_text(winner.build_s or 0.0)}, in half the time or less",
     }[axis]
-    return f"{reason}, and {why}"
+    return f"{reason}, and {advantage}"
 
 
 def _lead(beaten: Sequence[PairedComparison]) -> str:
     """By how much the fastest engine leads, told of the next one."""
-    nearest = max((pair for pair in beaten if pair.ratio is not None), key=lambda pair: pair.ratio or 0, default=None)
-    if nearest is None or not nearest.ratio:
+    runner_up = max((pair for pair in beaten if pair.ratio is not None), key=lambda pair: pair.ratio or 0, default=None)
+    if runner_up is None or not runner_up.ratio:
         return ""
-    sure = "by the times that each had alone"
-    if nearest.low and nearest.high:
-        sure = f"95 %: {format_plain(1 / nearest.high)} to {format_plain(1 / nearest.low)}"
-    return f"; the next, {nearest.second}, takes {format_plain(1 / nearest.ratio)} times as long ({sure})"
+    evidence = "by the times that each had alone"
+    if runner_up.low and runner_up.high:
+        evidence = f"95 %: {format_plain(1 / runner_up.high)} to {format_plain(1 / runner_up.low)}"
+    return f"; the next, {runner_up.second}, takes {format_plain(1 / runner_up.ratio)} times as long ({evidence})"

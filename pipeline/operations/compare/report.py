@@ -149,7 +149,7 @@ def format_rows(comparison: BackendComparison) -> tuple[Sequence[str], list[list
     """The headings and the rows of cells, one per engine; a column for each task metric, none that is empty."""
     metrics = sorted({name for engine in comparison.engines for name in engine.metrics})
     columns = [*COLUMNS, *metrics]
-    table = [
+    rows = [
         [
             f"{engine.precision} {engine.backend}",
             engine.status,
@@ -166,8 +166,8 @@ def format_rows(comparison: BackendComparison) -> tuple[Sequence[str], list[list
         ]
         for engine in comparison.engines
     ]
-    column_indices = [index for index in range(len(columns)) if any(row[index] for row in table)]
-    return [columns[index] for index in column_indices], [[row[index] for index in column_indices] for row in table]
+    column_indices = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    return [columns[index] for index in column_indices], [[row[index] for index in column_indices] for row in rows]
 
 
 def _cell(value: Number | None, show: Callable[[Number], str]) -> str:
@@ -180,18 +180,18 @@ def describe_comparison(comparison: BackendComparison) -> Iterator[str]:
         yield "median: of the runtime's own call, which engines are ranked by; session: of Session.run, with its checks"
     elif any(engine.median_s for engine in comparison.engines):
         yield "median: of Session.run, with its checks, as not every engine's runtime can be timed alone"
-    together: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for engine in comparison.engines:
         if engine.reason:
-            together.setdefault((engine.status, engine.reason), []).append(f"{engine.precision} {engine.backend}")
-    for (status, reason), names in together.items():
+            groups.setdefault((engine.status, engine.reason), []).append(f"{engine.precision} {engine.backend}")
+    for (status, reason), names in groups.items():
         yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {status}: {reason}"
-    busy = [reason for engine in comparison.engines for reason in engine.busy]
-    busy += [reason for pair in comparison.duels for reason in pair.busy]
-    if busy:
+    busy_reasons = [reason for engine in comparison.engines for reason in engine.busy]
+    busy_reasons += [reason for pair in comparison.duels for reason in pair.busy]
+    if busy_reasons:
         yield (
-            f"the machine was busy while these times were taken: {join_reasons(busy)}; compare again when it is quiet, "
-            "or with a larger --seconds"
+            f"the machine was busy while these times were taken: {join_reasons(busy_reasons)}; compare again "
+            "when it is quiet, or with a larger --seconds"
         )
     for pair in comparison.duels:
         yield describe_pair(pair)
@@ -205,13 +205,13 @@ def describe_comparison(comparison: BackendComparison) -> Iterator[str]:
 
 def describe_pair(pair: PairedComparison) -> str:
     """A pair in one line, the verdict first."""
-    names = f"{pair.first} against {pair.second}"
+    title = f"{pair.first} against {pair.second}"
     if pair.ratio is None:
-        return f"{pair.verdict}: {names}; too few runs, or they could not be run side by side"
+        return f"{pair.verdict}: {title}; too few runs, or they could not be run side by side"
     if pair.low is None or pair.high is None or pair.detectable is None:
-        return f"{pair.verdict}: {names}, by the times that each had alone ({format_plain(1 / pair.ratio)} times)"
+        return f"{pair.verdict}: {title}, by the times that each had alone ({format_plain(1 / pair.ratio)} times)"
     digits = 0 if pair.detectable >= 0.1 else 1
     verdict = "too noisy to tell" if pair.too_noisy else pair.verdict
-    interval = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"
-    unseen = f"a difference of {100 * pair.detectable:,.{digits}f} % would have been shown"
-    return f"{verdict}: {names}: {interval}; {unseen}"
+    ratio_text = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"
+    detectable_text = f"a difference of {100 * pair.detectable:,.{digits}f} % would have been shown"
+    return f"{verdict}: {title}: {ratio_text}; {detectable_text}"

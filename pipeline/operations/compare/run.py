@@ -57,17 +57,17 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
     """
     names = options.backends or tuple(name for name in backends.names() if backends.configure(name, {}).versions())
     backend_options = {name: spec.backends.get(name, {}) for name in names}
-    serving = {
+    serving_options = {
         name: settings
         for name, settings in backend_options.items()
         if backends.configure(name, settings).serves(options.target)
     }
-    if not serving:
+    if not serving_options:
         raise InputError(
             f"none of {', '.join(names)} builds for {options.target.name}; `enginesmith backends list` says what does"
         )
     build = spec.build.model_copy(update={"required": ()})
-    return spec.model_copy(update={"backends": serving, "targets": (options.target.name,), "build": build})
+    return spec.model_copy(update={"backends": serving_options, "targets": (options.target.name,), "build": build})
 
 
 def compare(run: Run, options: CompareOptions) -> BackendComparison:
@@ -79,22 +79,22 @@ def compare(run: Run, options: CompareOptions) -> BackendComparison:
     wide_run = replace(run, spec=widen_spec(spec, options), selection=Selection(precisions=options.precisions))
     run_result = wide_run.build_and_prove(wide_run.prepare())
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
-    measuring = _Measuring(wide_run, run_result.exported, options, fleet)
-    facts = rank_alike([measuring.measure(unit) for unit in run_result.units])
+    measurer = _Measuring(wide_run, run_result.exported, options, fleet)
+    engines = rank_alike([measurer.measure(unit) for unit in run_result.units])
     for unit in run_result.plan.refused:
-        facts.append(EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason))
-    pairs = measuring.compare_pairs(facts, {unit.built.unit.name: unit for unit in run_result.units})
+        engines.append(EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason))
+    pairs = measurer.compare_pairs(engines, {unit.built.unit.name: unit for unit in run_result.units})
     return BackendComparison(
         model=spec.model,
         target=options.target.name,
-        bucket=measuring.bucket,
+        bucket=measurer.bucket,
         fleet=fleet,
         machine=machine(),
         created_at=now(),
         original=dict(run_result.exported.proof.metrics),
-        engines=tuple(facts),
+        engines=tuple(engines),
         duels=tuple(pairs),
-        recommendation=recommend(facts, pairs, fleet),
+        recommendation=recommend(engines, pairs, fleet),
     )
 
 
@@ -138,12 +138,12 @@ class _Measuring:
         report = read_latency_report(self.work.context.store, digest)
         buckets = {bucket.name: bucket for bucket in report.buckets}
         bucket = buckets.get(self.bucket, report.buckets[-1])
-        middle, runtime = bucket.middle, bucket.runtime
+        median, runtime = bucket.middle, bucket.runtime
         return replace(
             facts,
             median_s=bucket.median_s,
-            low_s=middle.low if middle else None,
-            high_s=middle.high if middle else None,
+            low_s=median.low if median else None,
+            high_s=median.high if median else None,
             session_s=bucket.median_s,
             runtime=RuntimeMedian(runtime.value, runtime.low, runtime.high) if runtime and runtime.value else None,
             items_per_s=bucket.items_per_s,
@@ -170,14 +170,14 @@ class _Measuring:
         lead = find_fastest(facts)
         if lead is None:
             return []
-        met: dict[tuple[str, str], PairedComparison] = {}
+        results: dict[tuple[str, str], PairedComparison] = {}
         pairs: list[PairedComparison] = []
         for _ in range(ROUNDS):
             for rival in facts:
-                if rival.runs and rival is not lead and (lead.unit, rival.unit) not in met:
+                if rival.runs and rival is not lead and (lead.unit, rival.unit) not in results:
                     pair = self._compare_pair(lead, rival, units[lead.unit].built.blob, units[rival.unit].built.blob)
-                    met |= {(lead.unit, rival.unit): pair, (rival.unit, lead.unit): pair.swap()}
-            pairs = [pair for (leader, _), pair in met.items() if leader == lead.unit]
+                    results |= {(lead.unit, rival.unit): pair, (rival.unit, lead.unit): pair.swap()}
+            pairs = [pair for (leader, _), pair in results.items() if leader == lead.unit]
             lost_pairs = [pair for pair in pairs if pair.verdict == "slower"]
             if not lost_pairs:
                 return pairs
@@ -196,10 +196,10 @@ class _Measuring:
         except StepError as error:
             fail_step(name, error, context)
             return _compare_alone(lead, rival)  # two runtimes that cannot live in one process
-        middle = next(ratio for ratio in comparison.ratios if ratio.p == 0.5)
-        if middle.ratio is None:
+        median_ratio = next(ratio for ratio in comparison.ratios if ratio.p == 0.5)
+        if median_ratio.ratio is None:
             return _compare_alone(lead, rival)
-        interval = (middle.ratio, middle.low, middle.high, middle.detectable)
+        interval = (median_ratio.ratio, median_ratio.low, median_ratio.high, median_ratio.detectable)
         return PairedComparison(lead.unit, rival.unit, comparison.verdict, *interval, comparison.surroundings.busy)
 
 

@@ -71,7 +71,7 @@ def choose_engines(
 def own_runs(spec: ModelSpec) -> str:
     """What a spec asks that takes runs of its own, and cannot be proven by recorded answers; '' for nothing."""
     spec_terms = {"promises a contract": contract_of(spec), "lets servers pad": padding_rules(spec)}
-    return next((words for words, terms in spec_terms.items() if terms), "")
+    return next((promise for promise, terms in spec_terms.items() if terms), "")
 
 
 def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[EngineEntry]) -> None:
@@ -95,19 +95,19 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Colle
     """
     spec = spec_of(manifest)
     require_carriable(manifest, spec, entries)
-    place = folder / "engines"
-    place.mkdir(parents=True)
+    engine_folder = folder / "engines"
+    engine_folder.mkdir(parents=True)
     engines = {}
     for entry in entries:
         digest = str(entry.digest)
         fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
-        path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
+        path = fetch_one(store, digest, engine_folder / f"{digest}{entry.suffix or ''}")
         engines[digest] = BundledEngine(digest, request_of(entry), path)
     golden = fetch(store, manifest.golden, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), manifest.golden, folder)
     golden.unlink()
-    about = (manifest.model, manifest.version, manifest.digest, manifest.golden)
-    bundle = OfflineBundle(*about, tuple(engines.values()), folder)
+    version_fields = (manifest.model, manifest.version, manifest.digest, manifest.golden)
+    bundle = OfflineBundle(*version_fields, tuple(engines.values()), folder)
     bundle.save()
     return bundle
 
@@ -122,9 +122,9 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
             "GPU that reaches the registry; or carry one of its graphs"
         )
     whole_entries = choose_engines(manifest, judge_entries(store, manifest), targets)
-    parts = {entry.unit: list(pinned_engines(store, manifest, entry)) for entry in whole_entries}
+    pins = {entry.unit: list(pinned_engines(store, manifest, entry)) for entry in whole_entries}
     versions: dict[str, tuple[Manifest, dict[str, EngineEntry]]] = {}
-    for graph, pinned_manifest, engine in (part for unit_parts in parts.values() for part in unit_parts):
+    for graph, pinned_manifest, engine in (pin for unit_pins in pins.values() for pin in unit_pins):
         versions.setdefault(graph.name, (pinned_manifest, {}))[1][engine.unit] = engine
     for name, (pinned_manifest, engines) in versions.items():
         spec = spec_of(pinned_manifest)
@@ -139,21 +139,21 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
         name: write_engines(store, pinned_manifest, folder / "graphs" / name, engines.values())
         for name, (pinned_manifest, engines) in versions.items()
     }
-    with workdir() as place:
-        whole_data = read_ensemble(manifest, store, place).golden
+    with workdir() as scratch_folder:
+        whole_data = read_ensemble(manifest, store, scratch_folder).golden
         save_cases(_cases(whole_data), whole_data.digest, folder)
     ensembles = tuple(
         BundledEnsemble(
             entry.unit,
             str(entry.digest),
-            tuple(BundledNode(graph.name, str(engine.digest), graph.sources) for graph, _, engine in parts[entry.unit]),
+            tuple(BundledNode(graph.name, str(engine.digest), graph.sources) for graph, _, engine in pins[entry.unit]),
             entry.inputs,
             entry.outputs,
         )
         for entry in whole_entries
     )
-    about = manifest.model, manifest.version, manifest.digest, whole_data.digest
-    bundle = OfflineBundle(*about, (), folder, ensembles, graphs)
+    version_fields = manifest.model, manifest.version, manifest.digest, whole_data.digest
+    bundle = OfflineBundle(*version_fields, (), folder, ensembles, graphs)
     bundle.save()
     return bundle
 
@@ -221,15 +221,15 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
     _check_device(entry, results.device)
     _check_time(manifest, trial.created_at)
     for graph, pinned_manifest, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
-        graph_entry = next(item for item in judge_entries(store, pinned_manifest) if item.unit == engine.unit)
+        graph_entry = next(peer for peer in judge_entries(store, pinned_manifest) if peer.unit == engine.unit)
         if graph_entry.status not in PASSED:
             return Validated.of(manifest, entry, graph_entry.status, f"graph {graph.name!r}: {graph_entry.reason}")
     cpu = results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
     name, answers = f"judge {entry.unit}", trial.answers or {}
     with open_version(manifest, store) as version:
         if isinstance(version, PublishedEnsemble):
-            work = replace(version.check(entry, store), recorded=answers)
-            report = version.judge(entry, _prove(entry, trial, Job(name, work, store.uri, LIMITS)), cpu)
+            ensemble_check = replace(version.check(entry, store), recorded=answers)
+            report = version.judge(entry, _prove(entry, trial, Job(name, ensemble_check, store.uri, LIMITS)), cpu)
         else:
             if trait := own_runs(version.spec):
                 raise _Refused(
@@ -241,8 +241,8 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
             job = Job(name, check, store.uri, engine_limits(version.spec, "proof"))
             report = version.judge(entry, _prove(entry, trial, job), store, cpu)
     device = results.device
-    said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
-    host = {**{name: value[:200] for name, value in results.host.items()}, **said}
+    device_fields = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
+    host = {**{name: value[:200] for name, value in results.host.items()}, **device_fields}
     versions = {name: value[:100] for name, value in (trial.versions or {}).items()}
     reason = f"{report.reason}; answers recorded on {device.name}, judged here"
     report = replace(report, created_at=trial.created_at, host=host, versions=versions, reason=reason)
@@ -254,22 +254,26 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     entry = next((entry for entry in manifest.engines if entry.digest == trial.engine), None)
     if entry is None:
         raise _Refused(f"this version has no engine {trial.engine[:80]}; was it published anew since?")
-    pairs = {
+    value_pairs = {
         "manifest": (trial.manifest, manifest.digest),
         "golden set": (trial.golden, manifest.sources.get(GOLDEN) or manifest.golden),
         "build key": (trial.build_key, entry.build_key or ""),
     }
-    for fact_name, (trial_value, ours) in pairs.items():
-        if trial_value != ours:
-            raise _Refused(f"its {fact_name} is {trial_value[:80]}, and this version's {ours}; carry the version anew")
+    for fact_name, (trial_value, own_text) in value_pairs.items():
+        if trial_value != own_text:
+            raise _Refused(
+                f"its {fact_name} is {trial_value[:80]}, and this version's {own_text}; carry the version anew"
+            )
     return entry
 
 
 def _check_device(entry: EngineEntry, device: KitDevice) -> None:
     capability = device.compute_capability
     if capability != entry.compute_capability:
-        said = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
-        raise _Refused(f"it ran on {said}, and the engine is for {entry.target}; run the kit on a node that has one")
+        hardware = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
+        raise _Refused(
+            f"it ran on {hardware}, and the engine is for {entry.target}; run the kit on a node that has one"
+        )
     if capability is not None and entry.product and product_of(capability, device.label) != entry.product:
         raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
 
@@ -277,8 +281,8 @@ def _check_device(entry: EngineEntry, device: KitDevice) -> None:
 def _check_time(manifest: Manifest, made_at: str) -> None:
     """Raise _Refused for a time before the version was published, or yet to come."""
     try:
-        when, published_at = (datetime.fromisoformat(text) for text in (made_at, manifest.created_at))
-        is_early, is_late = when < published_at - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
+        ran_at, published_at = (datetime.fromisoformat(text) for text in (made_at, manifest.created_at))
+        is_early, is_late = ran_at < published_at - _CLOCKS, ran_at > datetime.now(UTC) + _CLOCKS
     except (ValueError, TypeError, OverflowError) as error:
         raise _Refused(f"it was made at {made_at[:40]!r}, which is no time with a zone") from error
     if is_early or is_late:

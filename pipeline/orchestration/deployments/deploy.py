@@ -79,9 +79,9 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
         raise UnavailableError("no Prefect server is configured, and the deployments need one; set PREFECT_API_URL")
     check_variables(plan.kind, plan.variables)
     with api_in_reach(), get_client(sync_client=True) as client:
-        parts = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
+        change_lists = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
         return [
-            *(change for part in parts for change in part),
+            *(change for change_list in change_lists for change in change_list),
             *_unwanted_deployments(client, plan, dry),
             *(_automation(client, run_automation, dry) for run_automation in (lost_runs(*TAGS), unserved_runs())),
         ]
@@ -136,8 +136,8 @@ def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> 
         except ObjectNotFound:
             action = "created"
         else:
-            differ = _differences(client, live_deployment, runner_deployment)
-            action, detail = ("updated", ", ".join(differ)) if differ else ("unchanged", detail)
+            differences = _differences(client, live_deployment, runner_deployment)
+            action, detail = ("updated", ", ".join(differences)) if differences else ("unchanged", detail)
         if action != "unchanged" and not dry:
             # Without this Prefect would look at the git repository of the current folder for a version.
             runner_deployment.apply(version_info=VersionInfo(type="prefect:simple", version=version))
@@ -215,15 +215,15 @@ def _differences(
     """Names of what differs between a deployment on the server and what it is to be; not whether it is paused."""
     schema = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
     schedules = [
-        [getattr(schedule.schedule, "cron", None) for schedule in side.schedules or ()]
-        for side in (live_deployment, deployment)
+        [getattr(schedule.schedule, "cron", None) for schedule in each_deployment.schedules or ()]
+        for each_deployment in (live_deployment, deployment)
     ]
     # By name, as automations that other people made may run the deployment too.
     names = {getattr(trigger, "name", None) for trigger in deployment.triggers}
     automations = client.read_resource_related_automations(f"prefect.deployment.{live_deployment.id}")
     for trigger in deployment.triggers:
         trigger.set_deployment_id(live_deployment.id)
-    pairs: dict[str, tuple[object, object]] = {
+    field_pairs: dict[str, tuple[object, object]] = {
         "entrypoint": (live_deployment.entrypoint, deployment.entrypoint),
         "version": (live_deployment.version, deployment.version),
         "description": (live_deployment.description, deployment.description),
@@ -238,7 +238,7 @@ def _differences(
             [_comparable(trigger.as_automation()) for trigger in deployment.triggers],
         ),
     }
-    return [name for name, (now, planned_field) in pairs.items() if now != planned_field]
+    return [name for name, (live_field, planned_field) in field_pairs.items() if live_field != planned_field]
 
 
 def _comparable(automation: AutomationCore) -> JsonObject:

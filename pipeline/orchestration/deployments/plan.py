@@ -101,38 +101,40 @@ class DeploymentPlan:
 
     def deployments(self) -> tuple[WantedDeployment, ...]:
         """The deployments to register."""
-        place_parameters: dict[str, object] = {"executor": self.executor}
-        place_parameters |= {"ray_address": self.ray_address} if self.ray_address else {}
-        place_parameters |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
-        builds = {"registry": self.registry, **place_parameters, "gpu_slots": True}
-        proofs, canaries = ({name: self.on, **place_parameters} if self.on else {} for name in ("on", "target"))
+        run_parameters: dict[str, object] = {"executor": self.executor}
+        run_parameters |= {"ray_address": self.ray_address} if self.ray_address else {}
+        run_parameters |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
+        build_params = {"registry": self.registry, **run_parameters, "gpu_slots": True}
+        proof_params, canary_params = (
+            {name: self.on, **run_parameters} if self.on else {} for name in ("on", "target")
+        )
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
-        replays: dict[str, object] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
-        replays |= {"duration": self.canary_s} if self.canary_s else {}
+        replay_params: dict[str, object] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
+        replay_params |= {"duration": self.canary_s} if self.canary_s else {}
         all_deployments = (
             WantedDeployment(
                 "compile_model",
                 "Builds, proves and publishes a model when its spec is registered.",
-                builds,
+                build_params,
                 Trigger(REGISTERED, _from_event("spec", "registry")),
             ),
             WantedDeployment(
                 "compile_catalog",
                 "Compiles every spec of the catalog; what did not change is not built again.",
-                {"specs": self.catalog, **builds},
+                {"specs": self.catalog, **build_params},
                 cron="0 2 * * *",
             ),
             WantedDeployment(
                 "validate_pending",
                 f"Proves unproven engines that can run on {hardware}.",
-                {"registry": self.registry, **proofs},
+                {"registry": self.registry, **proof_params},
                 Trigger(UNPROVEN, _from_event("model", "version", "target", "registry")),
                 cron="15 * * * *",
             ),
             WantedDeployment(
                 "canary",
                 f"Sets a published version against what the channel serves, on {hardware}.",
-                {**replays, **canaries},
+                {**replay_params, **canary_params},
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
                 cron="30 * * * *",
             ),
@@ -152,11 +154,11 @@ class DeploymentPlan:
             *self._housekeeping(),
         )
         # The fleet only where it is asked for, as that takes a cluster to read.
-        left_out = {"reconcile_fleet"} if self.fleet == "off" else set()
+        omitted_flows = {"reconcile_fleet"} if self.fleet == "off" else set()
         return tuple(
             replace(deployment, name=self.name, pool=self.pool, variables=self.variables)
             for deployment in all_deployments
-            if (deployment.flow in self.only if self.only else deployment.flow not in left_out)
+            if (deployment.flow in self.only if self.only else deployment.flow not in omitted_flows)
         )
 
     def _housekeeping(self) -> tuple[WantedDeployment, ...]:

@@ -56,11 +56,11 @@ def start_server() -> None:
     from prefect.server.api.server import SubprocessASGIServer
 
     server = SubprocessASGIServer()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process inherits the mask of its parent
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process inherits the mask of its parent
     try:
         server.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if sys.platform == "linux" and server.server_process:
         command = [sys.executable, "-I", "-S", "-c", _REAPER, str(server.server_process.pid)]
         subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -44,9 +44,10 @@ def collect_garbage(
             for entry in gc_report.items
         ],
     )
-    gone, garbage_bytes = gc_report.size_bytes("deleted"), gc_report.size_bytes("new", "waiting", "due", "held")
+    freed_bytes, garbage_bytes = gc_report.size_bytes("deleted"), gc_report.size_bytes("new", "waiting", "due", "held")
     return Completed(
         message=(
-            f"{pluralize(len(gc_report.kept), 'version')} kept; {gone} bytes deleted, {garbage_bytes} bytes are garbage"
+            f"{pluralize(len(gc_report.kept), 'version')} kept; {freed_bytes} bytes deleted, "
+            f"{garbage_bytes} bytes are garbage"
         )
     )

@@ -55,16 +55,16 @@ def compile_model(
     run_tags = tags("enginesmith") if PREFECT_API_URL.value() else nullcontext()
     try:
         with run_tags, start_executors(options, signals=False) as executors:
-            result = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
-        show(result)
-        send_published(result)
+            compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
+        show(compiled)
+        send_published(compiled)
     except UnavailableError as error:
         if runtime.deployment.id is None:
             raise
         return Failed(name="Unreachable", message=str(error), data=error)
-    if result.outcome.version is None:
-        return Failed(message="nothing was published, because no engine passed", data=result.outcome)
-    return result.outcome
+    if compiled.outcome.version is None:
+        return Failed(message="nothing was published, because no engine passed", data=compiled.outcome)
+    return compiled.outcome
 
 
 def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:

@@ -108,22 +108,22 @@ def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.
 def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
     def run(unit: Unit, work: Work) -> Value:
-        waits = threading.Timer(
+        notice_timer = threading.Timer(
             _AT_ONCE_S, work.context.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
         )
-        waits.daemon = True
-        waits.start()
+        notice_timer.daemon = True
+        notice_timer.start()
         try:
             # Without the last, a lease that could not be renewed would end an hour of compiling.
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
-                waits.cancel()
+                notice_timer.cancel()
                 return step(unit, work)
         except ConcurrencySlotAcquisitionError as error:
             raise EnginesmithError(
                 f"{limit}: {error}; `enginesmith prefect deploy` makes the limit of each GPU generation"
             ) from error
         finally:
-            waits.cancel()
+            notice_timer.cancel()
 
     return run
 
@@ -149,5 +149,5 @@ class FlowProgress(Progress):
                 self._logger.info("%s: %s", name, visible(event.outcome))
             case VerdictReached(name):
                 self._logger.info("verdict on %s: %s", name, visible(event.outcome))
-            case VersionSettled(name, words):
-                self._logger.info("%s: %s", name, words)
+            case VersionSettled(name, text):
+                self._logger.info("%s: %s", name, text)

@@ -31,8 +31,8 @@ def settle_canary(
     """
     logger, store, runner = get_run_logger(), open_store(registry), PrefectRunner()
     if model and report:
-        said = runner.call(settle, store, model, channel, report, logger.info)
-        return Completed(message=said, data=said)
+        message = runner.call(settle, store, model, channel, report, logger.info)
+        return Completed(message=message, data=message)
     report_lines, failure_count = [], 0
     for name in [model] if model else lookup.models(store):
         try:

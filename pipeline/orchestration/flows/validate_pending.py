@@ -51,17 +51,15 @@ def validate_pending(
     with tags("enginesmith"), start_executors(options, signals=False) as executors:
         context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
-        items = [pending_version] if pending_version else list_pending(store, model, gpu)
+        pending_list = [pending_version] if pending_version else list_pending(store, model, gpu)
         runner = PrefectRunner()
         proofs: list[Validated] = []
-        for pending in items:
-            proofs += (
-                runner.call(validate_on_worker, pending, gpu, context) if gpu else runner.call(prove, pending, context)
-            )
-    place_text = f"for {gpu.name}" if gpu else "here"
+        for item in pending_list:
+            proofs += runner.call(validate_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
+    location_text = f"for {gpu.name}" if gpu else "here"
     columns = ("reference", "unit", "verdict", "reason")
     rows = [{name: getattr(proof, name) for name in columns} for proof in proofs]
-    show_table("proofs", f"Engines proven {place_text}", rows)
-    proven = sum(proof.verdict == "proven" for proof in proofs)
-    message = f"{pluralize(len(proofs), 'engine')} pending {place_text}, {proven} proven"
+    show_table("proofs", f"Engines proven {location_text}", rows)
+    proven_count = sum(proof.verdict == "proven" for proof in proofs)
+    message = f"{pluralize(len(proofs), 'engine')} pending {location_text}, {proven_count} proven"
     return (Completed if all(proof.good for proof in proofs) else Failed)(message=message, data=proofs)

@@ -78,8 +78,8 @@ class Kubernetes:
 
     def create(self, body: Object) -> None:
         """Create the RayCluster. Raises UnavailableError for a cluster without the KubeRay operator."""
-        make = self._custom.create_namespaced_custom_object
-        if self._ask_if_there((_NOT_FOUND,), make, *self._place, body) is None:
+        create_object = self._custom.create_namespaced_custom_object
+        if self._ask_if_there((_NOT_FOUND,), create_object, *self._place, body) is None:
             raise UnavailableError(
                 f"{self._host} knows no RayCluster; install the KubeRay operator, 1.7, with its CRDs"
             )
@@ -87,8 +87,8 @@ class Kubernetes:
     def replace(self, body: Object) -> bool:
         """Write a new RayCluster in its place. False, and nothing is written, where it changed since it was read, or is
         gone."""
-        write = self._custom.replace_namespaced_custom_object
-        return self._ask_if_there((_NOT_FOUND, _CONFLICT), write, *self._place, self._name, body) is not None
+        replace_object = self._custom.replace_namespaced_custom_object
+        return self._ask_if_there((_NOT_FOUND, _CONFLICT), replace_object, *self._place, self._name, body) is not None
 
     def pods(self) -> list[Pod]:
         """The pods of the RayCluster that are not being deleted."""
@@ -125,8 +125,8 @@ class Kubernetes:
         try:
             return call(*words, _request_timeout=(self._limit, self._limit))
         except ApiException as error:
-            said = str(error.body or error.reason)[:500]
-            raise _RefusedError(f"{self._host}: {call.__name__}: {error.status}: {said}", error.status) from error
+            error_text = str(error.body or error.reason)[:500]
+            raise _RefusedError(f"{self._host}: {call.__name__}: {error.status}: {error_text}", error.status) from error
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(f"{self._host} does not answer: {str(error)[:300]}") from error
 
@@ -185,27 +185,27 @@ def apply(
     ended_names: list[str] = []
     problem = ""
     for _ in range(_ROUNDS):
-        live = cluster.find()
-        if live is None:
+        live_cluster = cluster.find()
+        if live_cluster is None:
             cluster.create(put(manifest, "metadata.ownerReferences", [reference]))
             return f"{name}: created"
-        if find(live, "metadata.deletionTimestamp", object, None):
+        if find(live_cluster, "metadata.deletionTimestamp", object, None):
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
-        _check(live, manifest, pods)
+        _check(live_cluster, manifest, pods)
         old_pods = outdated_pods(pods, manifest)
-        load = head.load() if old_pods and SUSPENDED not in annotations_of(live) else Load()
-        idle = idle_pods(old_pods, load) if load else []
-        resource, going = plan_change(live, manifest, pods, reference, idle)
+        load = head.load() if old_pods and SUSPENDED not in annotations_of(live_cluster) else Load()
+        free_pods = idle_pods(old_pods, load) if load else []
+        resource, old_names = plan_change(live_cluster, manifest, pods, reference, free_pods)
         if not cluster.replace(resource):
             problem = f"{name} changes faster than it is written; run again"
-        elif going:
-            ended_names += [ended_name for ended_name in going if ended_name not in ended_names]
-            problem = f"{name}: KubeRay does not end {', '.join(going)}; see that its operator runs, and run again"
+        elif old_names:
+            ended_names += [old_name for old_name in old_names if old_name not in ended_names]
+            problem = f"{name}: KubeRay does not end {', '.join(old_names)}; see that its operator runs, and run again"
         else:
-            said = describe_suspension(resource) or "up to date"
-            said += f"; ended {', '.join(ended_names)}" if ended_names else ""
-            return f"{name}: {said}{_leave(head, old_pods, load)}"
+            status_text = describe_suspension(resource) or "up to date"
+            status_text += f"; ended {', '.join(ended_names)}" if ended_names else ""
+            return f"{name}: {status_text}{_leave(head, old_pods, load)}"
         wait(1)
     raise UnavailableError(problem)
 
@@ -215,10 +215,10 @@ def finish(cluster: Kubernetes, manifest: Object, owner: str, head: RayHead) -> 
 
     Nothing is changed while the RayCluster has other images than the wanted ones. Returns and raises as `apply`.
     """
-    live = cluster.find()
-    if live is None or images_of(live) != images_of(manifest):
+    live_cluster = cluster.find()
+    if live_cluster is None or images_of(live_cluster) != images_of(manifest):
         return "nothing to finish: the RayCluster has not the images of this release"
-    if SUSPENDED not in annotations_of(live) and not outdated_pods(cluster.pods(), manifest):
+    if SUSPENDED not in annotations_of(live_cluster) and not outdated_pods(cluster.pods(), manifest):
         return "nothing to finish: no pod has another image"
     return apply(cluster, manifest, owner, head)
 
@@ -231,8 +231,8 @@ def _leave(head: RayHead, old_pods: Sequence[Pod], load: Load | None) -> str:
     if load is None:
         return f"; left with another image, as Ray's head does not say what they do: {names}; run again"
     head.drain([load.busy[pod.name] for pod in old_pods if pod.name in load.busy])
-    said = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
-    return said + ("; the head stays until nothing builds" if any(pod.group is None for pod in old_pods) else "")
+    message = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
+    return message + ("; the head stays until nothing builds" if any(pod.group is None for pod in old_pods) else "")
 
 
 def _check(live: Object, manifest: Object, pods: Sequence[Pod]) -> None:
@@ -240,7 +240,7 @@ def _check(live: Object, manifest: Object, pods: Sequence[Pod]) -> None:
     lines = list(describe_stopped(pods, live, manifest))
     if not lines or annotations_of(live).get(CONSENT) == "true":
         return
-    name, namespace = (read(manifest, f"metadata.{part}", str) for part in ("name", "namespace"))
+    name, namespace = (read(manifest, f"metadata.{field_name}", str) for field_name in ("name", "namespace"))
     stopped_lines = "\n".join(f"  {line}" for line in lines)
     raise InputError(
         f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped_lines}\n"
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cluster_object = yaml.safe_load(options.file.read_text())
         cluster = Kubernetes(
-            Access(), *(read(cluster_object, f"metadata.{part}", str) for part in ("namespace", "name"))
+            Access(), *(read(cluster_object, f"metadata.{field_name}", str) for field_name in ("namespace", "name"))
         )
         print((finish if options.finish else apply)(cluster, cluster_object, options.owner, RayHead(options.head)))
     except EnginesmithError as error:

@@ -83,8 +83,8 @@ def outdated_pods(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
 def idle_pods(old_pods: Sequence[Pod], load: Load) -> list[Pod]:
     """Those that may end at once: workers that run nothing; the head, with which all end, where nothing runs or
     waits."""
-    nothing = not load.busy and not load.queued
-    return [pod for pod in old_pods if (nothing if pod.group is None else pod.name not in load.busy)]
+    is_idle = not load.busy and not load.queued
+    return [pod for pod in old_pods if (is_idle if pod.group is None else pod.name not in load.busy)]
 
 
 def pods_of_other_versions(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
@@ -120,24 +120,24 @@ def describe_stopped(pods: Sequence[Pod], live: Object, manifest: Object) -> Ite
     old_head = next((pod for pod in pods_of_other_versions(pods, manifest) if pod.group is None), None)
     pods = [pod for pod in pods if pod.group is not None and not pod.ended]
     wanted_version = read(manifest, "spec.rayVersion", str)
-    old, without_group = pods_of_other_versions(pods, manifest), find_orphans(pods, manifest)
+    old_pods, orphans = pods_of_other_versions(pods, manifest), find_orphans(pods, manifest)
     for pod in pods:
-        if pod in without_group:
+        if pod in orphans:
             yield f"{pod.name}: its group {pod.group} is not wanted any more"
-        elif pod in old:
+        elif pod in old_pods:
             yield f"{pod.name}: has Ray {pod.version}, and {wanted_version} is wanted"
         elif old_head:
-            version = f"{old_head.version}, and {wanted_version} is wanted"
-            yield f"{pod.name}: ends with {old_head.name}, which has Ray {version}"
-    running = Counter(pod.group for pod in pods)
+            version_text = f"{old_head.version}, and {wanted_version} is wanted"
+            yield f"{pod.name}: ends with {old_head.name}, which has Ray {version_text}"
+    worker_counts = Counter(pod.group for pod in pods)
     groups = groups_of(live)
     for name in find_unwanted_groups(live, manifest):
-        if (replica_count := replicas_of(groups[name])) > running[name]:
+        if (replica_count := replicas_of(groups[name])) > worker_counts[name]:
             yield (
-                f"group {name}: {replica_count} workers are asked for, {running[name]} run, and it "
+                f"group {name}: {replica_count} workers are asked for, {worker_counts[name]} run, and it "
                 f"is not wanted any more"
             )
-    pod_counts = Counter(pod.group for pod in pods if pod not in old)
+    pod_counts = Counter(pod.group for pod in pods if pod not in old_pods)
     for name, group in groups_of(manifest).items():
         if pod_counts[name] > (max_replicas := read(group, "maxReplicas", int)):
             yield f"group {name}: {pod_counts[name]} run, max is {max_replicas}: Ray's autoscaler would stop the others"
@@ -163,8 +163,8 @@ def plan_change(
         return resource, []
     # The consent stays until all have ended: a Job that is killed half way is followed by one that may go on.
     consent_annotations = {name: text for name, text in annotations_of(live).items() if name == CONSENT}
-    going = [*(pod.name for pod in unwanted_pods), *(f"group {name}" for name in groups)]
-    return _annotate(_end(resource, live, unwanted_pods), consent_annotations), going
+    old_names = [*(pod.name for pod in unwanted_pods), *(f"group {name}" for name in groups)]
+    return _annotate(_end(resource, live, unwanted_pods), consent_annotations), old_names
 
 
 def merge(live: Object, manifest: Object, owner: Object) -> Object:
@@ -195,22 +195,22 @@ def _suspension(live: Object, manifest: Object) -> dict[str, bool]:
     if is_suspended is None:
         return {}
     was_queued, is_queued = _queue(live), _queue(manifest)
-    over = not is_queued and (was_queued or SUSPENDED in annotations_of(live))
-    return {"suspend": is_suspended and not over}
+    ends_suspension = not is_queued and (was_queued or SUSPENDED in annotations_of(live))
+    return {"suspend": is_suspended and not ends_suspension}
 
 
 def _end(resource: Object, live: Object, pods: Sequence[Pod]) -> Object:
     """`resource` with the pods to end; groups that it lacks are kept without workers until their pods have ended."""
     if any(pod.group is None for pod in pods):
         return _annotate(put(resource, "spec.suspend", True), {SUSPENDED: "true"})
-    names: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, resource)})
+    group_pods: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, resource)})
     for pod in pods:
-        names[str(pod.group)].append(pod.name)
+        group_pods[str(pod.group)].append(pod.name)
     groups, live_groups = groups_of(resource), groups_of(live)
-    for name, going in names.items():
+    for name, pod_names in group_pods.items():
         group = groups.get(name) or _without_workers(name, live_groups.get(name), resource)
-        before = find(group, "scaleStrategy.workersToDelete", list, [])
-        groups[name] = {**group, "scaleStrategy": {"workersToDelete": sorted({*before, *going})}}
+        listed_names = find(group, "scaleStrategy.workersToDelete", list, [])
+        groups[name] = {**group, "scaleStrategy": {"workersToDelete": sorted({*listed_names, *pod_names})}}
     return put(resource, "spec.workerGroupSpecs", list(groups.values()))
 
 
@@ -226,7 +226,7 @@ def describe_suspension(written: Object) -> str | None:
         return None
     if queue := _queue(written):
         return f"suspended: no pod of it runs until Kueue admits it to queue {queue}"
-    name, namespace = (read(written, f"metadata.{part}", str) for part in ("name", "namespace"))
+    name, namespace = (read(written, f"metadata.{field_name}", str) for field_name in ("name", "namespace"))
     return (
         "suspended by hand: no pod of it runs, and no build on Ray; to resume it:\n"
         f"  kubectl patch raycluster {name} --namespace {namespace} --type merge --patch "

@@ -42,26 +42,26 @@ class ChannelStatus:
     def texts(self, listing: Iterable[ListedModel]) -> dict[str, str]:
         """By model a line for each channel, of models that have one. Those beyond `MOST_MODELS` and `MOST_BYTES` are
         counted under `LEFT_OUT`. Raises UnavailableError."""
-        models = [entry for entry in listing if entry.channels]
+        entries = [entry for entry in listing if entry.channels]
         versions = {
             (entry.model, name): version
-            for entry in models[:MOST_MODELS]
+            for entry in entries[:MOST_MODELS]
             for name, version in sorted(entry.channels.items())
         }
-        self._looks = {key: look for key, look in self._looks.items() if key in versions}
-        again = set(islice(self._looks, MOST_AGAIN))
-        turn = [
+        self._looks = {key: poll for key, poll in self._looks.items() if key in versions}
+        repeats = set(islice(self._looks, MOST_AGAIN))
+        due_keys = [
             key
             for key, version in versions.items()
-            if key in again or (look := self._looks.get(key)) is None or look.rolls or look.version != version
+            if key in repeats or (poll := self._looks.get(key)) is None or poll.rolls or poll.version != version
         ]
-        for key, look in side_by_side(lambda key: self._look(*key, versions[key]), turn):
+        for key, poll in side_by_side(lambda key: self._look(*key, versions[key]), due_keys):
             self._looks.pop(key, None)
-            self._looks[key] = look
-        lines: dict[str, list[str]] = {}
+            self._looks[key] = poll
+        lines_by_model: dict[str, list[str]] = {}
         for key in versions:
-            lines.setdefault(key[0], []).append(self._looks[key].text)
-        return _limit({model: "\n".join(texts) + "\n" for model, texts in lines.items()}, len(models))
+            lines_by_model.setdefault(key[0], []).append(self._looks[key].text)
+        return _limit({model: "\n".join(texts) + "\n" for model, texts in lines_by_model.items()}, len(entries))
 
     def _look(self, model: str, name: str, version: str) -> _Look:
         try:
@@ -82,21 +82,21 @@ def describe(channel: Channel) -> str:
     rollout = channel.rollout
     if rollout is None or (rollout.is_finished and rollout.state != "halted"):
         return text
-    last = rollout.history[-1]
-    return f"{text}; rollout of {rollout.version}: {rollout.state}, {last.what} ({last.at})"
+    last_event = rollout.history[-1]
+    return f"{text}; rollout of {rollout.version}: {rollout.state}, {last_event.what} ({last_event.at})"
 
 
 def _limit(texts: dict[str, str], count: int) -> dict[str, str]:
     """The first texts that a ConfigMap holds. count: number of models that have channels."""
-    fitting, size = dict[str, str](), 0
+    subset, size = dict[str, str](), 0
     for model, text in texts.items():
         size += len(model.encode()) + len(text.encode()) + 16
         if size > MOST_BYTES:
             break
-        fitting[model] = text
-    if left_out_count := count - len(fitting):
-        fitting[LEFT_OUT] = f"{left_out_count} models, which a ConfigMap has no room for; `enginesmith list` has all\n"
-    return fitting
+        subset[model] = text
+    if left_out_count := count - len(subset):
+        subset[LEFT_OUT] = f"{left_out_count} models, which a ConfigMap has no room for; `enginesmith list` has all\n"
+    return subset
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "
     """A counter or gauge for Prometheus. values: by the labels' values, in the order of `metric.labels`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    metric_family = kind(metric.name, metric.help, labels=metric.labels)
+    family_class = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    metric_family = family_class(metric.name, metric.help, labels=metric.labels)
     for labels, value in values.items():
         metric_family.add_metric(labels, value)
     return metric_family
@@ -197,29 +197,29 @@ def view_of(
     """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
     version.  rollouts: that are not finished, or halted; None for one whose document cannot be read.  registered: the
     newest registration of each model."""
-    states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
-    counts = Counter(one.state for one in runs)
-    rolling = Counter("unreadable" if one is None else one.state for one in rollouts)
-    engines: Counter[tuple[str, ...]] = Counter()
+    item_counts = Counter(run.item_state(item) for run in runs if run.state == "running" for item in run.run.units)
+    run_counts = Counter(run.state for run in runs)
+    rollout_counts = Counter("unreadable" if rollout is None else rollout.state for rollout in rollouts)
+    engine_counts: Counter[tuple[str, ...]] = Counter()
     for model in models:
-        engines.update(model.statuses)
+        engine_counts.update(model.statuses)
     values: dict[RegistryMetric, Mapping[tuple[str, ...], float]] = {
         BUILDS: {tally.labels: tally.count for tally in totals.builds},
         CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
-        QUEUE: {(): states["planned"] + states["waiting"]},
-        RUNNING: {(): states["running"]},
-        RUNS: {(state,): counts[state] for state in _RUN_STATES},
-        LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
-        REGISTERED: {(one.bundle.model,): _epoch(one.at) for one in registered},
-        LAST_RUN_OK: {(one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"},
-        ROLLOUTS: {(state,): rolling[state] for state in (*_ROLLOUT_STATES, "unreadable")},
+        QUEUE: {(): item_counts["planned"] + item_counts["waiting"]},
+        RUNNING: {(): item_counts["running"]},
+        RUNS: {(state,): run_counts[state] for state in _RUN_STATES},
+        LAST_RUN: {(run.run.model,): _epoch(run.run.started_at) for run in reversed(runs)},
+        REGISTERED: {(spec.bundle.model,): _epoch(spec.at) for spec in registered},
+        LAST_RUN_OK: {(run.run.model,): float(run.state == "done") for run in reversed(runs) if run.state != "running"},
+        ROLLOUTS: {(state,): rollout_counts[state] for state in (*_ROLLOUT_STATES, "unreadable")},
         ROLLOUT_STEP: {
-            (one.model, one.channel): _epoch(one.history[-1].at)
-            for one in rollouts[:MOST_MODELS]
-            if one and not one.is_finished
+            (rollout.model, rollout.channel): _epoch(rollout.history[-1].at)
+            for rollout in rollouts[:MOST_MODELS]
+            if rollout and not rollout.is_finished
         },
-        ENGINES: engines,
-        UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
+        ENGINES: engine_counts,
+        UNPROVEN: {labels[1:]: count for labels, count in engine_counts.items() if labels[0] == "unproven"},
         DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
         MODELS: {(): all_models},
         LEFT_OUT: {(): max(0, all_models - MOST_MODELS)},
@@ -255,26 +255,28 @@ class Looker:
         recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
         runs = view_runs(self._store, read_runs(self._store, recent_runs))
         self.listed = list_all(self._store)
-        newest = {entry.model: entry.versions[-1] for entry in self.listed}
-        self._known = {model: one for model, one in self._known.items() if model in newest}
-        known_versions = {model: one.version for model, one in self._known.items()}
-        changed_models = [model for model, version in newest.items() if known_versions.get(model) != version]
-        turn = list(dict.fromkeys([*changed_models, *self._known]))[:MOST_LOOKED_AT]
-        for model, one in side_by_side(lambda model: self._model(model, newest[model]), turn):
+        newest_versions = {entry.model: entry.versions[-1] for entry in self.listed}
+        self._known = {model: poll for model, poll in self._known.items() if model in newest_versions}
+        old_versions = {model: poll.version for model, poll in self._known.items()}
+        changed_models = [model for model, version in newest_versions.items() if old_versions.get(model) != version]
+        due_models = list(dict.fromkeys([*changed_models, *self._known]))[:MOST_LOOKED_AT]
+        for model, poll in side_by_side(lambda model: self._model(model, newest_versions[model]), due_models):
             self._known.pop(model, None)
-            self._known[model] = one
-        drift_models = set(list(newest)[:MOST_MODELS])
+            self._known[model] = poll
+        drift_models = set(list(newest_versions)[:MOST_MODELS])
         models = [
-            one.view if model in drift_models else replace(one.view, drift={}) for model, one in self._known.items()
+            poll.view if model in drift_models else replace(poll.view, drift={}) for model, poll in self._known.items()
         ]
         # As `view_of` takes them. One that halts is not among those that run any more.
-        looked_at = sorted({*running_rollouts(self._store), *self._rollouts})
-        rollouts = dict(side_by_side(lambda key: _rollout(self._store, *key), looked_at))
-        self._rollouts = {key: one for key, one in rollouts.items() if one is None or one.state in _ROLLOUT_STATES}
+        channel_keys = sorted({*running_rollouts(self._store), *self._rollouts})
+        rollouts = dict(side_by_side(lambda key: _rollout(self._store, *key), channel_keys))
+        self._rollouts = {
+            key: rollout for key, rollout in rollouts.items() if rollout is None or rollout.state in _ROLLOUT_STATES
+        }
         return view_of(
             runs,
             models,
-            len(newest),
+            len(newest_versions),
             read_totals(self._store.read(TOTALS)),
             list(self._rollouts.values()),
             self._registrations(),
@@ -388,12 +390,12 @@ class Exporter:
 
         for metric, values in self._view.values.items():
             yield family(metric, values)
-        seconds = HistogramMetricFamily(BUILD_SECONDS.name, BUILD_SECONDS.help, labels=BUILD_SECONDS.labels)
+        build_histogram = HistogramMetricFamily(BUILD_SECONDS.name, BUILD_SECONDS.help, labels=BUILD_SECONDS.labels)
         bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
         for tally in self._view.totals.builds:
             buckets = list(zip(bounds, (*tally.buckets, tally.count), strict=True))
-            seconds.add_metric(tally.labels, buckets, tally.seconds)
-        yield seconds
+            build_histogram.add_metric(tally.labels, buckets, tally.seconds)
+        yield build_histogram
         yield family(UP, {(): float(self._up)})
         yield family(READ_AT, {(): self._at})
         # Requests to the registry that failed or were repeated, in this process.

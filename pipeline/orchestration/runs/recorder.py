@@ -100,8 +100,8 @@ class Tracker(events.Progress):
     def _end_process(self, name: str, usage: Usage) -> None:
         """Keep what a job took, and close its log."""
         cpu_s = None if usage.cpu_s is None else round(usage.cpu_s, 2)
-        took = {"seconds": round(usage.seconds, 3), "cpu_s": cpu_s, "peak_mib": round(usage.peak_mib, 1)}
-        self._note(name, **took, ended_at=precise_now())
+        usage_fields = {"seconds": round(usage.seconds, 3), "cpu_s": cpu_s, "peak_mib": round(usage.peak_mib, 1)}
+        self._note(name, **usage_fields, ended_at=precise_now())
         with self._lock:
             if log := self._logs.pop(name, None):
                 log.close()
@@ -175,9 +175,9 @@ class Tracker(events.Progress):
     def _learn(self, name: str, state: str) -> None:
         item = self._items[name]
         if item.is_unit and name in self._graphs and item.seconds is not None and state != "cached":
-            took = (item.seconds, item.peak_mib or 0.0)
+            usage_fields = (item.seconds, item.peak_mib or 0.0)
             graph, shard_bytes = self._graphs[name]
-            past = Past(self._run.model, item.target, item.precision, shard_bytes, *took, state, precise_now())
+            past = Past(self._run.model, item.target, item.precision, shard_bytes, *usage_fields, state, precise_now())
             with self._lock:
                 self._pasts.append((item.backend, graph, past))
 
@@ -201,11 +201,11 @@ LEARN_S = 30.0
 
 def new_run(model: str, spec: str, store: Store, by: str = "") -> RunState:
     """The state of a run that begins now, in this process. by: what started it, such as a Prefect flow run."""
-    beat, me, started_at = BEAT_S if store.near else FAR_BEAT_S, this_process(), precise_now()
-    driver = (me.host, me.pid, user(), by)
-    run = runs.new_id(model)
+    beat_s, process, now = BEAT_S if store.near else FAR_BEAT_S, this_process(), precise_now()
+    owner = (process.host, process.pid, user(), by)
+    run_id = runs.new_id(model)
     return RunState(
-        run, model, spec, "running", started_at, started_at, beat, *driver, namespace=me.namespace, began=me.began
+        run_id, model, spec, "running", now, now, beat_s, *owner, namespace=process.namespace, began=process.began
     )
 
 
@@ -278,11 +278,11 @@ class RunRecorder:
             self._warn(f"{self._store.uri} has not answered for {PATIENCE_S:g} s")
 
     def _work(self) -> None:
-        pause = min(FIRST_S, self._pace_s)
-        while not self._over.wait(pause):
+        pause_s = min(FIRST_S, self._pace_s)
+        while not self._over.wait(pause_s):
             started_s = time.thread_time()
             self._round()
-            pause = max(self._pace_s, (time.thread_time() - started_s) / SHARE)
+            pause_s = max(self._pace_s, (time.thread_time() - started_s) / SHARE)
         self._round(last=True)
 
     def _round(self, *, last: bool = False) -> None:
@@ -314,8 +314,8 @@ class RunRecorder:
             self._tracker.note_log(name, self._store.put_bytes(data), len(data))
 
     def _state(self, last: bool) -> None:
-        changes, beat = self._tracker.changes, time.monotonic() - self._heard > self._beat_s
-        if changes == self._seen[0] and not beat and not last:
+        changes, is_due = self._tracker.changes, time.monotonic() - self._heard > self._beat_s
+        if changes == self._seen[0] and not is_due and not last:
             return
         state = self._tracker.snapshot(precise_now())
         self._seen, self._heard = (changes, self._seen[1]), time.monotonic()
@@ -339,12 +339,12 @@ class RunRecorder:
             self._learning.setdefault(backend, []).append(usage)
             self._misses += 1
         if last or (self._learning and time.monotonic() - self._learnt > LEARN_S):
-            batch, misses = self._learning, self._misses
+            builds, misses = self._learning, self._misses
             self._learning, self._misses, self._learnt = {}, 0, time.monotonic()
             hits = self._tracker.cached if last else 0
-            remember_builds(self._store, batch)
+            remember_builds(self._store, builds)
             if hits or misses:
-                remember_totals(self._store, batch, hits, misses)
+                remember_totals(self._store, builds, hits, misses)
 
     def _warn(self, problem: str) -> None:
         if not self._warned:

@@ -67,19 +67,19 @@ class KeptLog:
 
     def text(self) -> str:
         """Head and tail, with a line that says what was left out between them."""
-        gap = f"\n[... {self._left_out} bytes were left out ...]\n" if self._left_out else ""
-        return "".join(self._head) + gap + "".join(self._tail)
+        gap_note = f"\n[... {self._left_out} bytes were left out ...]\n" if self._left_out else ""
+        return "".join(self._head) + gap_note + "".join(self._tail)
 
     def last(self, limit: int = LIVE_BYTES) -> str:
         """The end of what is kept, at most so many characters."""
-        parts: list[str] = []
+        texts: list[str] = []
         length = 0
         for lines in [*reversed(self._tail), *reversed(self._head)]:
-            parts.append(lines)
+            texts.append(lines)
             length += len(lines)
             if length >= limit:
                 break
-        return "".join(reversed(parts))[-limit:]
+        return "".join(reversed(texts))[-limit:]
 
     def _take(self, lines: str) -> None:
         """Keep whole lines, without private keys and scrubbed."""
@@ -108,9 +108,9 @@ class KeptLog:
         self._tail.append(lines)
         self._tail_bytes += size
         while self._tail_bytes > TAIL_BYTES:
-            gone = len(self._tail.popleft().encode(errors="replace"))
-            self._tail_bytes -= gone
-            self._left_out += gone
+            dropped_bytes = len(self._tail.popleft().encode(errors="replace"))
+            self._tail_bytes -= dropped_bytes
+            self._left_out += dropped_bytes
 
 
 # A run's state as it reads at a moment: whether its driver is lost, how long it took, how long it will still take.
@@ -146,14 +146,16 @@ class RunView:
         """Why its driver counts as dead; '' when it does not."""
         if self.run.state != "running":
             return ""
-        who = f"its driver (process {self.run.pid} on {self.run.host})"
-        heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {format_age(self.silent_s)} ago"
+        driver = f"its driver (process {self.run.pid} on {self.run.host})"
+        silence = (
+            f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {format_age(self.silent_s)} ago"
+        )
         # Not before a beat has passed: a run that ends writes so after its process was seen, and before it is gone.
         process = Presence(self.run.host, self.run.namespace, self.run.pid, self.run.began)
         if self.silent_s > self.run.beats_every_s and process.has_ended:
-            return f"{heard}: {who} is not running any more"
+            return f"{silence}: {driver} is not running any more"
         if self.silent_s > MISSED_BEATS * self.run.beats_every_s:
-            return f"{heard}: {who} died, or does not reach the registry"
+            return f"{silence}: {driver} died, or does not reach the registry"
         return ""
 
     @property
@@ -194,8 +196,8 @@ class RunView:
 
     def describe(self, item: RunItem) -> str:
         """Why a unit waits or failed, how long it will take, and how often it was started again."""
-        again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
-        return "; ".join(part for part in (self.format_remaining(item), item.why, item.verdict, again) if part)
+        retry_text = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
+        return "; ".join(note for note in (self.format_remaining(item), item.why, item.verdict, retry_text) if note)
 
     def spent(self) -> list[StepTime]:
         """What the processes of each kind of step took together, the longest first."""
@@ -213,10 +215,10 @@ class RunView:
     def summary(self) -> dict[str, object]:
         """A run of `enginesmith status --json`."""
         run = self.run
-        why = self.lost or run.reason
-        run_facts = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
-        times = {"started_at": run.started_at, "ended_at": run.ended_at, "seconds": round(self.took_s, 1)}
-        return {"run": run.id, "state": self.state, **run_facts, **times, "units": self.counts, "reason": why}
+        reason = self.lost or run.reason
+        run_fields = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
+        time_fields = {"started_at": run.started_at, "ended_at": run.ended_at, "seconds": round(self.took_s, 1)}
+        return {"run": run.id, "state": self.state, **run_fields, **time_fields, "units": self.counts, "reason": reason}
 
     def to_json(self) -> dict[str, object]:
         """The run with its items, as `enginesmith status RUN --json` prints it."""
@@ -225,8 +227,8 @@ class RunView:
             elapsed_s = self.elapsed_s(item)
             row = {**asdict(item), "state": self.item_state(item), "unit": item.is_unit}
             items.append({**row, "elapsed_s": elapsed_s, "remaining": self.format_remaining(item)})
-        spent = [asdict(step) for step in self.spent()]
-        return {**self.summary(), "heard_at": self.run.heard_at, "spent": spent, "items": items}
+        step_documents = [asdict(step) for step in self.spent()]
+        return {**self.summary(), "heard_at": self.run.heard_at, "spent": step_documents, "items": items}
 
 
 def view_runs(store: Store, runs: Iterable[RunState]) -> list[RunView]:
