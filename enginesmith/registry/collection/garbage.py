@@ -373,6 +373,7 @@ class Sweep:
         # The manifest first: without it the version does not exist.
         self.store.remove(manifest_key(model, version))
         for key in list(self.store.list(version_prefix(model, version))):
+            self.claim.check()  # a version of this name may have been published since this collection counted as dead
             self.store.remove(key)
 
     def delete_dead_records(self, garbage: Garbage) -> None:
