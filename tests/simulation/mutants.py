@@ -380,6 +380,32 @@ def _lease_not_held(store: Any, what: str) -> Iterator[Any]:
     yield leases.Guard(store, leases.Lease("0", what, "", store.now(), store.now() + leases.PUBLISHING, 0), 1e12)
 
 
+@contextmanager
+def _hold_unsecured(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
+    with index.hold_change(store, models, what, lasts) as guard:
+        bare = type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard))
+        yield bare if what.startswith("attaching") else guard
+
+
+class _Unasked:
+    """A sweep whose claim is not looked at."""
+
+    def __init__(self, sweep: Any) -> None:
+        self.store, self.say, self.claim = sweep.store, sweep.say, mock.Mock()
+
+
+def _delete_unasked(self: Any, name: str) -> None:
+    """Those beside its manifest: `_delete` looks at its claim once."""
+    self.claim.check()
+    _DELETE(_Unasked(self), name)
+
+
+def _change_as_read(store: Any, model: str, name: str, make: Any) -> Any:
+    known = state.read_channel(store, model, name)
+    return state.change_channel(store, model, name, lambda _: make(known))
+
+
+_COUNT_TIME, _CLEAR_REPORTS, _DELETE = advance.count_time, operations.clear_reports, garbage.Sweep._delete
 _WRITE, _HEAL, _READ_INDEX, _MAKE_INDEX = garbage.Claim._write, index.heal_index, index.read_index, index.make_index
 _LEADS, _SERVE, _DOWNLOAD = ChannelWatcher._leads_as_before, ChannelWatcher._serve, PlainPlace._download
 _READ_IF_CHANGED = SimulatedStore.read_if_changed
@@ -519,5 +545,28 @@ MUTANTS: dict[str, Mutant] = {
     "a folder leads to an engine before it is there": _attribute(PlainPlace, "_download", _point_first),
     "a mirror secures nothing": _attribute(mirror, "_copy_version", _copy_unsecured),
     "a blob that was stored again is set aside": _attribute(SimulatedStore, "is_sound", lambda *_: False),
+    "an attachment is not secured": _attribute(publish, "hold_change", _hold_unsecured),
+    "graphs of an ensemble are not secured": _everywhere("secure_graphs", lambda *_: None, leases, publish),
+    "graphs of an ensemble go": _attribute(references._Marking, "_read_graphs", lambda *_: None),
+    "graphs of an ensemble go before it": _attribute(garbage, "_list_graphs", lambda *_: []),
+    "what a rollback leads to goes": _attribute(
+        references._Marking,
+        "_keep_served",
+        lambda self, channel, history, moves: _KEEP_SERVED(
+            self, channel, replace(history, moves=history.moves[-1:]), moves
+        ),
+    ),
+    "a move is not looked at again for evidence": _attribute(channels, "refresh_channel", lambda *_: None),
+    "pauses count as time of a wave": _attribute(
+        advance, "count_time", lambda rollout, now: _COUNT_TIME(replace(rollout, paused=None), now)
+    ),
+    "reports of the rollout that runs are cleared": _attribute(
+        operations,
+        "clear_reports",
+        lambda store, running, _: _CLEAR_REPORTS(store, gone := replace(running, id="0"), lambda: gone),
+    ),
+    "documents of a version go without a look at the claim": _attribute(garbage.Sweep, "_delete", _delete_unasked),
+    "the index keeps versions that are gone": _attribute(index.ListedModel, "without", lambda self, _: self),
+    "the share of reporters is written over a move": _attribute(gc, "change_channel", _change_as_read),
     "a repair holds no lease": _attribute(_VERIFY, "hold_lease", _lease_not_held),
 }

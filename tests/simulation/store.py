@@ -178,12 +178,13 @@ class SimulatedStore:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         past: list[Parts] = []
-        gone = self._stale()
+        gone, ghosts = self._stale()
         while True:
             after = past[-1] if past else None
             keys = self._request(f"LIST {prefix}", lambda after=after: self.content.page(prefix, after, gone))  # type: ignore[misc]
             yield from keys
             if len(keys) < PAGE:
+                yield from (key for key in ghosts if key.startswith(prefix))
                 return
             past.append(tuple(keys[-1].split("/")))
 
@@ -271,10 +272,13 @@ class SimulatedStore:
                 self.world.rely_no_more()
             self.observe(key, before, data)
 
-    def _stale(self) -> frozenset[str]:
-        """Keys that a list does not show, though they were written a moment ago."""
+    def _stale(self) -> tuple[frozenset[str], list[str]]:
+        """Keys that a list does not show, though they were written a moment ago; and those that it shows, though they
+        were removed."""
         world = self.world
         if world.calm or not world.choices.pick(world.temper.stale, 1):
-            return frozenset()
+            return frozenset(), []
         since = world.time - timedelta(seconds=world.temper.stale_s)
-        return frozenset(key for at, key, came in self.content.changes if came and at > since)
+        late = [(key, came) for at, key, came in self.content.changes if at > since]
+        ghosts = sorted({key for key, came in late if not came and key not in self.content.objects})
+        return frozenset(key for key, came in late if came), ghosts

@@ -39,7 +39,8 @@ class Temper:
     switch: another actor has the next turn.  refuse: the store answers 503, nothing is done.  lose: the request is done
     and its answer lost.  ask_again: the same of a document's write, whose writer looks what became of it.  crash: the
     process ends before or after the request.  stall: a slow process stands still for `stall_s`.  stale: a list says
-    what was there up to `stale_s` ago.  apart: the store's clock is `APART` before or after the true time.
+    what was there up to `stale_s` ago, and what was removed since.  apart: the store's clock is `APART` before or after
+    the true time.
     """
 
     switch: float = 0.3
