@@ -50,7 +50,7 @@ CLOSE: dict[str, Sequence[Sequence[str]]] = {
     "moving": (("moves", "moves", "rollback"), ("publish", "publish", "list", "index")),
     "proving": (
         *(("attest", "attest", "promote", "repair"), ("attest", "start", "advance", "watch"), ("attest",)),
-        *COMING,
+        *(*COMING, *COMING),
     ),
     "copying": (("mirror", "mirror", "site gc", "moves"), ("mirror", "site gc", "promote", "attest")),
     "healing": (("publish", "repair", "repair"),),
@@ -94,6 +94,7 @@ def beginning(indexed: bool) -> Content:
         registry.publish("b")
         registry.publish("c")
         registry.publish("y", "alpha")
+        registry.attest("alpha")
         registry.publish("z", "zeta")
         few = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
         change_channel(registry.store, MODEL, "stable", lambda known: known and few(known))
@@ -260,6 +261,7 @@ def _work(
         version = "3" if kinds in COMING else draw.choice(("1", "1", version))
     if scene == "leaving":
         version, again = draw.choice(("2", "2", version)), 0
+    lasts_s = 0.0 if scene == "stepping" else wait or 600.0
     works: dict[str, Callable[[], object]] = {
         "publish": lambda: registry.publish(content, pause=wait if lasts else 0.0),
         "promote": lambda: registry.promote(version),
@@ -282,7 +284,7 @@ def _work(
         "watch": lambda: registry.watch(folder, looks, pause),
         "start": lambda: registry.start(version, SHORT if scene == "stepping" else PLAN),
         "abort": registry.abort,
-        "pause": lambda: registry.pause(wait),
+        "pause": lambda: (registry.advance(), registry.pause(lasts_s), registry.report(""), registry.advance()),
         "advance": lambda: _repeat(registry, registry.advance, looks, pause),
         "well": lambda: registry.report(""),
         "unhealthy": lambda: registry.report("unhealthy"),
@@ -338,6 +340,7 @@ def _check_snapshots(registry: Registry) -> None:
     call = registry.collect()
     if call.error is not None:
         raise Violation(f"afterwards, {call.what} ends in {call.error}")
+    registry.listing(mended=True)
     for name in ("stable", "candidate"):
         state = read_channel(registry.store, MODEL, name)
         fault = state and channel_writes.find_fault(registry.store, state)

@@ -19,7 +19,7 @@ from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedE
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key, check_key
-from tests.simulation.world import APART, BEGIN, World
+from tests.simulation.world import APART, BEGIN, Violation, World
 
 PAGE = 50
 T = TypeVar("T")
@@ -240,7 +240,7 @@ class SimulatedStore:
         if fault in (1, 2):
             world.note(f"{what}: 503, not done")
             raise UnavailableError(f"{self.uri} answers 503")
-        result = work()
+        result = self._do(what, work)
         world.note(f"{what}{'' if result in (True, None) else ' -> ' + str(result)}")
         world.maybe_crash()
         if fault == 3:
@@ -248,9 +248,16 @@ class SimulatedStore:
             raise UnavailableError(f"{self.uri} does not answer")
         return result
 
+    def _do(self, what: str, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except Violation:
+            self.world.note(f"{what}, which breaks a rule")
+            raise
+
     def _lose(self, what: str, work: Callable[[], T], key: str, data: bytes) -> T:
         """Do a write, and have its writer ask again because the answer was lost."""
-        result, serial = work(), self.content.serial.get(key)
+        result, serial = self._do(what, work), self.content.serial.get(key)
         self.world.note(f"{what}: done ({result}), answer lost, looks again")
         self.world.sleep((0.0, 0.1, 1.0, 20.0)[self.world.choices.pick(0.7, 3)])
         self.world.before_request()
