@@ -387,25 +387,7 @@ def _hold_unsecured(store: Any, models: Any, what: str, lasts: Any = leases.PUBL
         yield bare if what.startswith("attaching") else guard
 
 
-class _Unasked:
-    """A sweep whose claim is not looked at."""
-
-    def __init__(self, sweep: Any) -> None:
-        self.store, self.say, self.claim = sweep.store, sweep.say, mock.Mock()
-
-
-def _delete_unasked(self: Any, name: str) -> None:
-    """Those beside its manifest: `_delete` looks at its claim once."""
-    self.claim.check()
-    _DELETE(_Unasked(self), name)
-
-
-def _change_as_read(store: Any, model: str, name: str, make: Any) -> Any:
-    known = state.read_channel(store, model, name)
-    return state.change_channel(store, model, name, lambda _: make(known))
-
-
-_COUNT_TIME, _CLEAR_REPORTS, _DELETE = advance.count_time, operations.clear_reports, garbage.Sweep._delete
+_CLEAR_REPORTS = operations.clear_reports
 _WRITE, _HEAL, _READ_INDEX, _MAKE_INDEX = garbage.Claim._write, index.heal_index, index.read_index, index.make_index
 _LEADS, _SERVE, _DOWNLOAD = ChannelWatcher._leads_as_before, ChannelWatcher._serve, PlainPlace._download
 _READ_IF_CHANGED = SimulatedStore.read_if_changed
@@ -556,17 +538,11 @@ MUTANTS: dict[str, Mutant] = {
             self, channel, replace(history, moves=history.moves[-1:]), moves
         ),
     ),
-    "a move is not looked at again for evidence": _attribute(channels, "refresh_channel", lambda *_: None),
-    "pauses count as time of a wave": _attribute(
-        advance, "count_time", lambda rollout, now: _COUNT_TIME(replace(rollout, paused=None), now)
-    ),
     "reports of the rollout that runs are cleared": _attribute(
         operations,
         "clear_reports",
         lambda store, running, _: _CLEAR_REPORTS(store, gone := replace(running, id="0"), lambda: gone),
     ),
-    "documents of a version go without a look at the claim": _attribute(garbage.Sweep, "_delete", _delete_unasked),
     "the index keeps versions that are gone": _attribute(index.ListedModel, "without", lambda self, _: self),
-    "the share of reporters is written over a move": _attribute(gc, "change_channel", _change_as_read),
     "a repair holds no lease": _attribute(_VERIFY, "hold_lease", _lease_not_held),
 }
