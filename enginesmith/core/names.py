@@ -16,6 +16,8 @@ from annotated_types import Predicate, doc
 from enginesmith.core.errors import InputError, UnknownNameError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+# Of versions that a registry has named; a name with more digits, such as a time in nanoseconds, is its writer's.
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # The channel that is moved where none is named.
 STABLE = "stable"
@@ -121,6 +123,11 @@ def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key of versions as people read them: '2' before '10', '1.9' before '1.10', '1.0' before '1.0-rc'."""
     tokens = re.findall(r"[0-9]+|[^0-9]+", version)
     return tuple((0, int(token), "") if token.isdigit() else (1, 0, token) for token in tokens)
+
+
+def number_of(version: str) -> int:
+    """The number of a version whose name is one that a registry gives; 0 for other names."""
+    return int(version) if _NUMBER.fullmatch(version) else 0
 
 
 def _check(kind: str, name: str) -> str:

@@ -1,22 +1,28 @@
 """What users and programs do to a registry, as actors that run the product's own code."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 from enginesmith.client.locate import VersionLocator
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
+from enginesmith.core.state import ENSEMBLE, PinnedGraph
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry import registered_specs
 from enginesmith.registry.collection.references import Rules as Kept
+from enginesmith.registry.evidence.attachments import Attachment
 from enginesmith.registry.gc import collect
-from enginesmith.registry.rollouts.reports import NodeReport, report_key, write_report
+from enginesmith.registry.manifest import write_engines
+from enginesmith.registry.rollouts.reports import OUTSIDE, NodeReport, report_key, write_report
 from enginesmith.registry.rollouts.rollout_state import Gates, RolloutPlan, ServingNode, Slice, format_time
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification.verify import repair, verify
 from enginesmith.registry.versions import channel_writes, channels, index, lookup
 from enginesmith.registry.versions.channel_state import Channel
-from enginesmith.registry.versions.publish import add_attestation, publish
+from enginesmith.registry.versions.publish import add_attachment, add_attestation, publish
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
 from tests.enginesmith import registries
@@ -25,7 +31,9 @@ from tests.simulation.rules import NODES, Rules
 from tests.simulation.store import SimulatedStore
 from tests.simulation.world import Call, Violation, World
 
-MODEL = "digits"
+MODEL, WHOLE_MODEL = "digits", "pair"
+# What people attach: the same file to several versions, again and again.
+ATTACHED = b"a compile cache"
 GRACE = timedelta(minutes=30)
 PLAN = RolloutPlan((Slice(500_000), Slice(1_000_000)), (600, 600), Gates(health_ppm=900_000))
 SHORT = RolloutPlan((Slice(1_000_000),), (0,))
@@ -60,6 +68,33 @@ class Registry:
         digests: list[str] = []
         call = self.world.call(f"publish {content}", work)
         return self._took_effect(call, "candidate", lambda state: state.manifest in digests)
+
+    def ensemble(self, version: str) -> Call:
+        """Publish an ensemble of another model, which pins a version and serves as candidate there."""
+
+        def work() -> str:
+            part = lookup.load(self.store, MODEL, version)
+            engine = replace(part.engines[0], status="proven")
+            entry = registries.engine(self.store, data=write_engines({"part": engine}))
+            entry = replace(entry, backend=ENSEMBLE)
+            graph = PinnedGraph("part", MODEL, version, part.digest, {"image": "part.image"})
+            draft = replace(registries.draft(self.store, version, WHOLE_MODEL), graphs=(graph,))
+            return publish(self.store, draft, [(entry, registries.approval(entry))]).version
+
+        return self.world.call(f"ensemble of {version}", work)
+
+    def attach(self, version: str) -> Call:
+        """Attach a file to a version, which other versions may have, too."""
+
+        def work() -> str:
+            manifest = lookup.load(self.store, MODEL, version)
+            which = (MODEL, version, manifest.digest)
+            file, at = digest_of_bytes(ATTACHED), "2026-01-02T00:00:00+00:00"
+            found = Attachment("cache.bin", "cache", *which, file, len(ATTACHED), "ada", at)
+            path: Any = SimpleNamespace(read_bytes=lambda: ATTACHED)
+            return add_attachment(self.store, manifest, found, path)[0].digest
+
+        return self.world.call(f"attach to {version}", work)
 
     def promote(self, version: str, channel: str = "stable") -> Call:
         """Point a channel at a version."""
@@ -98,7 +133,7 @@ class Registry:
         ago counts. What a writer finds by a stale list may go into the index, which the next collection mends."""
 
         def work() -> str:
-            (listed,) = index.list_all(self.store)
+            (listed,) = (entry for entry in index.list_all(self.store) if entry.model == MODEL)
             versions.extend(listed.versions)
             return listed.channels["stable"]
 
@@ -107,19 +142,25 @@ class Registry:
             str(call.result) for call in self.world.calls if call.what.startswith("publish") and call.acknowledged
         }
         call = self.world.call("list", work)
-        there = {version for version in before if manifest_key(MODEL, version) in self.store.content.objects}
+        there = set(filter(self.has, before))
         temper = self.world.temper
         exact = mended or not temper.stale
         if call.acknowledged and exact and there - set(versions):
             raise Violation(f"a list has {versions}, and not {sorted(there)}")
+        if call.acknowledged and mended and (gone := {v for v in versions if not self.has(v)}):
+            raise Violation(f"a list has {sorted(gone)}, which are gone")
         late_s = 0.0 if self.world.calm or not temper.stale else temper.stale_s
         return self._took_effect(call, "stable", lambda state: state.version == call.result, late_s)
+
+    def has(self, version: str) -> bool:
+        """Whether a version is there now."""
+        return manifest_key(MODEL, version) in self.store.content.objects
 
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
 
         def work() -> int:
-            items = collect(self.store, Kept(1, 0), self.rules.grace, delete=True).items
+            items = collect(self.store, Kept(1, self.rules.kept_moves), self.rules.grace, delete=True).items
             return sum(item.state == "deleted" for item in items)
 
         return self.world.call(f"gc of {self.store.name}", work)
@@ -218,13 +259,14 @@ class Registry:
         call = self.world.call("rollout abort", work)
         return self._took_effect(call, "stable", lambda state: _decided(state, "aborted", number))
 
-    def pause(self) -> Call:
-        """Pause the rollout and resume it."""
+    def pause(self, lasts_s: float = 0.0) -> Call:
+        """Pause the rollout and resume it so many seconds later."""
 
         number = self._number()
 
         def work() -> None:
             operations.pause(self.store, MODEL, "stable", self._operator(number))
+            self.world.sleep(lasts_s)
             operations.resume(self.store, MODEL, "stable", self._operator(number))
 
         call = self.world.call("rollout pause, resume", work)
@@ -261,6 +303,17 @@ class Registry:
             return len(NODES)
 
         return self.world.call(f"nodes report {failure or 'well'}", work)
+
+    def report_outside(self, number: int) -> Call:
+        """A node reports outside of a rollout, by which a collection sets how many shall."""
+
+        def work() -> str:
+            at, node = format_time(self.store.now()), NODES[number].name
+            key = report_key(MODEL, "stable", OUTSIDE, node)
+            write_report(self.store, key, NodeReport(node, "", "1", at, at), self.store.read(key))
+            return node
+
+        return self.world.call(f"node {number} reports outside", work)
 
     def _operator(self, number: str) -> operations.Operator:
         return operations.Operator(number, self.store.now())

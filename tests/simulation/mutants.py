@@ -386,6 +386,14 @@ def _lease_not_held(store: Any, what: str) -> Iterator[Any]:
     yield leases.Guard(store, leases.Lease("0", what, "", store.now(), store.now() + leases.PUBLISHING, 0), 1e12)
 
 
+@contextmanager
+def _hold_unsecured(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
+    with index.hold_change(store, models, what, lasts) as guard:
+        bare = type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard))
+        yield bare if what.startswith("attaching") else guard
+
+
+_CLEAR_REPORTS = operations.clear_reports
 _WRITE, _HEAL, _READ_INDEX, _MAKE_INDEX = sweep.Claim._write, index.heal_index, index.read_index, index.make_index
 _LEADS, _SERVE, _DOWNLOAD = ChannelWatcher._leads_as_before, ChannelWatcher._serve, PlainPlace._download
 _READ_IF_CHANGED = SimulatedStore.read_if_changed
@@ -527,5 +535,22 @@ MUTANTS: dict[str, Mutant] = {
     "a folder leads to an engine before it is there": _attribute(PlainPlace, "_download", _point_first),
     "a mirror secures nothing": _attribute(mirror, "_copy_version", _copy_unsecured),
     "a blob that was stored again is set aside": _attribute(SimulatedStore, "is_sound", lambda *_: False),
+    "an attachment is not secured": _attribute(publish, "hold_change", _hold_unsecured),
+    "graphs of an ensemble are not secured": _everywhere("secure_graphs", lambda *_: None, leases, publish),
+    "graphs of an ensemble go": _attribute(references._Marking, "_read_graphs", lambda *_: None),
+    "graphs of an ensemble go before it": _attribute(sweep, "_list_graphs", lambda *_: []),
+    "what a rollback leads to goes": _attribute(
+        references._Marking,
+        "_keep_served",
+        lambda self, channel, history, moves: _KEEP_SERVED(
+            self, channel, replace(history, moves=history.moves[-1:]), moves
+        ),
+    ),
+    "reports of the rollout that runs are cleared": _attribute(
+        operations,
+        "clear_reports",
+        lambda store, running, _: _CLEAR_REPORTS(store, gone := replace(running, id="0"), lambda: gone),
+    ),
+    "the index keeps versions that are gone": _attribute(index.ListedModel, "without", lambda self, _: self),
     "a repair holds no lease": _attribute(_VERIFY, "hold_lease", _lease_not_held),
 }

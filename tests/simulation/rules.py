@@ -1,7 +1,7 @@
 """The rules that a registry keeps at every moment, checked at each change of the store and at the end of a run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -31,7 +31,9 @@ NODES = tuple(ServingNode(f"node-{number}") for number in range(8))
 class Rules:
     """Watches one store. published: every manifest that was ever there, by key.  states: those that each channel
     was in, and from which step and time on.  moves: all that it made.
-    soaking: since when all of each wave of a rollout is reached, by the true time.  served_last: until when a channel
+    soaking: since when all of each wave of a rollout is reached, by the true time.  paused: the same of its pause;
+    pauses: number and length of the pauses of each wave that ended.  kept_moves: so many rollbacks must lead to what is
+    there.  served_last: until when a channel
     led to each version.  unwell: rollout -> node's report -> since which step it says that the node fails.  grace: of
     collections.  copies: whether a mirror writes it.  lost: blobs that a disk lost before the run began.
     generations: of garbage marks, those that were published."""
@@ -41,10 +43,13 @@ class Rules:
     grace: timedelta
     copies: bool = False
     lost: frozenset[str] = frozenset()
+    kept_moves: int = 0
     published: dict[str, bytes] = field(default_factory=dict)
     states: dict[str, list[tuple[int, datetime, Channel]]] = field(default_factory=dict)
     moves: dict[str, list[Move]] = field(default_factory=dict)
     soaking: dict[tuple[str, int], datetime] = field(default_factory=dict)
+    paused: dict[str, datetime] = field(default_factory=dict)
+    pauses: dict[tuple[str, int], list[timedelta]] = field(default_factory=dict)
     served_last: dict[str, datetime] = field(default_factory=dict)
     unwell: dict[str, dict[str, int]] = field(default_factory=dict)
     generations: set[int] = field(default_factory=set)
@@ -76,13 +81,12 @@ class Rules:
         if key == MARK_STATE and after is not None:
             self._generations_changed(json.loads(after))
         match key.removeprefix(MODELS).split("/"):
-            case ["serving", _, _, rollout, _]:
-                fails = self.unwell.setdefault(rollout, {})
-                fails.pop(key, None)
-                if after and json.loads(after).get("failure"):
-                    fails[key] = self.world.steps
+            case ["serving", model, name, rollout, _]:
+                self._check_report(key, f"{model}:{name}", rollout, after)
             case [_, "versions", _, "manifest.json"]:
                 self._manifest_changed(key, before, after)
+            case [_, "versions", *names]:
+                self._evidence_changed(key, names, after)
             case [model, "channels", name]:
                 self._channel_changed(model, name.removesuffix(".json"), before, after)
             case [model, "pins", name] if after is None:
@@ -97,6 +101,25 @@ class Rules:
         count = set(range(state["generation"])).difference(state["abandoned"])
         if count - self.generations:
             raise Violation(f"marks of generation {min(count - self.generations)} count, which was never published")
+
+    def _check_report(self, key: str, where: str, rollout: str, after: bytes | None) -> None:
+        """What nodes report of a rollout stays while that runs: else it goes on though they fail."""
+        states, fails = self.states.get(where), self.unwell.setdefault(rollout, {})
+        runs = states[-1][2].active_rollout if states else None
+        if after is None and runs and runs.id == rollout:
+            raise Violation(f"a report of rollout {rollout} was deleted, which runs")
+        fails.pop(key, None)
+        if after and json.loads(after).get("failure"):
+            fails[key] = self.world.steps
+
+    def _evidence_changed(self, key: str, names: Sequence[str], after: bytes | None) -> None:
+        """What is attached is there; who deletes a document of a version holds the claim."""
+        if after is None:
+            self._check_claim(key)
+        elif names[1] == "attachments":
+            self._check_lease(key)
+            if blob_key(names[2]) not in self.content.objects:
+                raise Violation(f"{key} names blob {names[2][:12]}, which is not there")
 
     def _check_lease(self, what: str) -> None:
         """Who writes what refers to content holds a lease, which no server's clock counts as over."""
@@ -133,7 +156,8 @@ class Rules:
             return
         if before is not None:
             raise Violation(f"{key} was overwritten")
-        if key in self.published and not (self.copies and self.published[key] == after):
+        is_number = key.split("/")[-2].isdecimal()  # a name that a writer chose may come again
+        if key in self.published and is_number and not (self.copies and self.published[key] == after):
             raise Violation(
                 f"{key} was used before, by {'the same' if self.published[key] == after else 'another'} version"
             )
@@ -183,6 +207,20 @@ class Rules:
                         raise Violation(f"{model}@{version} was deleted, and {other} leads to it")
                 case [its, "pins", name] if its == model and name == f"{version}.json":
                     raise Violation(f"{model}@{version} was deleted, and it is pinned")
+                case [_, "versions", _, "manifest.json"] if b'"graphs"' in data:
+                    if any((graph.model, graph.version) == (model, version) for graph in parse(data).graphs):
+                        raise Violation(f"{model}@{version} was deleted, and {other} is made of it")
+        self._check_returns(model, version)
+
+    def _check_returns(self, model: str, version: str) -> None:
+        """What a rollback leads to stays, if the collection keeps moves and began after the channel's last change."""
+        if not self.kept_moves or self.world.current is None:
+            return
+        began = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
+        for where, states in self.states.items():
+            previous = _before_last(self.moves[where])
+            if where.startswith(f"{model}:") and states[-1][0] < began and previous and previous[1] == version:
+                raise Violation(f"{model}@{version} was deleted, and a rollback of {where} leads to it")
 
     def _channel_changed(self, model: str, name: str, before: bytes | None, after: bytes | None) -> None:
         if after is None:
@@ -249,8 +287,7 @@ class Rules:
 
     def _check_rollout(self, new: Rollout, old: Rollout | None) -> None:
         """One that ended does not go on, one that runs is not replaced, and no decision is lost."""
-        if new.is_open:
-            self.soaking.setdefault((new.id, new.wave), self.world.time)
+        self._count_time(new)
         if old is None or old == new:
             return
         if old.id == new.id and old.is_finished:
@@ -258,15 +295,31 @@ class Rules:
         if old.id == new.id and new.history[: len(old.history)] != old.history:
             raise Violation(f"rollout {new.id} lost a decision: {old.history[-1].what}")
         if (new.wave > old.wave or new.state == "done") and old.id == new.id:
-            since = self.soaking.get((old.id, old.wave))
-            least = timedelta(seconds=old.plan.soaks_s[old.wave])
-            if since is None or self.world.time - since < least - 2 * APART:
-                raise Violation(f"wave {old.wave} of rollout {old.id} ended before its time (from {since})")
+            self._check_time(old)
             looked = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
             if any(step < looked for step in self.unwell.get(old.id, {}).values()):
                 raise Violation(f"wave {old.wave} of rollout {old.id} ended though nodes fail")
         if old.id != new.id and not old.is_finished:
             raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")
+
+    def _count_time(self, rollout: Rollout) -> None:
+        """Note since when all of the wave is reached, and how long the pauses were since."""
+        wave = rollout.id, rollout.wave
+        if rollout.is_open:
+            self.soaking.setdefault(wave, self.world.time)
+        if rollout.state == "paused":
+            self.paused.setdefault(rollout.id, self.world.time)
+        elif since := self.paused.pop(rollout.id, None):
+            since = max(since, self.soaking.get(wave, self.world.time))
+            self.pauses.setdefault(wave, []).append(self.world.time - since)
+
+    def _check_time(self, rollout: Rollout) -> None:
+        """The wave of a rollout may end: it lasted as long as it must, without its pauses."""
+        wave = rollout.id, rollout.wave
+        since, pauses = self.soaking.get(wave), self.pauses.get(wave, [])
+        least = timedelta(seconds=rollout.plan.soaks_s[rollout.wave]) + sum(pauses, timedelta())
+        if since is None or self.world.time - since < least - 2 * APART * (1 + len(pauses)):
+            raise Violation(f"wave {rollout.wave} of rollout {rollout.id} ended before its time (from {since})")
 
     def _there(self, model: str, version: str, digest: str | None, who: str) -> None:
         key = manifest_key(model, version)

@@ -1,9 +1,9 @@
 """One seed, one run: a registry with two versions, some actors at once, then what must hold when all is over."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from shutil import rmtree
 
@@ -11,9 +11,9 @@ from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.versions import channel_writes, index
-from enginesmith.registry.versions.channel_state import read_channel
+from enginesmith.registry.versions.channel_state import change_channel, read_channel
 from tests.enginesmith import registries
-from tests.simulation.actors import GRACE, MODEL, NODES, PLAN, SHORT, Registry
+from tests.simulation.actors import ATTACHED, GRACE, MODEL, NODES, PLAN, SHORT, Registry
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.folders import Folder
 from tests.simulation.patched import patched
@@ -25,25 +25,33 @@ CONTENTS = ("a", "c", "b", "b", "d", "f")
 NUMBERS = ["publish", "publish", "list"]
 KINDS = (
     *("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch", "list"),
-    *("attest", "attest", "index", "site gc"),
+    *("attest", "attest", "index", "site gc", "attach", "ensemble", "publish y", "outside"),
 )
 # Scenes whose collections have no grace period.
 IMPATIENT = ("sweeping", "copying")
 # The blob of version 3, which no channel serves, that a disk may have lost.
 _LOST = digest_of_bytes(b"engine c")
-COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
+COLLECTING = ("publish", "promote", "promote", "publish z", "publish y", "rollback", "pin", "attach", "ensemble")
+# Evidence of a version that is not served yet, and will be at once.
+COMING = (("attest", "promote", "promote"), ("attest", "start", "abort"))
 # Scenes of one kind of race, and the kinds of work that race there: writers and a collection without a grace period;
 # what channels leave and a collection; steps of a rollout that ends soon; moves, publications and the index; evidence;
 # mirrors and the collections of their site; what a disk lost.
 CLOSE: dict[str, Sequence[Sequence[str]]] = {
-    "sweeping": (("publish",), ("publish", "promote"), ("publish", "pin")),
+    "sweeping": (
+        *(("publish",), ("publish", "promote"), ("publish", "pin"), ("attach", "attach", "attest")),
+        *(("ensemble",), ("publish y", "publish y", "attest"), ("outside", "moves", "moves")),
+    ),
     "leaving": (("promote", "promote", "rollback"), ("start", "abort"), ("bounces", "bounces", "rollback")),
     "stepping": (
         ("start", "advance", "advance", "abort", "pause"),
         ("start", "advance", "advance", "abort", "promote"),
     ),
     "moving": (("moves", "moves", "rollback"), ("publish", "publish", "list", "index")),
-    "proving": (("attest", "attest", "promote", "repair"), ("attest", "start", "advance", "watch"), ("attest",)),
+    "proving": (
+        *(("attest", "attest", "promote", "repair"), ("attest", "start", "advance", "watch"), ("attest",)),
+        *(*COMING, *COMING),
+    ),
     "copying": (("mirror", "mirror", "site gc", "moves"), ("mirror", "site gc", "promote", "attest")),
     "healing": (("publish", "repair", "repair"),),
 }
@@ -74,8 +82,8 @@ class Failure:
 
 @cache
 def beginning(indexed: bool) -> Content:
-    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 and an engine garbage
-    that is due. indexed: whether it has an index."""
+    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2, alpha, an engine and a
+    file that was attached garbage that is due. indexed: whether it has an index."""
     world = World(Choices(0, ()), Temper(), name="beginning")
     content = Content()
     registry = Registry(world, SimulatedStore(world, content), Rules(world, content, GRACE))
@@ -85,7 +93,12 @@ def beginning(indexed: bool) -> Content:
         registry.promote("1")
         registry.publish("b")
         registry.publish("c")
+        registry.publish("y", "alpha")
+        registry.attest("alpha")
         registry.publish("z", "zeta")
+        few = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
+        change_channel(registry.store, MODEL, "stable", lambda known: known and few(known))
+        registry.store.put_bytes(ATTACHED)
         registries.engine(registry.store, data=b"engine d")  # of a publication that was killed
         for call in world.calls:
             assert call.acknowledged, call.error
@@ -109,7 +122,7 @@ def run_seed(
     content = beginning(choices.random.random() < (0.7 if scene == "moving" else 0.3)).copy()
     waits = temper.stale or scene == "leaving" or (scene not in IMPATIENT and choices.random.random() < 0.7)
     grace = GRACE if waits else timedelta()
-    rules = Rules(world, content, grace)
+    rules = Rules(world, content, grace, kept_moves=choices.random.choice((0, 1)))
     if scene == "healing" or choices.random.random() < 0.1:
         rules.lost = frozenset({_LOST})
         content.set(blob_key(_LOST), choices.random.choice((None, b"rotten")), BEGIN)
@@ -174,6 +187,7 @@ def _temper(choices: Choices, close: bool) -> Temper:
             stall=choices.random.choice((0.0, 0.03)),
             stall_s=200,
             ask_again=choices.random.choice((0.0, 0.0, 0.3)),
+            crash=choices.random.choice((0.0, 0.0, 0.01)),
         )
     stale = draw() < 0.2
     some = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
@@ -236,17 +250,18 @@ def _work(
 ) -> Callable[[], object]:
     draw = choices.random
     kind = draw.choice(kinds)
-    content, version = draw.choice(CONTENTS[2 if fresh else 0 :]), draw.choice(("1", "2", "2", "3", "zeta"))
+    content, version = draw.choice(CONTENTS[2 if fresh else 0 :]), draw.choice(("1", "2", "2", "3", "alpha", "zeta"))
     node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
     wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
     lasts = draw.random() < 0.3
     again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
     if scene in ("sweeping", "stepping", "moving", "proving", "copying", "healing"):
         wait, pause, again = 0.0, 1.0, 5 if scene == "stepping" else 0
-    if scene == "proving":  # of what channels serve, whose snapshots get the evidence
-        version = draw.choice(("1", "1", version))
+    if scene == "proving":  # of what channels serve or will, whose snapshots get the evidence
+        version = "3" if kinds in COMING else draw.choice(("1", "1", version))
     if scene == "leaving":
         version, again = draw.choice(("2", "2", version)), 0
+    lasts_s = 0.0 if scene == "stepping" else wait or 600.0
     works: dict[str, Callable[[], object]] = {
         "publish": lambda: registry.publish(content, pause=wait if lasts else 0.0),
         "promote": lambda: registry.promote(version),
@@ -254,6 +269,10 @@ def _work(
         "gc": registry.collect,
         "list": registry.listing,
         "publish z": lambda: registry.publish("z", "zeta"),
+        "publish y": lambda: registry.publish("y", "alpha"),
+        "attach": lambda: registry.attach(version),
+        "ensemble": lambda: registry.ensemble(version),
+        "outside": lambda: registry.report_outside(looks),
         "nightly": lambda: _repeat(registry, registry.collect, 4, pause),
         "pull": lambda: registry.pull(f"{MODEL}:stable", node),
         "mirror": registry.mirror,
@@ -265,7 +284,7 @@ def _work(
         "watch": lambda: registry.watch(folder, looks, pause),
         "start": lambda: registry.start(version, SHORT if scene == "stepping" else PLAN),
         "abort": registry.abort,
-        "pause": registry.pause,
+        "pause": lambda: (registry.advance(), registry.pause(lasts_s), registry.report(""), registry.advance()),
         "advance": lambda: _repeat(registry, registry.advance, looks, pause),
         "well": lambda: registry.report(""),
         "unhealthy": lambda: registry.report("unhealthy"),
@@ -295,6 +314,7 @@ def _afterwards(registry: Registry) -> None:
             raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
     registry.listing()
     registry.world.sleep(26 * 3600)
+    _check_snapshots(registry)
     _end_rollouts(registry)
     garbage = registry.rules.garbage()
     works = (registry.collect, lambda: registry.publish("e"), registry.rollback, lambda: registry.listing(mended=True))
@@ -313,6 +333,19 @@ def _afterwards(registry: Registry) -> None:
         raise Violation(f"blob {min(garbage)[:14]} was garbage for longer than the grace period, and is still there")
     registry.pull(f"{MODEL}:stable")
     _end_copies(registry)
+
+
+def _check_snapshots(registry: Registry) -> None:
+    """After a collection what channels and rollouts serve has all evidence, whoever was killed while it was added."""
+    call = registry.collect()
+    if call.error is not None:
+        raise Violation(f"afterwards, {call.what} ends in {call.error}")
+    registry.listing(mended=True)
+    for name in ("stable", "candidate"):
+        state = read_channel(registry.store, MODEL, name)
+        fault = state and channel_writes.find_fault(registry.store, state)
+        if fault and not registry.world.temper.stale:
+            raise Violation(f"afterwards, of {name}, {fault}")
 
 
 def _end_copies(registry: Registry) -> None:

@@ -19,7 +19,7 @@ from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedE
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key, check_key
-from tests.simulation.world import APART, BEGIN, World
+from tests.simulation.world import APART, BEGIN, Violation, World
 
 PAGE = 50
 T = TypeVar("T")
@@ -178,12 +178,13 @@ class SimulatedStore:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         past: list[Parts] = []
-        gone = self._stale()
+        gone, ghosts = self._stale()
         while True:
             after = past[-1] if past else None
             keys = self._request(f"LIST {prefix}", lambda after=after: self.content.page(prefix, after, gone))  # type: ignore[misc]
             yield from keys
             if len(keys) < PAGE:
+                yield from (key for key in ghosts if key.startswith(prefix))
                 return
             past.append(tuple(keys[-1].split("/")))
 
@@ -239,7 +240,7 @@ class SimulatedStore:
         if fault in (1, 2):
             world.note(f"{what}: 503, not done")
             raise UnavailableError(f"{self.uri} answers 503")
-        result = work()
+        result = self._do(what, work)
         world.note(f"{what}{'' if result in (True, None) else ' -> ' + str(result)}")
         world.maybe_crash()
         if fault == 3:
@@ -247,9 +248,16 @@ class SimulatedStore:
             raise UnavailableError(f"{self.uri} does not answer")
         return result
 
+    def _do(self, what: str, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except Violation:
+            self.world.note(f"{what}, which breaks a rule")
+            raise
+
     def _lose(self, what: str, work: Callable[[], T], key: str, data: bytes) -> T:
         """Do a write, and have its writer ask again because the answer was lost."""
-        result, serial = work(), self.content.serial.get(key)
+        result, serial = self._do(what, work), self.content.serial.get(key)
         self.world.note(f"{what}: done ({result}), answer lost, looks again")
         self.world.sleep((0.0, 0.1, 1.0, 20.0)[self.world.choices.pick(0.7, 3)])
         self.world.before_request()
@@ -271,10 +279,13 @@ class SimulatedStore:
                 self.world.rely_no_more()
             self.observe(key, before, data)
 
-    def _stale(self) -> frozenset[str]:
-        """Keys that a list does not show, though they were written a moment ago."""
+    def _stale(self) -> tuple[frozenset[str], list[str]]:
+        """Keys that a list does not show, though they were written a moment ago; and those that it shows, though they
+        were removed."""
         world = self.world
         if world.calm or not world.choices.pick(world.temper.stale, 1):
-            return frozenset()
+            return frozenset(), []
         since = world.time - timedelta(seconds=world.temper.stale_s)
-        return frozenset(key for at, key, came in self.content.changes if came and at > since)
+        late = [(key, came) for at, key, came in self.content.changes if at > since]
+        ghosts = sorted({key for key, came in late if not came and key not in self.content.objects})
+        return frozenset(key for key, came in late if came), ghosts

@@ -31,7 +31,7 @@ def test_every_interleaving_keeps_the_rules(part: int) -> None:
 def test_a_trace_has_no_random_names() -> None:
     world = World(Choices(1), Temper())
     world.note("/dev/shm/watched-k3_x9abc/current is not there")
-    assert world.trace == ("    0 -            /dev/shm/watched/current is not there",)
+    assert world.trace == ("    0 01. 00:00:00 -            /dev/shm/watched/current is not there",)
 
 
 @pytest.mark.slow

@@ -39,7 +39,8 @@ class Temper:
     switch: another actor has the next turn.  refuse: the store answers 503, nothing is done.  lose: the request is done
     and its answer lost.  ask_again: the same of a document's write, whose writer looks what became of it.  crash: the
     process ends before or after the request.  stall: a slow process stands still for `stall_s`.  stale: a list says
-    what was there up to `stale_s` ago.  apart: the store's clock is `APART` before or after the true time.
+    what was there up to `stale_s` ago, and what was removed since.  apart: the store's clock is `APART` before or after
+    the true time.
     """
 
     switch: float = 0.3
@@ -117,7 +118,7 @@ class World:
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.calls: list[Call] = []
-        self._notes: list[tuple[int, str, str]] = []
+        self._notes: list[tuple[int, datetime, str, str]] = []
         self.calm = True
         self._tokens = 0
         self._hub = greenlet.getcurrent()
@@ -133,15 +134,14 @@ class World:
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
-        self._notes.append((self.steps, self.current.name if self.current else "-", text))
+        self._notes.append((self.steps, self.time, self.current.name if self.current else "-", text))
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """What happened, in lines: the same in every repetition, so without the random names of temporary folders."""
-        plain = [
-            (step, who, re.sub(r"(watched|enginesmith-mirror)-\w{8}", r"\1", text)) for step, who, text in self._notes
-        ]
-        return tuple(f"{step:5} {who:12} {text}" for step, who, text in plain)
+        """What happened, in lines: number of requests, true time, actor, text. The same in every repetition, so without
+        the random names of temporary folders."""
+        lines = (f"{step:5} {at:%d. %H:%M:%S} {who:12} {text}" for step, at, who, text in self._notes)
+        return tuple(re.sub(r"(watched|enginesmith-mirror)-\w{8}", r"\1", line) for line in lines)
 
     def run(self, actors: list[Actor], *, calm: bool = False) -> None:
         """Run the actors until each has ended. calm: without faults and clocks that are off."""

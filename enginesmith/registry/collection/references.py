@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from enginesmith.core.errors import IntegrityError, digests_in, is_digest
-from enginesmith.core.names import is_name, version_order
+from enginesmith.core.names import is_name, number_of, version_order
 from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.layout import BLOBS, MODELS, RUNS, TIMING, blob_key, channel_history_key, manifest_key
@@ -237,5 +237,5 @@ def _newest(versions: list[str], count: int) -> set[str]:
     """The `count` newest versions by name, and the highest number: the next version's number is derived from it, so
     that no number is used twice."""
     sorted_versions = sorted(versions, key=version_order)
-    numbered_versions = sorted((version for version in versions if version.isdecimal()), key=int)
-    return {*sorted_versions[max(0, len(sorted_versions) - count) :], *numbered_versions[-1:]}
+    highest = max(versions, key=number_of)
+    return {*sorted_versions[max(0, len(sorted_versions) - count) :], *([highest] if number_of(highest) else [])}

@@ -11,7 +11,7 @@ from itertools import islice
 from threading import Lock
 
 from enginesmith.core import parsing
-from enginesmith.core.errors import ConflictError, EnginesmithError, digests_in
+from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, digests_in
 from enginesmith.core.names import version_order
 from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
@@ -35,9 +35,11 @@ from enginesmith.registry.leases import (
     read_shards,
     update_shard,
     update_state,
+    version_name,
 )
+from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import RECORDS, blob_key, manifest_key, version_prefix
+from enginesmith.registry.store.layout import MANIFEST, RECORDS, blob_key, manifest_key, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions.index import ListedModel
 
@@ -145,9 +147,9 @@ class Garbage:
     """What a registry can delete. reasons: versions that stay -> reasons.  versions: to be deleted.  remains: versions'
     folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes).
 
-    named: digest -> names of the versions to be deleted whose documents name it.  records: key of a record -> those of
-    its blobs that are garbage or missing, if any; None for a document that is no record.  listed: all models that have
-    a version.
+    named: digest, or version that an ensemble pins -> names of the versions to be deleted that name it.  records: key
+    of a record -> those of its blobs that are garbage or missing, if any; None for a document that is no record.
+    listed: all models that have a version.
     """
 
     reasons: dict[Version, tuple[str, ...]]
@@ -188,27 +190,36 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     orphan_versions = tuple(version for version in contents.folders if version not in existing_versions)
     orphans = references.orphans
     blob_reasons, records = _read_records(store, sizes, orphans)
-    labels_by_digest: dict[str, tuple[str, ...]] = {}
+    labels_by_name: dict[str, tuple[str, ...]] = {}
     labels = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
     documents = ((key, labels[version]) for version in versions for key in contents.folders[version])
     document_labels = {key: version_labels for key, version_labels in documents if key.endswith(".json")}
     for key, document in side_by_side(store.read, list(document_labels)):
-        for digest in orphans.intersection(digests_in(document or b"")):
-            earlier_labels = labels_by_digest.setdefault(digest, document_labels[key])
+        for name in (*orphans.intersection(digests_in(document or b"")), *_list_graphs(key, document)):
+            earlier_labels = labels_by_name.setdefault(name, document_labels[key])
             if document_labels[key][0] not in earlier_labels:
-                labels_by_digest[digest] = (*earlier_labels, *document_labels[key])
-    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(labels_by_digest.values())}
-    blob_reasons |= {digest: delete_reasons[labels] for digest, labels in labels_by_digest.items()}
+                labels_by_name[name] = (*earlier_labels, *document_labels[key])
+    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(labels_by_name.values())}
+    blob_reasons |= {digest: delete_reasons[labels] for digest, labels in labels_by_name.items()}
     blobs = {digest: (blob_reasons.get(digest, "nothing refers to it"), sizes[digest]) for digest in sorted(orphans)}
     return Garbage(
         references.reasons,
         versions,
         orphan_versions,
         blobs,
-        labels_by_digest,
+        labels_by_name,
         records,
         _list_models(contents.versions, references.channels),
     )
+
+
+def _list_graphs(key: str, data: bytes | None) -> list[str]:
+    """The names of the versions that an ensemble pins; none of another document, or of a damaged one."""
+    if data is None or not key.endswith(f"/{MANIFEST}"):
+        return []
+    with suppress(IntegrityError, InputError):
+        return [version_name(graph.model, graph.version) for graph in parse(data).graphs]
+    return []
 
 
 def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -> tuple[ListedModel, ...]:
@@ -296,12 +307,12 @@ class Sweep:
             and mark.since <= deadline
             and (oldest_generation is None or mark.generation <= oldest_generation)
         }
-        self._delete_due({name: mark for name, mark in due_marks.items() if "@" in name})
-        # While a version exists, so do its blobs: a version that cannot go keeps what it names.
-        blobs = {name: mark for name, mark in due_marks.items() if "@" not in name}
-        self._delete_due(
-            {name: mark for name, mark in blobs.items() if self.gone.keys() >= set(sweep_garbage.named.get(name, ()))}
-        )
+        # While a version exists, so does what it names, blobs and graphs: a version that cannot go keeps them.
+        named = sweep_garbage.named
+        due_versions = {name: mark for name, mark in due_marks.items() if "@" in name}
+        self._delete_due({name: mark for name, mark in due_versions.items() if name not in named})
+        for names in (named.keys() & due_versions.keys(), due_marks.keys() - due_versions.keys()):
+            self._delete_due({name: due_marks[name] for name in names if self.gone.keys() >= set(named.get(name, ()))})
         return sweep_garbage
 
     def _mark(self, found_garbage: Garbage) -> None:
@@ -382,6 +393,7 @@ class Sweep:
         # The manifest first: without it the version does not exist.
         self.store.remove(manifest_key(model, version))
         for key in list(self.store.list(version_prefix(model, version))):
+            self.claim.check()  # a version of this name may have been published since this collection counted as dead
             self.store.remove(key)
 
     def delete_dead_records(self, garbage: Garbage) -> None:

@@ -181,13 +181,18 @@ def reporting_channels(store: Store) -> Iterator[tuple[str, str]]:
             yield model.removesuffix("/"), channel.removesuffix("/")
 
 
-def clear_reports(store: Store, running: Rollout) -> int:
-    """Delete the reports of a channel's rollouts but the one that runs, at most 10 * MOST_REPORTERS, and return how
-    many."""
+def clear_reports(store: Store, running: Rollout, read_rollout: Callable[[], Rollout | None]) -> int:
+    """Delete the reports of a channel's rollouts before the one that runs, at most 10 * MOST_REPORTERS, and return how
+    many. read_rollout: reads the channel's rollout after the reports were listed; where that is another one by now,
+    whose reports may be among them, none is deleted."""
     model, channel = running.model, running.channel
     other_prefixes = tuple(serving_prefix(model, channel, rollout) for rollout in (running.id, OUTSIDE))
-    keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(other_prefixes))
-    return len(_each(store, store.remove, list(islice(keys, 10 * MOST_REPORTERS))))
+    listed_keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(other_prefixes))
+    keys = list(islice(listed_keys, 10 * MOST_REPORTERS))
+    rollout_now = read_rollout() if keys else None
+    if rollout_now is None or rollout_now.id != running.id:
+        return 0
+    return len(_each(store, store.remove, keys))
 
 
 def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, str], list[str]]]:

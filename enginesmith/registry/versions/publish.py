@@ -1,6 +1,5 @@
 """Publishes a version, and adds evidence to one that was published."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from enginesmith.core.errors import (
     canonical_json,
     digest_of,
 )
+from enginesmith.core.names import number_of
 from enginesmith.core.requirements import Json
 from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.evidence.attachments import Attachment, attachments
@@ -116,7 +116,6 @@ def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Gua
 # inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
 
 _RECORD = "publish"
-_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _ATTEMPTS = 200
 _RECENT = 32
 # Parts of a spec that determine the engines, and so show in them. The others determine how engines are proven.
@@ -364,7 +363,7 @@ def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
 
 
 def _highest_number(store: Store, model: str) -> int:
-    return max((int(version) for version in versions(store, model) if _NUMBER.fullmatch(version)), default=0)
+    return max(map(number_of, versions(store, model)), default=0)
 
 
 def _memo_key(manifest: Manifest) -> str:

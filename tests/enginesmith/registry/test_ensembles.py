@@ -11,8 +11,10 @@ from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
 from enginesmith.core.state import ENSEMBLE, PinnedGraph
 from enginesmith.registry.collection.references import Rules
-from enginesmith.registry.collection.sweep import find_garbage
+from enginesmith.registry.collection.sweep import Garbage, Sweep, find_garbage
 from enginesmith.registry.evidence.attestations import attest, judge_entries
+from enginesmith.registry.gc import GRACE, collect
+from enginesmith.registry.leases import unmark
 from enginesmith.registry.manifest import (
     EngineEntry,
     Manifest,
@@ -29,6 +31,7 @@ from enginesmith.registry.versions.channels import policy_refusal
 from enginesmith.registry.versions.lookup import load, locate, versions
 from enginesmith.registry.versions.publish import publish
 from tests.enginesmith.registries import approval, draft, engine, on_each_store, publish_engines, report
+from tests.enginesmith.registry.memory import MemoryStore
 
 GRAPHS = ("encoder", "decoder")
 
@@ -150,3 +153,26 @@ def test_what_is_pinned_is_kept_as_long_as_the_ensemble(store: Store) -> None:
     assert found.reasons["pair-encoder", "1"] == ("graph of pair@1",)
     engines = {name: load(store, f"pair-{name}", "1").engines[0].digest for name in GRAPHS}
     assert not found.blobs.keys() & set(engines.values())
+
+
+def test_what_is_pinned_stays_where_the_ensemble_cannot_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer secures the ensemble first, then its graphs; a collection may come in between."""
+    store, rules, mark = MemoryStore(), Rules(versions=1, moves=0), Sweep._mark
+    for content in ("a", "b"):
+        publish_whole(store, publish_graphs(store, content), content, channel=None)
+    collect(store, rules, delete=True)
+    store.clock.now += GRACE
+
+    def secure_meanwhile(sweep: Sweep, garbage: Garbage) -> None:
+        mark(sweep, garbage)
+        unmark(store, ["pair@1"])
+
+    with monkeypatch.context() as context:
+        context.setattr(Sweep, "_mark", secure_meanwhile)
+        collect(store, rules, delete=True)
+    assert all(versions(store, model) == ["1", "2"] for model in ("pair", "pair-encoder", "pair-decoder"))
+    assert verify(store).sound
+    collect(store, rules, delete=True)
+    store.clock.now += GRACE
+    collect(store, rules, delete=True)
+    assert all(versions(store, model) == ["2"] for model in ("pair", "pair-encoder", "pair-decoder"))

@@ -115,7 +115,8 @@ def test_pins(memory: MemoryStore) -> None:
 def test_a_number_is_never_given_twice(memory: MemoryStore) -> None:
     """The highest number stays though other names sort after it: the next one is counted from it."""
     publish(memory, *"ab")
-    publish_engines(memory, [engine(memory)], "named", channel=None, wanted="v1")
+    for content, name in (("zeros", "007"), ("time", "1764460430123456789"), ("named", "v1")):
+        publish_engines(memory, [engine(memory)], content, channel=None, wanted=name)
     collect(memory, ONE, AT_ONCE, delete=True)
     assert left(memory) == ["2", "v1"]
     assert publish(memory, "c")[0].version == "3"

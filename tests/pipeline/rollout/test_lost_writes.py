@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from enginesmith.core.errors import EnginesmithError, UnavailableError, UndecidedError
 from enginesmith.registry import leases
+from enginesmith.registry.gc import collect
 from enginesmith.registry.store.layout import ROLLOUTS
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels
+from enginesmith.registry.versions import channel_state, channel_writes, channels
 from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import running_rollouts
 from enginesmith.registry.versions.lookup import load
@@ -165,6 +167,23 @@ def test_one_request_that_fails_anywhere(make: Callable[[], Case], how: str) -> 
         moves = read_history(store, state(store)).moves
         assert [move.version for move in moves] == (["1", "2"] if make in (finish, move_all_the_same) else ["1"])
         assert not [item for item in verify(store).problems if item.fault]
+
+
+def test_evidence_that_comes_while_a_rollout_begins_reaches_its_nodes_after_an_outage(monkeypatch):
+    """Whoever attached it saw that no node gets the version; whoever began the rollout saw no evidence of it."""
+    store, _, two = registry()
+    late = [report(two.engines[0], "failed", host="late")]
+    monkeypatch.setattr(
+        channel_state, "unmark_versions", lambda *_: late and add_attestation(store, two, late.pop()) and None
+    )
+    with monkeypatch.context() as outage:
+        outage.setattr(channel_writes, "refresh_channel", Mock(side_effect=UnavailableError("503")))
+        with pytest.raises(UnavailableError):
+            begin(store, two, plan("100%"))
+    assert not late and [item.kind for item in verify(store).problems if item.fault] == ["stale"]
+    store.clock.now += leases.PUBLISHING
+    collect(store, delete=True)
+    assert not [item for item in verify(store).problems if item.fault]
 
 
 def test_what_an_aborted_rollout_brought_has_its_whole_grace_period() -> None:

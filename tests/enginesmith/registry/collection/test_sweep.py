@@ -176,6 +176,24 @@ def test_a_collection_asks_its_clock_before_each_deletion(due, clock, monkeypatc
     assert sum(key.startswith("blobs/") for key in removed) == 1
 
 
+def test_a_collection_that_stood_still_deletes_no_document_of_a_version_that_is_published_again(due, clock):
+    """Of a version the manifest goes first; what lies beside it is deleted later, and may be of a new one by then."""
+    gone: list[str] = []
+
+    class Slow(MemoryStore):
+        def remove(self, key: str) -> None:
+            super().remove(key)
+            if key.endswith("/manifest.json") and not gone:
+                gone.append(key)
+                clock(SWEEPING)
+                self.objects[key] = due.objects[key]  # by a writer, after another collection ended this one's work
+
+    slow = Slow(dict(due.objects))
+    with pytest.raises(ConflictError, match="stood still so long that another may count it as dead"):
+        gather(slow)
+    assert gone[0] in slow.objects
+
+
 def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: MemoryStore) -> None:
     """Whoever read that generation would take them for marks that were there before it began."""
     with pytest.raises(KeyboardInterrupt), hold_claim(due) as garbage:
