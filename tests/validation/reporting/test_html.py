@@ -27,7 +27,8 @@ def render(data: dict) -> str:
 
 
 def overview(data: dict) -> VersionPage:
-    return look(decode(data, VersionDocument))
+    """Without the sections that are pictures, which take time to draw."""
+    return look(decode(data, VersionDocument), pictures=False)
 
 
 @cache
@@ -36,8 +37,8 @@ def usual() -> str:
 
 
 def bare() -> dict:
-    """Without the quantization's pictures, which take time to draw."""
-    return {**version_report(), "quantization": {}}
+    """Without the pictures of the quantization and of latency."""
+    return {**version_report(), "quantization": {}, "latencies": {}}
 
 
 class Page(HTMLParser):
