@@ -26,9 +26,9 @@ def render(data: dict) -> str:
     return draw(decode(data, VersionDocument))
 
 
-def overview(data: dict) -> VersionPage:
-    """Without the sections that are pictures, which take time to draw."""
-    return look(decode(data, VersionDocument), pictures=False)
+def overview(data: dict, pictures: bool = False) -> VersionPage:
+    """pictures: False leaves out the sections that are pictures, which take time to draw."""
+    return look(decode(data, VersionDocument), pictures)
 
 
 @cache
