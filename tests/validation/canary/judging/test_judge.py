@@ -100,7 +100,7 @@ def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault
         assert errors.detectable is None or errors.detectable > 0.005
 
 
-@canaries(16, 60)
+@canaries(24, 60)
 def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10(count):
     effect = judge(pair_evidence(next(seeds(1)), 1500), MEDIAN).criteria[0].detectable
     found = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(count)), MEDIAN)
