@@ -12,7 +12,10 @@ from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import check_weights
 from pipeline.sources.request import ExportRequest
+from tests.pipeline.sources.exports import user_code_here
 from validation.data.samples import Samples
+
+__all__ = ["user_code_here"]  # a fixture
 
 X = TensorSpec("x", "float32", ("batch", 4))
 BATCH = Dim("batch", 1, 2, 4)

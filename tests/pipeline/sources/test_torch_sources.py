@@ -10,7 +10,6 @@ from safetensors.numpy import save_file
 
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.types import TensorSpec
-from pipeline.sources.export import export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
@@ -61,21 +60,29 @@ class TestEntryPoint:
         exported = run(torch_request(tmp_path, code, inputs=(TensorSpec("a", "float32", ("batch", 2)), X)))
         assert [value.name for value in onnx.load(exported.onnx).graph.input] == ["a", "x"] and not failed(exported)
 
+    def package(self, folder: Path, code: str) -> None:
+        folder.mkdir()
+        (folder / "__init__.py").write_text("from . import json\n")
+        (folder / "json.py").write_text("SCALE = 3.0\n")
+        (folder / "models.py").write_text("import json\nfrom .json import SCALE\n" + code)
+
     def test_a_dotted_module_is_imported_by_its_name(self, tmp_path):
-        package = tmp_path / "pipeline"
-        package.mkdir()
-        (package / "__init__.py").write_text("from . import json\n")
-        (package / "json.py").write_text("SCALE = 3.0\n")
-        (package / "models.py").write_text("import json\nfrom .json import SCALE\n" + net("return x * SCALE"))
-        request = ExportRequest(
-            "torch", tmp_path, "pipeline/models.py", (X,), (BATCH,), function="build", module="pipeline.models"
-        )
-        workdir = tmp_path / "work"
-        workdir.mkdir()
-        with pytest.MonkeyPatch.context() as patch:  # this process holds Enginesmith's own `pipeline`
-            patch.setattr("pipeline.sources.export.start_user_process", start_user_process)
-            case = GoldenSet.load(export(request, None, None, workdir).golden).cases[0]
+        self.package(tmp_path / "parts", net("return x * SCALE"))
+        names = {"function": "build", "module": "parts.models"}
+        case = GoldenSet.load(
+            run(ExportRequest("torch", tmp_path, "parts/models.py", (X,), (BATCH,), **names)).golden
+        ).cases[0]
         assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)
+
+    def test_a_dotted_module_may_have_the_name_of_enginesmiths_own(self, tmp_path):
+        self.package(tmp_path / "pipeline", "def build(): raise ValueError(__name__, SCALE, json.loads('4'))")
+        names = {"function": "build", "module": "pipeline.models"}
+        with pytest.MonkeyPatch.context() as patch:  # this process holds Enginesmith's `pipeline`
+            patch.setattr("pipeline.sources.export.start_user_process", start_user_process)
+            fails(
+                ExportRequest("torch", tmp_path, "pipeline/models.py", (X,), (BATCH,), **names),
+                r"ValueError: \('pipeline\.models', 3\.0, 4\)",
+            )
 
     def test_a_local_module_that_python_would_not_import_is_refused(self, tmp_path):
         (tmp_path / "json.py").write_text("SCALE = 2")

@@ -8,8 +8,8 @@ import pytest
 
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.errors import IntegrityError
-from tests.validation.page_data import attribution, version_report
-from tests.validation.reporting.test_html import Page, render
+from tests.validation.page_data import attribution
+from tests.validation.reporting.test_html import Page, bare, render
 from validation.attribution.result import (
     NamedAttribution,
     Proposal,
@@ -90,12 +90,12 @@ def test_whether_tapping_changed_the_outputs_is_always_said() -> None:
 
 
 def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() -> None:
-    text = " ".join(Page(render(version_report())).text.split())
+    text = " ".join(Page(render(bare())).text.split())
     assert "Which node drifted" in text and "8 more parts have smaller own errors." in text
     assert "with 1 of 24 groups in float the graph passes (7 graphs tried; no group can be left out)" in text
     assert "12.1, limit 15 -> 21.5" in text and "precision: fp16}" in text
     assert text.count("✕ 9.0 dB") == 1
-    assert "Which node drifted" not in render({**version_report(), "attributions": []})
+    assert "Which node drifted" not in render({**bare(), "attributions": []})
 
 
 def test_a_part_is_held_to_the_tightest_limit_of_the_outputs() -> None:

@@ -24,7 +24,10 @@ def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.roll(y, 1, -1)
 
 
-@pytest.mark.parametrize("seed", range(100))
+MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(16, 100)]
+
+
+@pytest.mark.parametrize("seed", [*range(16), *MORE])
 def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
     def other_order(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return (x[:, ::-1] @ WEIGHTS[::-1]).astype(np.float32)
@@ -164,10 +167,10 @@ def test_bits_are_asked_for_only_where_they_differ_and_else_the_limits_of_drift_
         asked.append(True)
         return False
 
-    assert failed(tried(Linear(), bits=bits)) == set() and not asked
+    assert failed(tried(Linear(), seconds=0.3, bits=bits)) == set() and not asked
     near = Nth(lambda x, y: y * np.float32(1 + 1e-6), lambda n: n > 60)
-    assert failed(tried(near, bits=bits)) == set() and asked
-    far = tried(Nth(lambda x, y: y * np.float32(1.01), lambda n: n > 60), bits=bits)
+    assert failed(tried(near, seconds=0.3, bits=bits)) == set() and asked
+    far = tried(Nth(lambda x, y: y * np.float32(1.01), lambda n: n > 60), seconds=0.3, bits=bits)
     assert failed(far) == {"calls repeated"}
     assert "against the first answer, engine max_rel of y at batch=" in far["calls repeated"].note
     assert "limit 0.001" in far["calls repeated"].note
@@ -180,8 +183,8 @@ def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
         return drawn.normal(size=y.shape).astype(np.float32)
 
     free = Budgets(replace(BUDGET, **dict.fromkeys(("max_rel", "sqnr_db", "centered_sqnr_db", "slice_sqnr_db"))))
-    assert failed(tried(Linear(noise), bits=lambda: False, budgets=free)) == set()
-    assert "calls repeated" in failed(tried(Linear(noise), bits=lambda: False))
+    assert failed(tried(Linear(noise), seconds=0.3, bits=lambda: False, budgets=free)) == set()
+    assert "calls repeated" in failed(tried(Linear(noise), seconds=0.3, bits=lambda: False))
 
 
 def test_one_sample_alone_is_tried_with_half_of_it() -> None:

@@ -26,8 +26,9 @@ def render(data: dict) -> str:
     return draw(decode(data, VersionDocument))
 
 
-def overview(data: dict) -> VersionPage:
-    return look(decode(data, VersionDocument))
+def overview(data: dict, pictures: bool = False) -> VersionPage:
+    """pictures: False leaves out the sections that are pictures, which take time to draw."""
+    return look(decode(data, VersionDocument), pictures)
 
 
 @cache
@@ -36,8 +37,8 @@ def usual() -> str:
 
 
 def bare() -> dict:
-    """Without the quantization's pictures, which take time to draw."""
-    return {**version_report(), "quantization": {}}
+    """Without the pictures of the quantization and of latency."""
+    return {**version_report(), "quantization": {}, "latencies": {}}
 
 
 class Page(HTMLParser):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from enginesmith.core.codec import decode
 from enginesmith.core.reports.breakdown import QuantizationRecord, QuantizedTensor, RecordedSearch
 from tests.validation.page_data import record, version_report
-from tests.validation.reporting.test_html import HOSTILE, Page, hostile, overview, render
+from tests.validation.reporting.test_html import HOSTILE, Page, bare, hostile, overview, render
 from validation.reporting.quantization import MOST, SHOWN, facts, frontier_svg, histogram_svg, quantizations, sqnr_text
 
 
@@ -21,6 +22,11 @@ def area(drawn: str, kind: str) -> float:
     return round(abs(doubled) / 2, -1)
 
 
+@cache
+def usual_section() -> str:
+    return section({**bare(), "quantization": version_report()["quantization"]})
+
+
 def section(report: dict) -> str:
     """The quantization section, as text."""
     page = render(report)
@@ -28,7 +34,7 @@ def section(report: dict) -> str:
 
 
 def report(**changes: object) -> dict:
-    return {**version_report(), "quantization": {"int8": {**record(), **changes}}}
+    return {**bare(), "quantization": {"int8": {**record(), **changes}}}
 
 
 def drawn(tensor: dict) -> str:
@@ -41,7 +47,7 @@ def search(**changes: object) -> RecordedSearch:
 
 
 def test_the_section_has_figures_table_pictures_frontier_and_reasons():
-    found = section(version_report())
+    found = usual_section()
     text = " ".join(Page(found).text.split())
     assert "94.4 % of the multiplications with weights in int8" in text
     assert "36 nodes compute in int8, 13 left in float" in text
@@ -55,7 +61,7 @@ def test_the_section_has_figures_table_pictures_frontier_and_reasons():
 
 
 def test_the_worst_tensors_are_open_and_the_rest_is_folded():
-    found = section(version_report())
+    found = usual_section()
     open_part, folded = found.split("7 more, which lose less")
     assert open_part.count('<td class="name">') == SHOWN
     assert folded.count('<td class="name">') == 7
@@ -63,7 +69,7 @@ def test_the_worst_tensors_are_open_and_the_rest_is_folded():
 
 
 def test_a_row_says_range_extremes_clipping_scale_and_sqnr():
-    text = " ".join(Page(section(version_report()).replace("<td", " <td")).text.split())
+    text = " ".join(Page(usual_section().replace("<td", " <td")).text.split())
     row = "read by /encoder/layers.0/attention/query/MatMul, /encoder/layers.0/attention/key/MatMul and 1 more"
     assert f"activation, uint8, {row} 21.5 dB 0.012 % −3.5 to 2.5 −2 to 2 0.0157" in text  # noqa: RUF001
     assert "≈ 22.5 dB" in text and "no loss" in text
@@ -78,28 +84,29 @@ def test_thousands_of_tensors_do_not_make_a_page_without_end():
 
 
 def test_a_version_without_records_has_no_section():
-    assert "<h2>Quantization</h2>" not in render({**version_report(), "quantization": {}})
+    assert "<h2>Quantization</h2>" not in render(bare())
     assert quantizations({}) == []
 
 
 def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
-    found = {**version_report(), "quantization": {}}
+    found = bare()
     for entry in found["engines"]:
         entry["graph"] = found["sources"]["onnx"] if entry["precision"] != "fp16" else "0" * 64
     text = " ".join(Page(section(found)).text.split())
     assert text.count("passed through untouched") == 1
-    assert [item.name for item in overview(found).quantizations] == ["int8"]
+    assert [item.name for item in overview(found, pictures=True).quantizations] == ["int8"]
 
 
 def test_a_graph_with_nothing_quantized_still_says_why():
     found = report(tensors=[], quantized=0, macs_share=0.0, choice=None)
-    text = " ".join(Page(section(found)).text.split())
+    shown = section(found)
+    text = " ".join(Page(shown).text.split())
     assert "0 nodes compute in int8, 13 left in float" in text and "it multiplies two activations" in text
-    assert "<svg" not in section(found)
+    assert "<svg" not in shown
 
 
 def test_hostile_names_stay_text():
-    page = Page(section(hostile(version_report())))
+    page = Page(section(hostile({**bare(), "quantization": version_report()["quantization"]})))
     assert "script" not in page.tags
     assert page.text.count(HOSTILE) > 40
     assert not any(name.startswith("on") for name, _ in page.attributes)

@@ -31,44 +31,54 @@ def at_most(found: int, of: int, promised: float = 0.05) -> bool:
     return lower(found, of, 0.01) <= promised
 
 
+def canaries(few: int, many: int) -> pytest.MarkDecorator:
+    """Counts on a few canaries, in which a judge that is wrong half of the time is found; `make test-all` on many."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+@canaries(16, 100)
 @pytest.mark.parametrize("kind", ["lognormal", "heavy", "remembering", "shared"])
-def test_at_the_margin_it_passes_and_fails_in_at_most_5_percent(kind):
-    found = verdicts((pair_evidence(rng, 800, kind, slower=0.02) for rng in seeds(100)), MEDIAN)
-    assert at_most(found.count("PASS"), 100) and at_most(found.count("FAIL"), 100)
+def test_at_the_margin_it_passes_and_fails_in_at_most_5_percent(kind, count):
+    found = verdicts((pair_evidence(rng, 800, kind, slower=0.02) for rng in seeds(count)), MEDIAN)
+    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
 
 
-def test_at_the_margin_of_the_tail_too():
+@canaries(16, 100)
+def test_at_the_margin_of_the_tail_too(count):
     limits = only({"p99": 0.05})
-    found = verdicts((pair_evidence(rng, 1500, "two humps", slower=0.05) for rng in seeds(100)), limits)
-    assert at_most(found.count("PASS"), 100) and at_most(found.count("FAIL"), 100)
+    found = verdicts((pair_evidence(rng, 1500, "two humps", slower=0.05) for rng in seeds(count)), limits)
+    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
 
 
 def test_beyond_the_margin_it_hardly_ever_passes():
     assert verdicts((pair_evidence(rng, 1500, slower=0.03) for rng in seeds(30)), MEDIAN).count("PASS") <= 1
 
 
+@canaries(40, 400)
 @pytest.mark.parametrize("paired", [True, False])
-def test_error_rates_at_their_margin(paired):
+def test_error_rates_at_their_margin(paired, count):
     limits = only(error_rate=0.005)
     found = []
-    for rng in seeds(400):
+    for rng in seeds(count):
         ours, theirs = rng.random(2000) < 0.007, rng.random(2000) < 0.002
         ones = np.ones(2000)
         found.append(
             judge(CanaryEvidence(side(ones, ~ours), side(ones, ~theirs), paired), limits, replicates=1).verdict
         )
-    assert at_most(found.count("PASS"), 400) and at_most(found.count("FAIL"), 400)
+    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
 
 
-def test_answers_that_differ_at_their_margin():
+@canaries(40, 300)
+def test_answers_that_differ_at_their_margin(count):
     limits = only(disagreement=0.01)
-    found = verdicts((pair_evidence(rng, 1500, differing=0.01) for rng in seeds(300)), limits)
-    assert at_most(found.count("PASS"), 300) and at_most(found.count("FAIL"), 300)
+    found = verdicts((pair_evidence(rng, 1500, differing=0.01) for rng in seeds(count)), limits)
+    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
 
 
-def test_a_clean_pair_never_fails():
+@canaries(len(KINDS), 50)
+def test_a_clean_pair_never_fails(count):
     kinds = sorted(KINDS)
-    evidences = (pair_evidence(rng, 800, kinds[seed % len(kinds)]) for seed, rng in enumerate(seeds(50)))
+    evidences = (pair_evidence(rng, 800, kinds[seed % len(kinds)]) for seed, rng in enumerate(seeds(count)))
     assert "FAIL" not in verdicts(evidences)
 
 
@@ -90,10 +100,11 @@ def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault
         assert errors.detectable is None or errors.detectable > 0.005
 
 
-def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10():
+@canaries(24, 60)
+def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10(count):
     effect = judge(pair_evidence(next(seeds(1)), 1500), MEDIAN).criteria[0].detectable
-    found = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(60)), MEDIAN)
-    assert 0.62 <= found.count("FAIL") / 60 <= 0.95
+    found = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(count)), MEDIAN)
+    assert 0.62 <= found.count("FAIL") / count <= 0.95
 
 
 def test_a_tail_that_nobody_saw_is_not_judged():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.validation.metrics.tasks.test_classes_and_texts import drawn, measured
+from validation.metrics.tasks import vectors_and_masks
 from validation.metrics.tasks.classes_and_texts import decode, edit_distance, number_words
 from validation.metrics.tasks.terms import (
     AccuracyMetric,
@@ -17,7 +18,7 @@ from validation.metrics.tasks.terms import (
     TokensMetric,
     TopKMetric,
 )
-from validation.metrics.tasks.vectors_and_masks import MOST_SAMPLES, rank_correlation, score_of, si_sdr_db
+from validation.metrics.tasks.vectors_and_masks import rank_correlation, score_of, si_sdr_db
 
 
 def by_labels(terms, labels, value):
@@ -163,10 +164,11 @@ def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
     assert measured(EmbeddingsMetric("y", 1), (one, np.ones((4, 2))))["spearman"] is None
 
 
-def test_so_many_samples_are_compared_and_no_more():
-    value = drawn((2,), MOST_SAMPLES + 5)
+def test_so_many_samples_are_compared_and_no_more(monkeypatch):
+    monkeypatch.setattr(vectors_and_masks, "MOST_SAMPLES", 50)
+    value = drawn((2,), 55)
     other = value.copy()
-    other[MOST_SAMPLES:] = -7
+    other[50:] = -7
     assert measured(EmbeddingsMetric("y"), (value, other))["spearman"] == pytest.approx(1)
 
 
