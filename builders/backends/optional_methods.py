@@ -9,16 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from enginesmith.core.types import (
-    Backend,
-    BuildRequest,
-    Engine,
-    QuantizationScheme,
-    Session,
-    Shape,
-    Target,
-    Tensors,
-)
+from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizationScheme, Session, Shape, Target, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 TensorType = tuple[str, Shape]

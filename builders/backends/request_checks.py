@@ -6,16 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from enginesmith.core.errors import EnginesmithError, InputError
-from enginesmith.core.types import (
-    Backend,
-    BuildRequest,
-    Dim,
-    Session,
-    ShapeProfile,
-    Tensors,
-    TensorSpec,
-    list_sums,
-)
+from enginesmith.core.types import Backend, BuildRequest, Dim, Session, ShapeProfile, Tensors, TensorSpec, list_sums
 
 if TYPE_CHECKING:
     import numpy as np

@@ -121,11 +121,7 @@ _MOVING = frozenset(
 )
 
 # Operators that select from a table along `axis`: which of their inputs are indices, and which is the table.
-_SELECTING = {
-    "Gather": ((1, 0),),
-    "GatherElements": ((1, 0),),
-    "EmbedLayerNormalization": ((0, 2), (1, 4)),
-}
+_SELECTING = {"Gather": ((1, 0),), "GatherElements": ((1, 0),), "EmbedLayerNormalization": ((0, 2), (1, 4))}
 
 
 def find_dependences(graph: GraphProto) -> dict[str, Dependence]:

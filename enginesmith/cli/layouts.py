@@ -52,8 +52,7 @@ class LayoutOptions:
         ),
     ] = None
     warmup: Annotated[
-        bool,
-        Option("With --layout triton: Triton runs golden inputs before it serves.", name="--warmup/--no-warmup"),
+        bool, Option("With --layout triton: Triton runs golden inputs before it serves.", name="--warmup/--no-warmup")
     ] = True
     image: Annotated[
         str | None, Option("With --layout kserve: client image that pulls the engine in the cluster, by digest.")

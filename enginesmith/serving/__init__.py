@@ -21,9 +21,5 @@ if TYPE_CHECKING:
 __all__ = ["Padding", "RoutedEngine"]
 
 __getattr__ = on_first_use(
-    __name__,
-    {
-        "Padding": "enginesmith.core.state",
-        "RoutedEngine": "enginesmith.serving.buckets",
-    },
+    __name__, {"Padding": "enginesmith.core.state", "RoutedEngine": "enginesmith.serving.buckets"}
 )

@@ -97,11 +97,7 @@ class Router(Session, SelfClosing):
     """
 
     def __init__(
-        self,
-        engines: Sequence[RoutedEngine],
-        padding: Padding | None = None,
-        *,
-        fallbacks: Sequence[RoutedEngine] = (),
+        self, engines: Sequence[RoutedEngine], padding: Padding | None = None, *, fallbacks: Sequence[RoutedEngine] = ()
     ) -> None:
         _check_arguments(engines, padding, fallbacks)
         first_engines = (*engines, *fallbacks)[:1]

@@ -156,12 +156,7 @@ class Forecaster:
         """The row of an engine on a kind of machine that it was timed on."""
         price = self.prices.name_of(kind.machine.names) if self.prices else None
         row = EngineCapacity(
-            kind.entry.unit,
-            kind.machine.title,
-            kind.entry.digest,
-            price,
-            busy=kind.busy,
-            server=self.serving.server,
+            kind.entry.unit, kind.machine.title, kind.entry.digest, price, busy=kind.busy, server=self.serving.server
         )
         try:
             greatest_rate = self.greatest(kind, self.limit)

@@ -34,16 +34,7 @@ from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.outcome import Judged, JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import matches_unit
-from pipeline.values import (
-    BuildPlan,
-    Exported,
-    Graph,
-    GraphVariant,
-    Observed,
-    Searched,
-    SearchResult,
-    StepFailure,
-)
+from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Observed, Searched, SearchResult, StepFailure
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")

@@ -15,12 +15,7 @@ from builders.execution.environments import plain_name
 from builders.execution.jobs import Job, Needs, Request, WorkerContext
 from builders.execution.local import workdir
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import (
-    EnginesmithError,
-    InputError,
-    StepError,
-    canonical_json,
-)
+from enginesmith.core.errors import EnginesmithError, InputError, StepError, canonical_json
 from enginesmith.core.names import parse_reference
 from enginesmith.core.reports.proof import PASSED, least_sqnr_db, name_task_checks
 from enginesmith.core.text import now

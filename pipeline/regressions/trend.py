@@ -100,11 +100,7 @@ def find_reference(store: Store, series: LatencySeries, new: EngineEntry) -> Eng
 
 
 def _time_against(
-    engine: ChosenEngine,
-    reference: EngineEntry,
-    report: LatencyReport,
-    bucket: BucketLatency,
-    context: RunContext,
+    engine: ChosenEngine, reference: EngineEntry, report: LatencyReport, bucket: BucketLatency, context: RunContext
 ) -> Ratio | None:
     """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
     work, blobs = Work(spec_of(engine.manifest), context), (engine_of(engine.entry), engine_of(reference))

@@ -13,14 +13,7 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Move
 from enginesmith.registry.versions.index import ListedVersion, list_versions
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
-from pipeline.site.comparison import (
-    ReadChannel,
-    ReadVersion,
-    ShownRollout,
-    read_channels,
-    read_version,
-    show_rollout,
-)
+from pipeline.site.comparison import ReadChannel, ReadVersion, ShownRollout, read_channels, read_version, show_rollout
 from pipeline.site.folder import ModelKeys
 from validation.canary.judging.criteria import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates

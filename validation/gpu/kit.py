@@ -29,16 +29,7 @@ from validation.gpu.cases import (
     save_cases,
 )
 from validation.gpu.devices import BundledEngine, KitDevice, OfflineBundle
-from validation.gpu.models import (
-    PRECISIONS,
-    BuildTask,
-    KitModel,
-    Size,
-    model_key,
-    other_tasks,
-    own_tasks,
-    write,
-)
+from validation.gpu.models import PRECISIONS, BuildTask, KitModel, Size, model_key, other_tasks, own_tasks, write
 from validation.gpu.peers import PEERS, Peer
 from validation.gpu.results import (
     BatchCosts,

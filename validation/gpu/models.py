@@ -13,16 +13,7 @@ from builders.backends import discovery
 from enginesmith.arrays import Array
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware.machine import GENERATIONS
-from enginesmith.core.types import (
-    Backend,
-    BuildRequest,
-    Dim,
-    Precision,
-    Scalar,
-    ShapeProfile,
-    Target,
-    TensorSpec,
-)
+from enginesmith.core.types import Backend, BuildRequest, Dim, Precision, Scalar, ShapeProfile, Target, TensorSpec
 from validation.gpu.devices import KitDevice
 from validation.gpu.results import Skipped
 

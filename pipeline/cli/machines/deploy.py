@@ -20,15 +20,7 @@ from enginesmith.core.names import STABLE, check_channel
 from enginesmith.registry.store.base import EXAMPLES, absolute_uri, is_in_bucket, place_in_bucket
 from pipeline.cli.run_options import Building
 from pipeline.intake.registration import place_at
-from pipeline.orchestration.deployments.plan import (
-    FLEET,
-    FLEET_CRON,
-    FLOWS,
-    KINDS,
-    NAME,
-    POOL,
-    DeploymentPlan,
-)
+from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 from pipeline.orchestration.gpu_workers import gpu_named
 
 # Prefect's own rule for names.

@@ -54,8 +54,7 @@ class _RehearseOptions:
         ),
     ] = False
     seconds: Annotated[
-        float,
-        Option("Seconds to time the two engines of each unit.", type=click.FloatRange(0, 3600, min_open=True)),
+        float, Option("Seconds to time the two engines of each unit.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 8.0
 
     def words(self) -> str:

@@ -175,10 +175,7 @@ def add_attributions(manifest: Manifest, store: Store) -> None:
 
 
 def failed_page(
-    draft: Manifest,
-    results: Measured,
-    store: Store,
-    named_attributions: tuple[NamedAttribution, ...] | None = None,
+    draft: Manifest, results: Measured, store: Store, named_attributions: tuple[NamedAttribution, ...] | None = None
 ) -> str:
     """The page of a run that published nothing; drawn again only when something else came out. Its address.
 

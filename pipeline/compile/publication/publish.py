@@ -24,13 +24,7 @@ from enginesmith.registry.versions.publish import (
 )
 from pipeline.compile.causes import BuildSources, inputs_of, remember_builds
 from pipeline.compile.plan import describe_narrowing
-from pipeline.compile.publication.pages import (
-    Measured,
-    add_attributions,
-    failed_page,
-    version_page,
-    with_provenance,
-)
+from pipeline.compile.publication.pages import Measured, add_attributions, failed_page, version_page, with_provenance
 from pipeline.compile.run_context import RunContext, Work, versions
 from pipeline.outcome import Judged, JudgedUnit, Outcome, UnitResult, entry_of
 from pipeline.progress.events import VersionSettled

@@ -39,12 +39,7 @@ add(
 add(
     "slice_backwards_beyond_the_end",
     "g (float[n, 8] x) => (float[n, 8] y) { y = Slice(x, from, to, axes, steps) }",
-    {
-        "from": np.array([100]),
-        "to": np.array([np.iinfo("int64").min]),
-        "axes": np.array([-1]),
-        "steps": np.array([-1]),
-    },
+    {"from": np.array([100]), "to": np.array([np.iinfo("int64").min]), "axes": np.array([-1]), "steps": np.array([-1])},
     words=_DYNAMIC,
 )
 add(

@@ -106,11 +106,7 @@ def test_every_rejection_has_its_reason() -> None:
     [
         ([entry("sm_80"), entry("cpu")], None, "it has engines for sm_80, cpu; add sm_89 to the targets of its spec"),
         ([entry("cpu"), entry("sm_89", "int8", "failed")], None, "failed: because; change that and build again"),
-        (
-            [entry("cpu"), entry("sm_89")],
-            "int8",
-            "not int8; add int8 to the precisions of its spec and build",
-        ),
+        ([entry("cpu"), entry("sm_89")], "int8", "not int8; add int8 to the precisions of its spec and build"),
         ([], None, "it has no engines at all; build it"),
     ],
 )

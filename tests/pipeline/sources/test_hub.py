@@ -16,13 +16,7 @@ import yaml
 from onnx import helper, numpy_helper
 from safetensors.numpy import save
 
-from enginesmith.core.errors import (
-    InputError,
-    IntegrityError,
-    ModelError,
-    SpecError,
-    UnavailableError,
-)
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, SpecError, UnavailableError
 from pipeline.compile.steps.exports import source_digests
 from pipeline.intake.registration import bundle_of
 from pipeline.sources.hub import HubFile, fetch, list_locations

@@ -15,14 +15,7 @@ from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.golden.golden_set import freeze
 from validation.gpu.cases import TrialTerms, TryEngine, save_cases
 from validation.gpu.devices import find_device
-from validation.gpu.models import (
-    BuildTask,
-    KitModel,
-    other_tasks,
-    own_tasks,
-    request_for,
-    write,
-)
+from validation.gpu.models import BuildTask, KitModel, other_tasks, own_tasks, request_for, write
 from validation.gpu.results import Skipped, TrialOutcome
 from validation.limits.noise_floor import DoubleSession
 

@@ -112,11 +112,7 @@ def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(cap
             "  reproduce: enginesmith redo 12",
             *(f"  | {n}" for n in range(5, 20)),
         ),
-        *(
-            "  which node (quantization): many",
-            f"graph fp16 passes {advice}",
-            *(f"note: {hint}" for hint in HINTS[1:]),
-        ),
+        *("  which node (quantization): many", f"graph fp16 passes {advice}", *(f"note: {hint}" for hint in HINTS[1:])),
         *("tiny: nothing was published, because no engine passed", "report: p"),
     ]
 
