@@ -1,6 +1,6 @@
 """Options and output of `pull` for layouts other than the plain one: Triton's repositories, KServe's objects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,9 +16,10 @@ from enginesmith.registry.store.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from enginesmith.client.client import Client
-    from enginesmith.client.layouts.base import Placed
+    from enginesmith.client.layouts.base import AllGenerations, Placed
     from enginesmith.client.layouts.model_package import ModelPackage
     from enginesmith.client.layouts.triton import Triton
+    from enginesmith.client.resolve import EngineRanking
     from enginesmith.core.hardware.machine import Machine
 
 # Options that mean something for one layout alone.
@@ -84,6 +85,21 @@ def check_layout(context: click.Context, layout: str) -> None:
             is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
             if is_explicit and layout != layout_name:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {layout_name}")
+
+
+def rank_opened(
+    client: "Client", reference: str, machines: "Sequence[Machine] | AllGenerations", layout: LayoutOptions
+) -> "list[EngineRanking]":
+    """For each machine the ranking of the engines that a server of the layout opens. Downloads no engine.
+
+    Raises UnknownNameError for an unknown reference, and for all generations where no engine is for a GPU.
+    """
+    from enginesmith.client.layouts.base import rank_each
+    from enginesmith.client.locate import VersionLocator
+
+    locator = VersionLocator(client.store, checked=True, node=client.node)
+    located_version = locator.locate(parse_reference(reference))
+    return rank_each(client.store, located_version, machines, client.policy, layout.of_several())[1]
 
 
 def write_objects(

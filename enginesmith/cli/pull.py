@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from enginesmith.cli.layouts import LayoutOptions, check_layout, show_placed, write_objects
+from enginesmith.cli.layouts import LayoutOptions, check_layout, rank_opened, show_placed, write_objects
 from enginesmith.cli.options import (
     TARGET,
     Option,
@@ -169,8 +169,8 @@ class PullOptions:
     explain: Annotated[
         bool,
         Option(
-            "Download nothing: list the engines that fit, best first, and why the others do not. Exit code 2 if none "
-            "fits."
+            "Download nothing: list the engines that fit the target and --layout, best first, and why the others do "
+            "not. Exit code 2 if none fits."
         ),
     ] = False
     node: Annotated[
@@ -274,8 +274,7 @@ def pull(
         raise click.UsageError("give one REF; several go with --follow")
     reference = references[0]
     if options.explain:
-        target_machines = map(options.machine.machine_of, options.machine.targets)
-        _explain([client.resolve(reference, machine) for machine in target_machines], as_json)
+        _explain(_rank_targets(client, reference, options), as_json)
         return
     refuse_without_follow(context)
     if layout == "kserve":
@@ -300,6 +299,13 @@ def pull(
         emit_json(_pulled_json(engine))
     else:
         _print_pulled(engine)
+
+
+def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "list[EngineRanking]":
+    """For each target the ranking of the engines that the layout's server opens. Raises as `Client.resolve`."""
+    if options.layout.layout == "plain":
+        return [client.resolve(reference, options.machine.machine_of(name)) for name in options.machine.targets]
+    return rank_opened(client, reference, options.machine.machines(), options.layout)
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:

@@ -40,6 +40,28 @@ def test_an_explanation_follows_nothing_and_is_one_document(published: Store) ->
     assert several.exit_code == 2 and [len(found["candidates"]) for found in json.loads(several.stdout)] == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ("triton", "Triton does not load tensorrt-rtx engines"),
+        ("kserve", "Triton does not load tensorrt-rtx engines"),
+        ("ortpackage", "no execution provider of ONNX Runtime opens engines of tensorrt-rtx"),
+    ],
+)
+def test_an_explanation_leaves_out_what_the_layout_cannot_open(published: Store, layout: str, reason: str) -> None:
+    assert run("pull", "--explain", "digits", "--target", "l4").exit_code == 0
+    refused = run("pull", "--explain", "digits", "--target", "l4", "--layout", layout)
+    assert refused.exit_code == 2 and "rejected" in refused.stdout and reason in " ".join(refused.stdout.split())
+    for targets in (["all"], ["cpu", "--target", "l4"]):
+        shown = run("pull", "--explain", "digits", "--target", *targets, "--layout", layout, "--json")
+        answers = json.loads(shown.stdout)
+        answers = answers if isinstance(answers, list) else [answers]
+        assert any(reason in row["reason"] for answer in answers for row in answer["rejected"])
+    opened = run("pull", "--explain", "digits", "--target", "cpu", "--layout", layout, "--json")
+    assert opened.exit_code == 0
+    assert [row["unit"] for row in json.loads(opened.stdout)["candidates"]] == ["cpu fp32 onnxruntime"]
+
+
 def test_watching_once(published: Store, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run("pull", "digits:candidate", "--target", "cpu", "--follow", "--once", "--dest", str(out), "--json")
