@@ -54,12 +54,12 @@ def count_wrong(name: str, found: Verdicts) -> int:
 
 def table(rows: dict[str, Verdicts], wrong: int) -> str:
     """The rows as Markdown. wrong: how many logs got a wrong verdict."""
-    columns = ("candidate", "truth", "PASS", "FAIL", "INSUFFICIENT", "wrong")
+    columns = ("candidate", "truth", "PASS", "FAIL", "wrong")
     lines: list[tuple[str, ...]] = [
         (
             name,
             CELLS[name].truth,
-            *(str(of[one]) for one in ("PASS", "FAIL", "INSUFFICIENT")),
+            *(str(of[one]) for one in ("PASS", "FAIL")),
             str(count_wrong(name, of)),
         )
         for name, of in rows.items()
@@ -67,7 +67,8 @@ def table(rows: dict[str, Verdicts], wrong: int) -> str:
     count = len(SIMULATIONS) * LOG_SIMULATIONS
     logs = f"Of {count} simulated canaries of production logs, {wrong} got a wrong verdict."
     simulations = max(sum(of.values()) for of in rows.values())
-    head = f"Each row counts {simulations} canaries of {next(iter(CELLS.values())).count:,} requests.\n\n"
+    requests = next(iter(CELLS.values())).count
+    head = f"Each row counts {simulations} canaries of {requests:,} requests; the rest is INSUFFICIENT.\n\n"
     head += f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{logs}\n"
 
