@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 # A shell that starts the tests in the background has them ignore Ctrl-C, and with them everything that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Collecting imports everything: about a million objects that stay. Python's garbage collection would go through them
-# again and again, for a third of the time of collecting. Afterwards it leaves them out.
-gc.disable()
-
 # A real control plane; `make cluster-test` names the folder.
 collect_ignore = ["cluster"]
 
@@ -52,9 +48,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     scheduling.put_slow_files_first(items)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays: garbage collection would go through it again and again, a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -69,9 +69,8 @@ class TestEntryPoint:
     def test_a_dotted_module_is_imported_by_its_name(self, tmp_path):
         self.package(tmp_path / "parts", net("return x * SCALE"))
         names = {"function": "build", "module": "parts.models"}
-        case = GoldenSet.load(
-            run(ExportRequest("torch", tmp_path, "parts/models.py", (X,), (BATCH,), **names)).golden
-        ).cases[0]
+        request = ExportRequest("torch", tmp_path, "parts/models.py", (X,), (BATCH,), **names)
+        case = GoldenSet.load(run(request).golden).cases[0]
         assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)
 
     def test_a_dotted_module_may_have_the_name_of_enginesmiths_own(self, tmp_path):
@@ -79,10 +78,8 @@ class TestEntryPoint:
         names = {"function": "build", "module": "pipeline.models"}
         with pytest.MonkeyPatch.context() as patch:  # this process holds Enginesmith's `pipeline`
             patch.setattr("pipeline.sources.export.start_user_process", start_user_process)
-            fails(
-                ExportRequest("torch", tmp_path, "pipeline/models.py", (X,), (BATCH,), **names),
-                r"ValueError: \('pipeline\.models', 3\.0, 4\)",
-            )
+            request = ExportRequest("torch", tmp_path, "pipeline/models.py", (X,), (BATCH,), **names)
+            fails(request, r"ValueError: \('pipeline\.models', 3\.0, 4\)")
 
     def test_a_local_module_that_python_would_not_import_is_refused(self, tmp_path):
         (tmp_path / "json.py").write_text("SCALE = 2")

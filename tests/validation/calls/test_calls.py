@@ -24,10 +24,7 @@ def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.roll(y, 1, -1)
 
 
-MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(16, 100)]
-
-
-@pytest.mark.parametrize("seed", [*range(16), *MORE])
+@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(n, marks=pytest.mark.slow) for n in range(16, 100))])
 def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
     def other_order(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return (x[:, ::-1] @ WEIGHTS[::-1]).astype(np.float32)

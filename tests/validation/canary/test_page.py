@@ -37,16 +37,9 @@ def hostile(document):
         side: replace(getattr(document, side), model=HOSTILE, version=HOSTILE, target=HOSTILE, backend=HOSTILE)
         for side in ("candidate", "baseline")
     }
-    return replace(
-        document,
-        reason=HOSTILE,
-        notes=(HOSTILE,),
-        thresholds_from=HOSTILE,
-        view=replace(seen, errors=errors, worst=worst),
-        host={HOSTILE: HOSTILE},
-        traffic=replace(document.traffic, made=HOSTILE),
-        **sides,
-    )
+    texts = {"reason": HOSTILE, "notes": (HOSTILE,), "thresholds_from": HOSTILE, "host": {HOSTILE: HOSTILE}}
+    view, traffic = replace(seen, errors=errors, worst=worst), replace(document.traffic, made=HOSTILE)
+    return replace(document, view=view, traffic=traffic, **texts, **sides)
 
 
 def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):

@@ -94,28 +94,10 @@ def test_it_needs_no_network_and_no_scripts():
 
 # Texts that stand for a number, and words of which a document has a fixed choice.
 FIXED = ("inf", "nan", "-inf", "few", "runtime", "model")
-KEPT = frozenset(
-    {
-        "finding",
-        "status",
-        "precision",
-        "stage",
-        "name",
-        "verdict",
-        "created_at",
-        "unit",
-        "bound",
-        "model",
-        "version",
-        "kind",
-        "target",
-        "backend",
-        "suffix",
-        "dtype",
-        "product",
-        "profiles",
-    }
-)
+KEPT = frozenset({
+    "finding", "status", "precision", "stage", "name", "verdict", "created_at", "unit", "bound",
+    "model", "version", "kind", "target", "backend", "suffix", "dtype", "product", "profiles",
+})  # fmt: skip
 # Texts that a document's codec takes in one form alone.
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -166,16 +148,8 @@ def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
 
 
 def test_the_least_version_renders():
-    page = render(
-        {
-            "model": "m",
-            "version": "1",
-            "created_at": "2026-01-01T00:00:00+00:00",
-            "content": "0" * 64,
-            "engines": [],
-            "format": 1,
-        }
-    )
+    named = {"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "content": "0" * 64}
+    page = render({**named, "engines": [], "format": 1})
     assert "There is no engine to pull" in page
 
 
