@@ -47,7 +47,7 @@ class BatchQueues(Generic[Key, Item]):
 
     def ready_at(self) -> float:
         """The time from which a queue is ready; minus infinity where one is full, infinity where none has a request."""
-        if any(samples >= self._most for samples in self._samples.values()):
+        if any(sample_count >= self._most for sample_count in self._samples.values()):
             return -math.inf
         return min((queue[0][0] + self._wait_s for queue in self._queues.values()), default=math.inf)
 

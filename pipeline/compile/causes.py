@@ -114,7 +114,7 @@ def inputs_of(work: Work) -> Inputs:
     observe_types = [ObservePart, ObservePartRemotely, MergeParts] if calibration else []
     search_types = [SearchQuantization] if calibration and spec.quantization.searches else []
     metric = golden.model_dump(mode="json", include={"metric"})["metric"] if golden else None
-    limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
+    validation_fields = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
     return {
         "export": _export_inputs(work),
         "calibration": {
@@ -128,7 +128,7 @@ def inputs_of(work: Work) -> Inputs:
             **_code(ExportModel),
         },
         "proof": {
-            **_flatten({"golden": {"metric": metric}, "validation": limits}),
+            **_flatten({"golden": {"metric": metric}, "validation": validation_fields}),
             **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends)),
         },
     }

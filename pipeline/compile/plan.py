@@ -215,8 +215,11 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
         return Unit(request, graph, "failed", f"{failure_text}{search_text}", is_required)
     if stored_engine is None and (reduced_request := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
-        full_mib, reduced_mib = (dict(build_request.options)[option] for build_request in (request, reduced_request))
-        remark = f"{remark}; with {option} {reduced_mib}, because a build with {full_mib} ran out of memory"
+        full_workspace_mib, reduced_workspace_mib = (
+            dict(build_request.options)[option] for build_request in (request, reduced_request)
+        )
+        because = f"because a build with {full_workspace_mib} ran out of memory"
+        remark = f"{remark}; with {option} {reduced_workspace_mib}, {because}"
         request, stored_engine = reduced_request, recall_engine(reduced_request, context)
     if stored_engine:
         reason = f"an engine with this build key is in the registry{remark}"

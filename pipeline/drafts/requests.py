@@ -100,8 +100,8 @@ def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]
     except ImportError as error:
         raise InputError(f"reading {path.name} needs pyarrow: pip install pyarrow") from error
     try:
-        table = pyarrow.parquet.ParquetFile(path)
-        for batch in table.iter_batches(64):
+        parquet_file = pyarrow.parquet.ParquetFile(path)
+        for batch in parquet_file.iter_batches(64):
             for row in batch.to_pylist():
                 yield _as_arrays(row, inputs, str(path))
     except (pyarrow.ArrowException, OSError) as error:

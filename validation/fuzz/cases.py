@@ -144,9 +144,10 @@ def make(
     if case.values in REAL:
         return inputs
     if case.values in MOVED:
-        masks = () if case.values == "cleared" else list_masks(inputs)
+        mask_names = () if case.values == "cleared" else list_masks(inputs)
         return {
-            name: array if name in masks else _move(generator, array, case.values) for name, array in inputs.items()
+            name: array if name in mask_names else _move(generator, array, case.values)
+            for name, array in inputs.items()
         }
     if case.values == "nan":
         position = nan_at(case, specs, seed)
