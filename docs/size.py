@@ -28,7 +28,7 @@ PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
     "lines of product": 107_500,
-    "lines of tests": 89_200,
+    "lines of tests": 89_000,
     "lines of the longest module": 600,
     "first-level commands": 24,
     "options": 300,

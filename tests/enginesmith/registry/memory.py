@@ -1,7 +1,6 @@
 """A store in memory, whose every call can be a step of an interleaving: what a file or a request is elsewhere."""
 
 import math
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -224,20 +223,6 @@ def in_turns(first: Actor, steps: int, second: Actor, others: float) -> Choose:
         if len(waiting) == 1:
             return waiting[0]
         return second if first.steps >= steps and second.steps < others else first
-
-    return choose
-
-
-def seeded(seed: int) -> Choose:
-    """At random, in runs of random length, so that both long and short stretches come up."""
-    rng = random.Random(seed)
-    stay = rng.choice((0.5, 0.8, 0.95))
-    last: list[Actor] = []
-
-    def choose(waiting: Sequence[Actor]) -> Actor:
-        if not last or last[0] not in waiting or rng.random() > stay:
-            last[:] = [rng.choice(list(waiting))]
-        return last[0]
 
     return choose
 
