@@ -5,20 +5,22 @@ import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core import parsing
-from enginesmith.core.errors import ConflictError, EnginesmithError, UndecidedError
+from enginesmith.core.errors import ConflictError, EnginesmithError, UnavailableError, UndecidedError
 from enginesmith.core.names import parse_reference
+from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channel_state as versions_state
-from enginesmith.registry.versions import channel_writes, channels
+from enginesmith.registry.versions import channel_writes, channels, publish
 from enginesmith.registry.versions.channel_state import Channel, read_channel
 from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import Snapshot, parse_snapshot
@@ -76,6 +78,21 @@ def test_a_state_whose_lease_is_over_is_not_written(monkeypatch: pytest.MonkeyPa
     move(PUBLISHING)
     with pytest.raises(ConflictError, match="took longer than its lease"):
         with_snapshots(guard, state)
+
+
+def test_evidence_of_a_writer_whose_registry_went_out_of_reach_comes_into_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    one = published(store, b"one")
+    with monkeypatch.context() as context:
+        context.setattr(publish, "refresh_version", Mock(side_effect=UnavailableError("503")))
+        with pytest.raises(UnavailableError):
+            _attest(store, one)
+    assert not verify(store).sound
+    store.clock.now += PUBLISHING
+    collect(store, delete=True)
+    assert verify(store).problems == ()
 
 
 def test_evidence_comes_into_the_snapshot_where_its_write_lost_a_race_and_the_response(
