@@ -39,7 +39,7 @@ def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
 
 
 def test_an_edited_function_redoes_what_it_made_and_the_plan_names_it(copy: Path, built: Project) -> None:
-    body = 'return "QuantizeLinear" in kinds or kinds >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
+    body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     edit(copy, "pipeline/quantization/schemes/qdq.py", body, f"found = 1\n    {body}")
     planned, _ = run(copy, built, "plan", "--no-export")
     changes = {change["what"]: change["follows"] for change in planned["changes"]}

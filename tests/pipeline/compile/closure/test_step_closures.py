@@ -169,7 +169,7 @@ def test_comments_docstrings_and_layout_redo_nothing() -> None:
 
 def test_what_decides_the_record_of_an_export_is_in_its_key() -> None:
     """`carries_qdq` stands in a module of another step."""
-    body = 'return "QuantizeLinear" in kinds or kinds >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
+    body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     quantizing = {"quantize", "choose", "choose, timed", "attribute graph"}
     changed = edit("pipeline.quantization.schemes.qdq", body, "return False")
     assert redone(changed) == {"export", "golden"} | quantizing
