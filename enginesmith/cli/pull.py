@@ -273,15 +273,15 @@ def pull(
     if len(references) != 1:
         raise click.UsageError("give one REF; several go with --follow")
     reference = references[0]
+    if layout == "kserve" and "auto" in options.machine.targets:
+        raise click.UsageError(
+            "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
+        )
     if options.explain:
         _explain(_rank_targets(client, reference, options), as_json)
         return
     refuse_without_follow(context)
     if layout == "kserve":
-        if "auto" in options.machine.targets:
-            raise click.UsageError(
-                "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
-            )
         (target,), machine = options.machine.targets, options.machine.one_machine()
         write_objects(client, reference, dest, target, machine, options.layout, options.uri_options(), as_json)
         return

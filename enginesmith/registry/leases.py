@@ -319,9 +319,9 @@ def hold_lease(
     """Hold a lease on a store while the block writes something that refers to its content. finish: called before the
     lease is removed.
 
-    The lease stays until it expires if `finish` fails. It also stays if the block changes models and ends with
-    UnavailableError or with a ConflictError after a write: the block may have written evidence without a snapshot. The
-    collection that finds the expired lease writes that snapshot.
+    The lease stays until it expires if `finish` fails. It also stays if the block changes models and is interrupted, or
+    ends with UnavailableError or with a ConflictError after a write: the block may have written evidence without a
+    snapshot. The collection that finds the expired lease writes that snapshot.
     """
     start_s = parsing.steady_s()
     lease = take_lease(store, what, lasts, changes)
@@ -332,7 +332,8 @@ def hold_lease(
             finish()
             error = sys.exception()
             is_refused = isinstance(error, ConflictError) and not error.nothing_written
-            if not (changes and (is_refused or isinstance(error, UnavailableError))):
+            is_interrupted = error is not None and not isinstance(error, EnginesmithError)
+            if not (changes and (is_refused or is_interrupted or isinstance(error, UnavailableError))):
                 store.remove(lease_key(lease.id))
 
 

@@ -3,13 +3,14 @@
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
 from enginesmith.registry.evidence.canaries import canaries
-from enginesmith.registry.leases import secure_version
+from enginesmith.registry.leases import hold_lease, secure_version
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.reports import (
     OUTSIDE,
@@ -39,7 +40,6 @@ from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup, policies
 from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import begin_rollout, change_rollout, clear_marks, read_rollout
-from enginesmith.registry.versions.index import hold_change
 from enginesmith.registry.versions.policies import list_losses
 from pipeline.rollout.advance import GateResult, judge_gates, passes_of
 from validation.statistics.rates import lower
@@ -197,11 +197,12 @@ def start(
 
     _check(store, manifest, open_first(channel_now))
     # The lease names the model: should this process die, the next collection brings late evidence into the snapshots.
-    with hold_change(store, [model], f"starting a rollout of {model}@{manifest.version}") as guard:
+    with hold_lease(store, f"starting a rollout of {model}@{manifest.version}", changes=(model,)) as guard:
         secure_version(guard, manifest)
         new_rollout = begin_rollout(guard, model, channel, open_first)
     clear_marks(store, model, channel)
-    clear_reports(store, new_rollout, lambda: read_rollout(store, model, channel))
+    with suppress(EnginesmithError):  # reports too many are left to the next start
+        clear_reports(store, new_rollout, lambda: read_rollout(store, model, channel))
     return new_rollout
 
 

@@ -18,6 +18,9 @@ SOON = [
     "the mark of a rollout that runs is removed",
     pytest.param("a channel is written whatever it says by now", marks=pytest.mark.slow),
     pytest.param("marks are not taken away", marks=pytest.mark.slow),
+    pytest.param("a rollout begins while another runs", marks=pytest.mark.slow),
+    pytest.param("a mark is removed while its rollout begins", marks=pytest.mark.slow),
+    pytest.param("snapshots of dead writers are not mended", marks=pytest.mark.slow),
 ]
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode_document, explain_damage
-from enginesmith.core.errors import UndecidedError
+from enginesmith.core.codec import decode, document_error, encode_document, explain_damage
+from enginesmith.core.errors import IntegrityError, UndecidedError
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.proof import Check, describe
 from enginesmith.registry.manifest import Manifest
@@ -191,8 +191,11 @@ def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution
 
 def read_attribution(store: Store, digest: str) -> Attribution:
     """The attribution in a blob. Raises IntegrityError for a damaged one and for another format."""
-    with explain_damage(f"blob {digest} is no attribution", "run `enginesmith debug attribute` again"):
+    try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
+    except IntegrityError as error:
+        remedy = "run `enginesmith debug attribute` again"
+        raise document_error(f"blob {digest} is no attribution", error, remedy) from error
 
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.

@@ -331,4 +331,6 @@ class Results:
         try:
             return cls.from_json(parsing.load_json(path.read_bytes()))
         except (ValueError, RecursionError) as error:
-            raise document_error(f"{path}", error) from error
+            raise IntegrityError(f"{path}: no results of the GPU kit: {str(error)[:120]}") from error
+        except IntegrityError as error:
+            raise document_error(str(path), error) from error

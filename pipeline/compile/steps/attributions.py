@@ -12,8 +12,8 @@ from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
 from builders.onnx_graphs.bodies import has_shards
-from enginesmith.core.codec import encode_document, encode_fields, explain_damage, parse_as
-from enginesmith.core.errors import EnginesmithError, InputError, StepError, UnavailableError
+from enginesmith.core.codec import document_error, encode_document, encode_fields, parse_as
+from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, UnavailableError
 from enginesmith.core.reports.proof import OVERLAP, PADDING, Check, describe
 from enginesmith.core.types import Precision, Session
 from enginesmith.registry.store.base import Store, open_store
@@ -287,8 +287,11 @@ def _list_failed(checks: Sequence[Check]) -> list[str]:
 
 
 def _read_recipe(store: Store, digest: str) -> GraphRecipe:
-    with explain_damage(f"recipe {digest} cannot be read", "build again, which writes it anew"):
+    try:
         return parse_as(store.read_blob(digest, MEASURED_BYTES), MEASURED_BYTES, GraphRecipe)
+    except IntegrityError as error:
+        remedy = "build again, which writes it anew"
+        raise document_error(f"recipe {digest} cannot be read", error, remedy) from error
 
 
 def _propose(
