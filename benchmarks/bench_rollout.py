@@ -12,7 +12,7 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from enginesmith.client.locate import VersionLocator
@@ -29,11 +29,25 @@ from pipeline.rollout.advance import judge_gates
 from pipeline.rollout.operations import read_serving
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.counting import CountingStore
-from tests.enginesmith.registry.memory import Actor, interleave, seeded
+from tests.enginesmith.registry.memory import Actor, Choose, interleave
 from tests.pipeline.rollout.fleet import WHERE, Fleet, at, begin, plan, registry
 
 WAVES = ("1%", "5%", "25%", "100%")
 SOAK_S = 600
+
+
+def seeded(seed: int) -> Choose:
+    """At random, in runs of random length, so that both long and short stretches come up."""
+    rng = random.Random(seed)
+    stay = rng.choice((0.5, 0.8, 0.95))
+    last: list[Actor] = []
+
+    def choose(waiting: Sequence[Actor]) -> Actor:
+        if not last or last[0] not in waiting or rng.random() > stay:
+            last[:] = [rng.choice(list(waiting))]
+        return last[0]
+
+    return choose
 
 
 def run_fleet(nodes: int, seed: int, *, waves: tuple[str, ...] = WAVES, **given: object) -> tuple[Fleet, str]:
