@@ -60,7 +60,7 @@ def document_error(where: str, error: Exception, remedy: str = "") -> IntegrityE
 
 
 @contextmanager
-def explain_damage(document: str, remedy: str) -> Iterator[None]:
+def explain_damage(document: str, remedy: str = "") -> Iterator[None]:
     """Turn a Malformed of the block into a `document_error`: 'the document: what is wrong; the remedy'."""
     try:
         yield

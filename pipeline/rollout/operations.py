@@ -154,16 +154,16 @@ def start(
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
-    Its waves are limits where it is known how many nodes there are (`limits`), by the plan or by the reports of the
-    rollout before.
-    random_inputs: whether engines proven on random inputs alone are accepted, which its end records.
-    accept_losses: whether nodes may lose engines that the channel serves; what they lose is recorded.
-    store, manifest: the registry, and the version in it.  channel, plan: where to, and in which waves.  who: for its
-    history.
-    proven_only: whether the channel shall serve proven engines alone.
-    Raises InputError where the channel's policy does not allow the version, serves it already or serves
-    nothing to return to, and for a plan whose waves have too few nodes to be limits; ConflictError where another
-    rollout runs or was started at the same time, IntegrityError for a version that has lost a blob.
+    Where the number of nodes is known, from the plan or from the reports of the rollout before, the waves are limits.
+    store, manifest: the registry, and the version in it.
+    channel, plan: the channel's name, and the waves.
+    who: the operator, for the history.
+    proven_only: whether nodes get proven engines only.
+    random_inputs: whether engines that are proven only on random inputs are accepted; the channel's history records it.
+    accept_losses: whether nodes may lose engines that the channel serves; the rollout records which.
+    Raises InputError where the channel's policy refuses the version, where the channel serves it already or serves
+    nothing to return to, and where the waves have too few nodes to be limits; ConflictError where another rollout runs
+    or was started at the same time; IntegrityError for a version that has lost a blob.
     """
     check_waves(plan.waves)
     model = manifest.model
@@ -201,7 +201,7 @@ def start(
         secure_version(guard, manifest)
         new_rollout = begin_rollout(guard, model, channel, open_first)
     clear_marks(store, model, channel)
-    with suppress(EnginesmithError):  # reports too many are left to the next start
+    with suppress(EnginesmithError):  # the next start deletes what is left
         clear_reports(store, new_rollout, lambda: read_rollout(store, model, channel))
     return new_rollout
 

@@ -182,9 +182,10 @@ def reporting_channels(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def clear_reports(store: Store, running: Rollout, read_rollout: Callable[[], Rollout | None]) -> int:
-    """Delete the reports of a channel's rollouts before the one that runs, at most 10 * MOST_REPORTERS, and return how
-    many. read_rollout: reads the channel's rollout after the reports were listed; where that is another one by now,
-    whose reports may be among them, none is deleted."""
+    """Delete the reports of a channel's earlier rollouts, at most 10 * MOST_REPORTERS, and return how many.
+
+    read_rollout: reads the channel's rollout after the reports are listed. If another rollout runs by then, the list
+    may hold its reports, and none is deleted."""
     model, channel = running.model, running.channel
     other_prefixes = tuple(serving_prefix(model, channel, rollout) for rollout in (running.id, OUTSIDE))
     listed_keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(other_prefixes))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from enginesmith.core.codec import decode, document_error, encode_document, explain_damage
+from enginesmith.core.codec import decode, encode_document, explain_damage
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import parse_json
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.reports.proof import Report
 from enginesmith.core.types import BuildFailure
@@ -143,10 +143,8 @@ def _version(document: dict[str, object], document_name: str) -> VersionDocument
 
 
 def _parse(data: bytes, document_name: str) -> dict[str, object]:
-    try:
+    with explain_damage(document_name):
         document = parse_json(data, MOST_BYTES)
-    except Malformed as error:
-        raise document_error(document_name, error) from error
     if document.get("kind") not in (VERSION, CANARY):
         raise IntegrityError(
             f"{document_name} is no report of a version or of a canary: its kind is {document.get('kind')!r}"
