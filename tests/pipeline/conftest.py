@@ -1,10 +1,29 @@
-"""All exports and builds of these tests fork from one server."""
+"""All exports and builds of these tests fork from one server, and their pages have pictures of nothing."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from tests.one_server import OneServer
+from validation import plotting
+
+# Modules that look into pictures.
+PICTURES = (
+    "test_capacity", "test_missed", "test_mixed_precision", "test_pages", "test_quantization_report", "test_selection",
+    "test_traffic", "test_trend",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forked(one_server: OneServer) -> None:
     """Has it take their place."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def empty_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a page puts into a picture is taken out before matplotlib lays it out, which takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.module.__name__.rpartition(".")[2] not in PICTURES:
+            add = plotting._add_legends
+            patched.setattr(plotting, "_add_legends", lambda figure, size: add(figure, size) or figure.clear())
+        yield
