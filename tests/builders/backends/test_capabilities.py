@@ -82,6 +82,14 @@ def test_no_other_file_names_a_backend():
     assert {name: told for name, told in found.items() if told and not excepted(name, NAMES)} == {}
 
 
+def test_what_judges_engines_of_a_fleet_looks_for_no_backend():
+    """What an engine requires is in its manifest. Coverage asks whether what is missing could be built."""
+    files = {name: modules for name, (modules, _) in sources().items() if name.startswith("pipeline/fleet/")}
+    assert {name for name, modules in files.items() if "builders.backends.discovery" in modules} == {
+        "pipeline/fleet/coverage.py"
+    }
+
+
 def test_no_other_file_names_an_option():
     found = {name: sorted(map(str, texts & OPTIONS)) for name, (_, texts) in sources().items()}
     found.pop("enginesmith/core/capabilities.py", None)
