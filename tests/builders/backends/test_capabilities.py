@@ -1,6 +1,7 @@
 """Nobody outside of a backend's own folder knows its class, its name or its options: what is asked of it is a value."""
 
 import ast
+import re
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,8 @@ COMPILERS = {"onnxruntime", "tensorrt", "tensorrt_rtx", "iree", "tvm", "tvm_ffi"
 # memory_mib is the spec's build.memory_mib as well.
 OPTIONS = {option for name in OURS for option in discovery.option_fields(discovery.load(name)) if "_" in option}
 OPTIONS -= {"memory_mib"}
+# What is looked for has one of them; parsing all files takes 2 s.
+WORDS = re.compile("|".join((*OURS, *COMPILERS, *OPTIONS, "toy", "discovery")))
 
 # Who knows one all the same, and why.
 IMPORTS = {
@@ -43,10 +46,11 @@ NAMES = {
 @cache
 def sources() -> dict[str, tuple[set[str], set[object]]]:
     """What every file outside of the backends' folders imports, and its constants."""
-    paths = {path.relative_to(ROOT).as_posix(): path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
     return {
-        name: read(ast.parse(path.read_text()))
-        for name, path in paths.items()
+        name: read(ast.parse(text if WORDS.search(text) else ""))
+        for name, text in texts.items()
         if not any(name.startswith(f"{folder}/") for folder in FOLDERS)
     }
 
