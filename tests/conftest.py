@@ -229,6 +229,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> "Store":
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The registry starts no pools: of a store in memory each request is over at once, and an actor is one thread."""
+    from tests.one_thread import registry_in_one_thread
+
+    with registry_in_one_thread():
+        yield
+
+
+@pytest.fixture
 def proxy(servers: "Servers", server_kind: "ServerKind", monkeypatch: pytest.MonkeyPatch) -> "FaultyProxy":
     """A proxy without faults yet, in front of the server; pauses are short, and parts small."""
     from enginesmith.registry.store.objects import api

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,23 @@ def write_ensemble(
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for name, (text, shapes) in _GRAPHS.items():
-        model = onnx.parser.parse_model(text)
-        for index, shape in enumerate(shapes, 1):
-            drawn = rng.normal(size=shape, scale=shape[0] ** -0.5).astype(np.float32)
-            model.graph.initializer.append(numpy_helper.from_array(drawn, f"w{index}"))
-        onnx.save(model, folder / f"{name}.onnx")
+        save_graph(folder / f"{name}.onnx", text, shapes, rng)
     for name, count in (("calibration", 48), ("golden", 12)):
         np.savez(folder / f"{name}.npz", **draw(rng, count))
     for name, spec in (("encoder", encoder), ("decoder", decoder), ("pair", pair)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     return folder / "pair.yaml"
+
+
+def save_graph(
+    path: Path, text: str, shapes: Sequence[tuple[int, ...]], rng: np.random.Generator, scale: float = 1.0
+) -> None:
+    """The graph with weights w1, w2, ... of these shapes. scale: of a weight, times the root of its first size."""
+    model = onnx.parser.parse_model(text)
+    for index, shape in enumerate(shapes, 1):
+        drawn = rng.normal(size=shape, scale=scale * shape[0] ** -0.5).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(drawn, f"w{index}"))
+    onnx.save(model, path)
 
 
 def draw(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:

@@ -8,6 +8,8 @@ import onnx
 import yaml
 from onnx import numpy_helper
 
+from tests.ensembles import ENCODER
+
 HEIGHT, WIDTH, SIDE, NAMES = 16, 32, 6, 5
 READER: dict[str, Any] = {
     "model": "reader",
@@ -47,15 +49,12 @@ READER: dict[str, Any] = {
     "calibration": {"data": "calibration.npz"},
 }
 DETECTOR: dict[str, Any] = {
+    **ENCODER,
     "model": "reader-detector",
     "source": {"onnx": "detector.onnx"},
     "inputs": {"x": {"dtype": "float32", "shape": ["batch", 1, HEIGHT, WIDTH]}},
     "outputs": ["spots"],
     "dims": {"batch": {"min": 1, "opt": 1, "max": 4}},
-    "precisions": ["fp32", "int8"],
-    "targets": ["cpu"],
-    "backends": {"onnxruntime": {}},
-    "validation": {"latency": "off", "calls": "off"},
 }
 RECOGNISER: dict[str, Any] = {
     **DETECTOR,

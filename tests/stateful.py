@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import yaml
-from onnx import numpy_helper
+
+from tests.ensembles import save_graph
 
 RECURRENT: dict[str, Any] = {
     "model": "recurrent",
@@ -67,15 +67,11 @@ _SHAPES = {"recurrent": ((8, 16), (16, 16), (16, 4)), "cached": ((8, 8), (8, 8),
 def write_stateful(folder: Path, spec: dict[str, Any]) -> Path:
     """The model of a spec, its data (sequences of 12 steps) and the spec's file, in a new folder."""
     folder.mkdir(parents=True)
-    model = onnx.parser.parse_model(_GRAPHS[spec["model"]])
-    rng = np.random.default_rng(0)
-    for index, shape in enumerate(_SHAPES[spec["model"]], 1):
-        drawn = rng.normal(size=shape, scale=0.7 * shape[0] ** -0.5).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(drawn, f"w{index}"))
-    onnx.save(model, folder / "model.onnx")
-    for name, count in (("calibration", 96), ("golden", 36)):
+    name, rng = spec["model"], np.random.default_rng(0)
+    save_graph(folder / "model.onnx", _GRAPHS[name], _SHAPES[name], rng, 0.7)
+    for data, count in (("calibration", 96), ("golden", 36)):
         x = rng.normal(size=(count, *spec["inputs"]["x"]["shape"][1:])).astype(np.float32)
-        np.savez(folder / f"{name}.npz", x=x, clip=np.arange(count) // 12)
+        np.savez(folder / f"{data}.npz", x=x, clip=np.arange(count) // 12)
     path = folder / "model.yaml"
     path.write_text(yaml.safe_dump(spec, sort_keys=False))
     return path

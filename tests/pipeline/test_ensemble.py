@@ -1,6 +1,7 @@
 """Ensembles, from their specs to the answers of pulled engines."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -190,11 +191,11 @@ def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_
     assert pulled.located.manifest.version == "1"
 
 
-def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> None:
-    spec = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 90}}}}
-    path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
-    outcome = enginesmith.build(path, registry=tmp_path / "registry")
-    statuses = {engine.entry.precision: engine.entry for engine in outcome.engines}
+def test_a_whole_that_drifts_fails_and_the_graph_is_named(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+    changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 90}}})
+    registry = shutil.copytree(built[0] / "registry", tmp_path / "registry")
+    outcome = enginesmith.build(rewrite(built[0] / "project", changed), registry=registry)
+    statuses = {engine.entry.precision: engine.entry for engine in outcome.engines if engine.entry.target == "cpu"}
     assert statuses["fp32"].status == "proven" and statuses["int8"].status == "failed"
     assert statuses["int8"].digest is None and "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
     assert "with one engine among graphs in fp32: encoder alone" in statuses["int8"].reason

@@ -29,7 +29,7 @@ from pipeline.outcome import Outcome
 from pipeline.progress import Progress
 from pipeline.spec.ensembles.model import load_ensemble
 from tests.enginesmith.cli.commands import run
-from tests.pipeline.projects import assert_refused
+from tests.pipeline.projects import arrays, assert_refused
 from tests.pipeline.test_ensemble import change, opens
 from tests.reading import CODE, HEIGHT, READER, SIDE, WIDTH, draw, write_reader
 
@@ -201,12 +201,14 @@ def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: An
         ),
     ],
 )
-def test_a_function_that_fails_stops_the_build_with_a_sentence(before, after, told, tmp_path):
+def test_a_function_that_fails_stops_the_build_with_a_sentence(built, before, after, told, tmp_path):
     assert before in CODE
     written = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
+    registry = built[0] / "registry"
+    versions = {*(registry / "models" / "reader" / "versions").iterdir()}
     with pytest.raises(EnginesmithError, match=re.escape(told)):
-        enginesmith.build(written, registry=tmp_path / "registry")
-    assert not (tmp_path / "registry" / "models" / "reader").exists()
+        enginesmith.build(written, registry=registry)
+    assert {*(registry / "models" / "reader" / "versions").iterdir()} == versions
 
 
 def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome]) -> None:
@@ -228,3 +230,25 @@ def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome])
 def test_show_names_the_functions(built: tuple[Path, Outcome]) -> None:
     shown = run("show", f"{built[1].model}@1", "--registry", built[0] / "registry")
     assert "function crops: reading.py:crop" in shown.output, shown.output
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_behind_functions_labels_are_of_all_rows_that_they_give(built, lacking: int, tmp_path: Path) -> None:
+    metric = {"name": "accuracy", "output": "names.names", "floor": 1.0}
+    spec = {**READER, "golden": {"data": "golden.npz", "labels": "label", "metric": metric}}
+    path = write_reader(tmp_path / "reader", spec)
+    data = arrays(path.parent / "golden.npz")
+    names = [named_by_hand(path.parent, image)["names.names"] for image in data["image"]]
+    labels = np.full((len(names), max(map(len, names)) + 1), -1)
+    for row, found in zip(labels, names, strict=True):
+        row[: len(found)] = found
+    first = int(np.flatnonzero(labels[:, 0] >= 0)[0])
+    labels[first, 0] = -1 if lacking else labels[first, 0]
+    np.savez(path.parent / "golden.npz", **data, label=labels)
+    count = int((labels >= 0).sum())
+    (engine,) = enginesmith.build(path, registry=built[0] / "registry", precisions=["fp32"]).engines
+    if lacking:
+        assert engine.entry.status == "failed"
+        assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.entry.reason
+    else:
+        assert (engine.entry.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.entry.reason

@@ -1,4 +1,4 @@
-"""Right answers and task metrics of an ensemble: what tells a wrong connection, and judges behind functions."""
+"""Right answers and task metrics of an ensemble: what tells a wrong connection."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from pipeline.operations.validate import validate
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays, assert_refused
 from tests.pipeline.test_ensemble import change, opens
-from tests.pipeline.test_ensemble_functions import named_by_hand
-from tests.reading import READER, write_reader
 
 GOLDEN = {
     "data": "golden.npz",
@@ -88,31 +86,3 @@ def test_what_cannot_be_measured_is_told(path: str, value: Any, told: str | None
     golden = arrays(written.parent / "golden.npz")
     np.savez(written.parent / "golden.npz", **golden, label=np.zeros(12, np.int64))
     assert_refused(written, told, DataError if value == "lable" else SpecError)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A registry for wholes of the same graphs: what differs is told by their labels alone."""
-    return tmp_path_factory.mktemp("shared") / "registry"
-
-
-@pytest.mark.parametrize("lacking", [0, 1])
-def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tmp_path: Path, shared: Path) -> None:
-    metric = {"name": "accuracy", "output": "names.names", "floor": 1.0}
-    spec = {**READER, "golden": {"data": "golden.npz", "labels": "label", "metric": metric}}
-    path = write_reader(tmp_path / "reader", spec)
-    data = arrays(path.parent / "golden.npz")
-    names = [named_by_hand(path.parent, image)["names.names"] for image in data["image"]]
-    labels = np.full((len(names), max(map(len, names)) + 1), -1)
-    for row, found in zip(labels, names, strict=True):
-        row[: len(found)] = found
-    first = int(np.flatnonzero(labels[:, 0] >= 0)[0])
-    labels[first, 0] = -1 if lacking else labels[first, 0]
-    np.savez(path.parent / "golden.npz", **data, label=labels)
-    count = int((labels >= 0).sum())
-    (engine,) = enginesmith.build(path, registry=shared, precisions=["fp32"]).engines
-    if lacking:
-        assert engine.entry.status == "failed"
-        assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.entry.reason
-    else:
-        assert (engine.entry.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.entry.reason

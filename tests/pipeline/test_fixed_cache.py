@@ -14,7 +14,6 @@ from enginesmith.core.errors import DataError, SpecError
 from enginesmith.generation import Prompt
 from pipeline.spec.model import load_spec
 from tests.fixed_cache import FIXED, PLACES, WIDTH, make_fixed, write_fixed
-from tests.pipeline.projects import assert_refused
 from tests.pipeline.test_ensemble import opens
 
 
@@ -70,9 +69,10 @@ def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(b
     assert streams.run({"ids": np.array([[7]])})["length_out"].tolist() == [1]
 
 
-def test_golden_sequences_that_are_longer_than_the_cache_are_refused(tmp_path: Path) -> None:
+def test_golden_sequences_that_are_longer_than_the_cache_are_refused(built, tmp_path: Path) -> None:
     path = write_fixed(tmp_path / "project", (6, 6, 5))
-    assert_refused(path, "'length' has this step write 12 to 16", DataError)
+    with pytest.raises(DataError, match="'length' has this step write 12 to 16"):
+        enginesmith.build(path, registry=built[0])
 
 
 @pytest.mark.parametrize(

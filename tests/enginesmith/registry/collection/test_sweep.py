@@ -26,19 +26,12 @@ from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore, run_alone, run_two, set_clocks, steps_of
-from tests.one_thread import registry_in_one_thread
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ONE = Rules(versions=1, moves=1)
 GRACE = timedelta(days=1)
 DATA = b"an engine that comes again"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """An actor is one thread."""
-    with registry_in_one_thread():
-        yield
 
 
 @pytest.fixture
@@ -118,7 +111,7 @@ def test_a_writer_whose_lease_ends_while_a_collection_reads(due: MemoryStore) ->
         collect(store, ONE, timedelta(0), delete=True)
 
     length, writing = (len(steps_of(due, work)) for work in (collect_at_once, republish))
-    for mine in range(writing // 3, writing - 1, 2):
+    for mine in range(writing // 3, writing - 1, 4):
         for theirs in range(length // 2, length, 3):
             store, _, collector = run_two(due, republish, collect_at_once, mine, theirs)
             assert collector.error is None and verify(store).sound, (mine, theirs)

@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, digest_of_bytes
+from enginesmith.registry.store import folder
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import BLOBS, blob_key
+from enginesmith.registry.store.objects import reading
 from tests.enginesmith.registries import flip, on_each_kind, run_together
 
 pytestmark = on_each_kind
@@ -123,6 +125,14 @@ def test_a_document_is_created_once_and_swapped_only_from_what_it_was(store: Sto
     assert store.create("models/a.json", b"1") and not store.create("models/a.json", b"2")
     assert not store.replace("models/a.json", b"3", b"2") and not store.replace("models/a.json", b"3", None)
     assert store.replace("models/a.json", b"2", b"1") and store.read("models/a.json") == b"2"
+
+
+def test_an_oversized_document_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create("models/a.json", b"x" * 11)
+    for module in (folder, reading):
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 10)
+    with pytest.raises(IntegrityError, match="over 10 bytes"):
+        store.read("models/a.json")
 
 
 def test_listing(store: Store) -> None:

@@ -57,13 +57,6 @@ def test_prefixes_in_one_bucket_do_not_see_each_other(bucket_uri: str) -> None:
     assert not two.has(digest) and list(two.list()) == [MARKER] == list(two.children())
 
 
-def test_an_oversized_document_is_refused(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create("models/a.json", b"x" * 11)
-    monkeypatch.setattr(reading, "MAX_DOCUMENT_BYTES", 10)
-    with pytest.raises(IntegrityError, match="over 10 bytes"):
-        store.read("models/a.json")
-
-
 def test_a_corrupt_blob_is_kept_aside(store: ObjectStore) -> None:
     digest = store.put_bytes(b"hello")
     overwrite(store, blob_key(digest), b"jello")

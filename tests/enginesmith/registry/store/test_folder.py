@@ -200,10 +200,3 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
     blob.mkdir()
     with pytest.raises(UnavailableError, match=f"{blob} is a folder where a file belongs: choose"):
         store.put_bytes(b"x")
-
-
-def test_an_oversized_document_is_refused(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create("models/a.json", b"x" * 11)
-    monkeypatch.setattr(filestore, "MAX_DOCUMENT_BYTES", 10)
-    with pytest.raises(IntegrityError, match="over 10 bytes"):
-        store.read("models/a.json")

@@ -15,16 +15,17 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.publish import publish
 from pipeline.compile.publication import pages
+from pipeline.compile.publication.pages import environment_sbom  # itself, not as conftest keeps it
 from tests.enginesmith.registries import approval, draft, engine
 
 STARTED = "2026-01-01T00:00:00+00:00"
 
 
 def test_the_sbom_is_valid_cyclonedx_and_the_same_each_time() -> None:
-    sbom = pages.environment_sbom()
+    sbom = environment_sbom()
     errors = JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(sbom))
     assert errors is None, errors
-    assert canonical_json(sbom) == canonical_json(pages.environment_sbom())
+    assert canonical_json(sbom) == canonical_json(environment_sbom())
     found = {item["name"]: item for item in sbom["components"]}
     assert found["numpy"]["purl"].startswith("pkg:pypi/numpy@") and found["numpy"]["licenses"]
 
