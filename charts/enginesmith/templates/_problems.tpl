@@ -33,6 +33,35 @@
 {{- end }}
 {{- end -}}
 
+{{/* Rules for parts that many values have: labels of pods, annotations, amounts, containers, affinities. Argument: (list path value). */}}
+{{- define "enginesmith.problems.everywhere" -}}
+{{- $path := first . -}}
+{{- $value := last . -}}
+{{- if kindIs "slice" $value }}
+{{- range $place, $item := $value }}
+{{- $name := toString $place }}
+{{- if kindIs "map" $item }}{{ $name = get $item "name" | default $name }}{{ end }}
+{{- include "enginesmith.problems.everywhere" (list (printf "%s.%s" $path $name) $item) }}
+{{- end }}
+{{- else if kindIs "map" $value }}
+{{- if regexMatch "(^|[.])(common|pod)Labels$" $path }}
+{{- include "enginesmith.problems.labels" (dict "path" $path "labels" $value) }}
+{{- else if regexMatch "[aA]nnotations$" $path }}
+{{- include "enginesmith.problems.annotations" (dict "path" $path "annotations" $value) }}
+{{- else }}
+{{- include "enginesmith.problems.amounts" (list (printf "%s.requests" $path) $value.requests $value.limits) }}
+{{- range $key := $value.matchLabelKeys }}
+{{- if has $key ($value.mismatchLabelKeys | default list) }}
+{{ $path }}: {{ $key }} is in matchLabelKeys and mismatchLabelKeys; remove one
+{{- end }}
+{{- end }}
+{{- range $key, $inner := $value }}
+{{- include "enginesmith.problems.everywhere" (list (printf "%s.%s" $path $key | trimPrefix ".") $inner) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of labels for pods: those by which pods are selected stay the chart's. Argument: {path, labels}. */}}
 {{- define "enginesmith.problems.labels" -}}
 {{- $path := .path -}}
@@ -53,6 +82,9 @@
 {{ $path }}: the chart sets {{ $name }}; remove it
 {{- end }}
 {{- end }}
+{{- if gt (len (toJson .annotations)) 131072 }}
+{{ $path }}: {{ len (toJson .annotations) }} bytes, and Kubernetes keeps 262144 of an object's annotations; shorten them to half of that
+{{- end }}
 {{- end -}}
 
 {{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
@@ -70,6 +102,17 @@
 {{ $path }}extraVolumes: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
+{{- $files := list }}
+{{- range (.projected | default dict).sources }}
+{{- range $source := . }}
+{{- range concat ($source.items | default list) (ternary (list $source) list (hasKey $source "path")) }}
+{{- if has .path $files }}
+{{ $path }}extraVolumes: two sources have a file {{ .path }}; give another path
+{{- end }}
+{{- $files = append $files .path }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- range .all.extraVolumes }}{{ $names = append $names .name }}{{ end }}
 {{- $places := list -}}
@@ -88,11 +131,12 @@
 {{- end -}}
 
 {{/* Of containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later.
-     Argument: {path, containers, volumes: names}. */}}
+     Argument: {path, containers, volumes: names, others: containers of the same pods, optional}. */}}
 {{- define "enginesmith.problems.containers" -}}
 {{- $path := .path -}}
 {{- $volumes := .volumes -}}
 {{- $names := list -}}
+{{- range .others }}{{ $names = append $names .name }}{{ end }}
 {{- $own := list "ray-worker" "ray-head" "autoscaler" "wait-gcs-ready" "prefect-job" "server" "worker" "wait-for-prefect" "exporter" "site" -}}
 {{- range $container := .containers }}
 {{- if has .name $own }}
@@ -102,13 +146,19 @@
 {{ $path }}: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
-{{- range $field, $key := dict "env" "name" "volumeMounts" "mountPath" }}
+{{- range $field, $key := dict "env" "name" "volumeMounts" "mountPath" "ports" "name" }}
 {{- $seen := list }}
 {{- range index $container $field }}
-{{- if has (get . $key) $seen }}
-{{ $path }}.{{ $container.name }}.{{ $field }}: {{ get . $key }} is there twice; remove one
+{{- $entry := get . $key }}
+{{- if and $entry (has $entry $seen) }}
+{{ $path }}.{{ $container.name }}.{{ $field }}: {{ $entry }} is there twice; remove one
 {{- end }}
-{{- $seen = append $seen (get . $key) }}
+{{- $seen = append $seen $entry }}
+{{- end }}
+{{- end }}
+{{- range .env }}
+{{- if and (hasKey . "value") (hasKey . "valueFrom") }}
+{{ $path }}.{{ $container.name }}.env: {{ .name }} has both value and valueFrom; remove one
 {{- end }}
 {{- end }}
 {{- range .volumeMounts }}
@@ -126,7 +176,8 @@
 {{- include "enginesmith.problems.volumes" . }}
 {{- $volumes := list "tmp" }}
 {{- range concat (.own.extraVolumes | default list) (.all.extraVolumes | default list) }}{{ $volumes = append $volumes .name }}{{ end }}
-{{- include "enginesmith.problems.containers" (dict "path" (printf "%sextraContainers" $path) "containers" .own.extraContainers "volumes" $volumes) }}
+{{- $others := ternary (.root.Values.extraInitContainers) list (regexMatch "^(cpuGroup|gpuGroups)[.]" $path) }}
+{{- include "enginesmith.problems.containers" (dict "path" (printf "%sextraContainers" $path) "containers" .own.extraContainers "volumes" $volumes "others" $others) }}
 {{- $seen := list }}
 {{- range .own.topologySpreadConstraints }}
 {{- $kind := printf "%s, %s" .topologyKey .whenUnsatisfiable }}
@@ -222,21 +273,14 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- mulf (toString . | trimSuffix $unit | float64) (get $sizes $unit) -}}
 {{- end -}}
 
-{{/* Of requests and limits: who raises a request alone has the default limit below it. */}}
-{{- define "enginesmith.problems.resources" -}}
-{{- $runs := .Values.prefect.flowRuns -}}
-{{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
-{{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
-      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
-      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests "nodeCache" .Values.nodeCache -}}
-{{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
-{{- end -}}
-{{- range $path, $resources := $all }}
-{{- range $name, $request := $resources.requests }}
-{{- $limit := get ($resources.limits | default dict) $name }}
+{{/* Of requests and limits: who raises a request alone has the default limit below it. Argument: (list path requests limits). */}}
+{{- define "enginesmith.problems.amounts" -}}
+{{- $path := first . -}}
+{{- $limits := last . | default dict -}}
+{{- range $name, $request := index . 1 }}
+{{- $limit := get $limits $name }}
 {{- if and $limit (gt (include "enginesmith.quantity" $request | float64) (include "enginesmith.quantity" $limit | float64)) }}
 {{ $path }}.{{ $name }}: {{ $request }} is more than the limit, {{ $limit }}; raise the limit, too
-{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -5,8 +5,8 @@
 - name: PREFECT_API_DATABASE_CONNECTION_URL
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .key }}
+      name: {{ .existingSecret | quote }}
+      key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -24,15 +24,15 @@
   value: {{ include "enginesmith.clusterUid" . | quote }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME
-  value: {{ .Values.prefect.server.auth.existingSecret }}
+  value: {{ .Values.prefect.server.auth.existingSecret | quote }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_KEY
-  value: {{ .Values.prefect.server.auth.key }}
+  value: {{ .Values.prefect.server.auth.key | quote }}
 {{- end }}
 {{- if and (not .Values.prefect.server.enabled) .Values.prefect.externalApi.existingSecret }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_NAME
-  value: {{ .Values.prefect.externalApi.existingSecret }}
+  value: {{ .Values.prefect.externalApi.existingSecret | quote }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_KEY
-  value: {{ .Values.prefect.externalApi.key }}
+  value: {{ .Values.prefect.externalApi.key | quote }}
 {{- end }}
 {{- end -}}
 
@@ -41,7 +41,7 @@
 {{- define "enginesmith.waitForPrefect" -}}
 {{- $root := index . 0 -}}
 - name: wait-for-prefect
-  image: {{ include "enginesmith.image" (list $root "control") }}
+  image: {{ include "enginesmith.image" (list $root "control") | quote }}
   imagePullPolicy: {{ $root.Values.images.control.pullPolicy }}
   command:
     - python
