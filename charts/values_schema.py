@@ -141,6 +141,7 @@ RULES: dict[str, Schema] = {
     "commonLabels": LABELS,
     "cpu": CPU,
     "cpuRequest": CPU,
+    "cpuPercent": {"type": "integer", "minimum": 1},
     "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "endpoint": {"type": "string", "pattern": rf"^(https?://{_AT}(/[^?#&\s]*)?)?$"},
     "existingClaim": OPTIONAL_NAME,
@@ -202,6 +203,7 @@ RULES: dict[str, Schema] = {
     "registry.kmsKey": {"type": "string", "pattern": r"^[A-Za-z0-9:/_.-]*$"},
     "registry.region": {"type": "string", "pattern": "^[a-z0-9-]{0,64}$"},
     "repository": {"type": "string", "pattern": IMAGE},
+    "keda.prometheus": {"type": "string", "pattern": rf"^(https?://{_AT}(/[^?#\s]*)?)?$"},
     "resourceClaimTemplate": OPTIONAL_NAME,
     "resources": ref("resources"),
     "rolloutHours": {"type": "integer", "minimum": 1},
@@ -224,6 +226,7 @@ RULES: dict[str, Schema] = {
     "uiApiUrl": {"type": "string", "pattern": rf"^https?://{_AT}(/[A-Za-z0-9._~/-]*)?$", "maxLength": 270},
     "unprovenEngines": COUNT,
     "upscalingMode": {"enum": ["Default", "Conservative", "Aggressive"]},
+    "waiting": {"type": "integer", "minimum": 1},
     "waitForNodes": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
     "workPool": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"},
 }

@@ -141,6 +141,11 @@ http://{{ include "enginesmith.fullname" . }}-prefect-server:4200/api
 {{- .Values.prefect.worker.clusterUid | default (printf "%s/%s" .Release.Namespace (include "enginesmith.fullname" .) | sha256sum | trunc 32) -}}
 {{- end -}}
 
+{{/* Registered models whose build has not begun, as Prometheus counts them. */}}
+{{- define "enginesmith.notBuilt" -}}
+enginesmith_registered_timestamp_seconds > on (model) enginesmith_last_run_timestamp_seconds or enginesmith_registered_timestamp_seconds unless on (model) enginesmith_last_run_timestamp_seconds
+{{- end -}}
+
 {{/* Name of the RayCluster. */}}
 {{- define "enginesmith.rayCluster" -}}
 {{- printf "%s-ray" (include "enginesmith.fullname" .) -}}

@@ -3,9 +3,9 @@
 {{/* Names of environment variables that the chart sets somewhere, as JSON. */}}
 {{- define "enginesmith.ownVariables" -}}
 {{- $texts := list (include "enginesmith.env.base" .) (include "enginesmith.env.registry" .) (include "enginesmith.env.prefect" .)
-      (include "enginesmith.env.prefectWorker" .) (include "enginesmith.env.database" .) -}}
+      (include "enginesmith.env.prefectWorker" .) (include "enginesmith.env.database" .) (include "enginesmith.env.prefectShared" .) -}}
 {{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_CACHE_BYTES" "ENGINESMITH_NODE" "PREFECT_UI_STATIC_DIRECTORY" "PREFECT_UI_API_URL"
-      "PREFECT_SERVER_LOGGING_LEVEL" "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE" "PREFECT_SERVER_API_AUTH_STRING" -}}
+      "PREFECT_SERVER_LOGGING_LEVEL" "PREFECT_SERVER_API_AUTH_STRING" -}}
 {{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginesmith.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
 {{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
 {{- toJson $names -}}
@@ -295,6 +295,38 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- define "enginesmith.seconds" -}}
 {{- $unit := regexFind "[a-z]$" . -}}
 {{- mul (trimSuffix $unit . | default "0" | int64) (get (dict "" 0 "s" 1 "m" 60 "h" 3600 "d" 86400) $unit) -}}
+{{- end -}}
+
+{{/* Of the numbers of Prefect's servers and workers. */}}
+{{- define "enginesmith.problems.replicas" -}}
+{{- $server := .Values.prefect.server -}}
+{{- if and $server.enabled (gt (int $server.replicas) 1) }}
+{{- range $field, $what := dict "postgresql" "a PostgreSQL database" "redis" "a Redis" }}
+{{- if not (index $server $field).existingSecret }}
+prefect.server.replicas is {{ int $server.replicas }}, and several servers share {{ $what }}; give prefect.server.{{ $field }}.existingSecret, or set replicas=1
+{{- end }}
+{{- end }}
+{{- if not $server.postgresql.migrateHook }}
+prefect.server.replicas is {{ int $server.replicas }}, and no server updates the schema at its start; set prefect.server.postgresql.migrateHook=true, or replicas=1
+{{- end }}
+{{- end }}
+{{- $worker := .Values.prefect.worker }}
+{{- $scale := $worker.autoscaling }}
+{{- if and $scale.enabled (not $worker.enabled) }}
+prefect.worker.autoscaling.enabled is true and prefect.worker.enabled is false: there is nothing to scale; set prefect.worker.enabled=true
+{{- end }}
+{{- if and $scale.enabled (lt (int $scale.max) (int $worker.replicas)) }}
+prefect.worker.autoscaling: max {{ int $scale.max }} is less than replicas {{ int $worker.replicas }}, the minimum; raise max or lower replicas
+{{- end }}
+{{- if and $scale.enabled $scale.keda.prometheus (not .Values.metrics.enabled) }}
+prefect.worker.autoscaling.keda.prometheus is given and metrics.enabled is false: no metric would say what waits; set metrics.enabled=true
+{{- end }}
+{{- if and $scale.enabled (not $scale.keda.prometheus) (not ($worker.resources.requests | default dict).cpu) }}
+prefect.worker.autoscaling: the use of CPUs is a part of the request, and prefect.worker.resources.requests.cpu is not given; give it
+{{- end }}
+{{- if and $scale.keda.prometheus (not $scale.enabled) }}
+prefect.worker.autoscaling.keda.prometheus is given and prefect.worker.autoscaling.enabled is false, so nothing would be scaled; set it to true
+{{- end }}
 {{- end -}}
 
 {{/* Of the metrics. */}}

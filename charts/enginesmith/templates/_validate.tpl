@@ -32,6 +32,7 @@
 {{- $lines = append $lines (include "enginesmith.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.network" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.metrics" .) -}}
+{{- $lines = append $lines (include "enginesmith.problems.replicas" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.nodeCache" .) -}}
 {{- range $path, $schedule := dict "fleet.schedule" .Values.fleet.schedule "ray.finishSchedule" .Values.ray.finishSchedule -}}
 {{- if $schedule }}{{ $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" $path "schedule" $schedule)) }}{{ end -}}

@@ -64,7 +64,7 @@ has bits set beyond its prefix; set them to 0, or give one address as /{{ len $b
 {{- define "enginesmith.problems.network" -}}
 {{- $net := .Values.networkPolicy -}}
 {{- range $path, $address := dict "registry.endpoint" .Values.registry.endpoint "nodeCache.through" .Values.nodeCache.through
-      "catalog.place" .Values.catalog.place "canary.traffic" .Values.canary.traffic "prefect.externalApi.url" .Values.prefect.externalApi.url
+      "catalog.place" .Values.catalog.place "canary.traffic" .Values.canary.traffic "prefect.worker.autoscaling.keda.prometheus" .Values.prefect.worker.autoscaling.keda.prometheus "prefect.externalApi.url" .Values.prefect.externalApi.url
       "prefect.server.uiApiUrl" .Values.prefect.server.uiApiUrl "proxy.http" .Values.proxy.http "proxy.https" .Values.proxy.https
       "ray.gcsFaultTolerance.redisAddress" .Values.ray.gcsFaultTolerance.redisAddress }}
 {{- range include "enginesmith.ports" (list $address) | fromJsonArray }}
@@ -99,6 +99,9 @@ networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy; name where
 {{- end }}
 {{- if and (not .Values.prefect.server.enabled) (not $net.prefect.cidrs) }}
 networkPolicy.prefect.cidrs is empty, so nothing could reach prefect.externalApi.url; name where it is, there or in networkPolicy.extraEgress
+{{- end }}
+{{- if and (or (and .Values.ray.enabled .Values.ray.gcsFaultTolerance.redisAddress) (and .Values.prefect.server.enabled .Values.prefect.server.redis.existingSecret)) (not $net.redis.cidrs) }}
+networkPolicy.redis.cidrs is empty, so nothing could reach the Redis; name where it is, there or in networkPolicy.extraEgress
 {{- end }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.postgresql.existingSecret (not $net.postgresql.cidrs) }}
 networkPolicy.postgresql.cidrs is empty, so the Prefect server could not reach its database; name where it is, there or in networkPolicy.extraEgress
