@@ -269,7 +269,7 @@ images.{{ .which }} has neither digest nor tag; give one
 {{/* A quantity ('500m', '16Gi', 8) as a number. */}}
 {{- define "enginesmith.quantity" -}}
 {{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
-{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
 {{- mulf (toString . | trimSuffix $unit | float64) (get $sizes $unit) -}}
 {{- end -}}
 
