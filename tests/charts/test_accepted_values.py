@@ -70,7 +70,7 @@ def test_what_a_user_says_of_labels_and_annotations_is_over_the_charts() -> None
 @pytest.mark.parametrize(
     "cron",
     [
-        "0 0 31 2,3 *", "0 0 29 2 *", "0 0 31 2 mon", "0 0 31 1-6/2 *", "0 0 */2 2 *", "0 2 * * *", "*/20 * * * *",
+        "0 0 31 2,3 *", "0 0 29 2 *", "0 0 31 3 mon", "0 0 31 1-6/2 *", "0 0 */2 2 *", "0 2 * * *", "*/20 * * * *",
         "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN",
     ],
 )  # fmt: skip
@@ -132,6 +132,7 @@ def test_large_numbers_are_written_as_numbers() -> None:
     [
         ("images.control.repository", "registry.example:5000/team_a/enginesmith.control--x"),
         ("images.control.repository", "control"),
+        ("ray.finishSchedule", "0 0 31 2 mon"),
         ("cpuGroup.cpu", "0.5"),
         ("cpuGroup.cpu", "10"),
         ("cpuGroup.cpu", "500m"),
