@@ -276,7 +276,7 @@ def _value(value: Any, path: tuple[str, ...]) -> Schema:
 
 def _group(defaults: Schema) -> Schema:
     """One of gpuGroups: every default, and what has none."""
-    own = {
+    own: dict[str, Schema] = {
         # Of a Ray worker group, and a part of the names of its pods and deployments.
         "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
         "generation": {"enum": [generation.sm for generation in GENERATIONS]},
