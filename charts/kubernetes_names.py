@@ -29,23 +29,22 @@ PART = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = rf"{PART}(\.{PART})*"
 _WORD = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 
-# Templates write names without quotes, and YAML reads these as numbers and truth values.
-TEXT: Schema = {
-    "type": "string",
-    "not": {"pattern": "^([0-9][0-9._]*(e[0-9]+)?|0[xob][0-9a-f_]+|true|false|yes|no|on|off|y|n|null)$"},
-}
-NAME: Schema = {**TEXT, "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"}
-OPTIONAL_NAME: Schema = {**TEXT, "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
+NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"}
+OPTIONAL_NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
 # A name that also becomes the value of a label.
 OPTIONAL_LABEL_NAME: Schema = {**OPTIONAL_NAME, "maxLength": 63}
-KEY: Schema = {**TEXT, "maxLength": 253, "pattern": r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$"}
-LABEL_KEY: Schema = {"type": "string", "pattern": f"^({_SUBDOMAIN}/)?{_WORD}$"}
+# Of a namespace, a port or a volume: one word of a name.
+LABEL_NAME: Schema = {"type": "string", "maxLength": 63, "pattern": f"^{PART}$"}
+KEY: Schema = {"type": "string", "maxLength": 253, "pattern": r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$"}
+_LONG: Schema = {"pattern": "^[^/]{254}"}  # before the slash
+LABEL_KEY: Schema = {"type": "string", "pattern": f"^({_SUBDOMAIN}/)?{_WORD}$", "not": _LONG}
 LABEL_VALUE: Schema = {"type": "string", "pattern": f"^({_WORD})?$"}
 
 
 def named(value: Schema) -> Schema:
     """A mapping by label keys. As patterns of keys, so that a message says where a wrong one is."""
-    return {"type": "object", "patternProperties": {LABEL_KEY["pattern"]: value}, "additionalProperties": False}
+    keys = {"patternProperties": {LABEL_KEY["pattern"]: value}, "propertyNames": {"not": _LONG}}
+    return {"type": "object", "additionalProperties": False, **keys}
 
 
 LABELS, ANNOTATIONS, SELECTOR = ref("labels"), ref("annotations"), ref("selector")

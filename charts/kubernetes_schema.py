@@ -5,13 +5,14 @@ networking.k8s.io/v1 NetworkPolicyPeer).
 """
 
 from charts.kubernetes_names import (
+    ANNOTATIONS,
     CIDR,
     KEY,
     LABEL_KEY,
+    LABEL_NAME,
     LABEL_VALUE,
     LABELS,
     NAME,
-    PART,
     SELECTOR,
     Schema,
     closed,
@@ -66,13 +67,14 @@ _POD_TERM = closed(
     {
         "topologyKey": LABEL_KEY,
         "labelSelector": SELECTOR,
-        "namespaces": {"type": "array", "items": NAME},
+        "namespaces": {"type": "array", "items": LABEL_NAME},
         "namespaceSelector": SELECTOR,
         "matchLabelKeys": {"type": "array", "items": LABEL_KEY},
         "mismatchLabelKeys": {"type": "array", "items": LABEL_KEY},
     },
     "topologyKey",
 )
+_POD_TERM["dependencies"] = {key: ["labelSelector"] for key in ("matchLabelKeys", "mismatchLabelKeys")}
 _WEIGHT: Schema = {"type": "integer", "minimum": 1, "maximum": 100}
 _DURING = "DuringSchedulingIgnoredDuringExecution"
 _REQUIRED, _PREFERRED = f"required{_DURING}", f"preferred{_DURING}"
@@ -139,25 +141,35 @@ def _ref(**more: Schema) -> Schema:
 
 
 _VARIABLE: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$"}
-_FIELD = (
-    r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[A-Za-z0-9._/-]+'\])"
-    r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?))$"
-)
+_KEYED = rf"metadata\.(labels|annotations)\['{LABEL_KEY['pattern'].strip('^$')}'\]"
+_FIELD = rf"^(metadata\.(name|namespace|uid)|{_KEYED}|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?))$"
+_FILE_FIELD = rf"^(metadata\.(name|namespace|uid|labels|annotations)|{_KEYED})$"
+
+
+def _field(path: str) -> Schema:
+    return closed({"fieldPath": {"type": "string", "pattern": path}, "apiVersion": {"const": "v1"}}, "fieldPath")
+
+
+def _amount(*required: str) -> Schema:
+    """A request or limit of a container: CPUs in thousandths or whole ones, bytes in units that are no fractions."""
+    name = {"containerName": {"type": "string"}}
+    cpu = {"type": "string", "pattern": r"^(limits|requests)\.cpu$"}
+    space = {"type": "string", "pattern": r"^(limits|requests)\.(memory|ephemeral-storage)$"}
+    units = ["1", *(f"1{size}{power}" for size in "MGTPE" for power in ("", "i")), "1k", "1Ki"]
+    return {
+        "anyOf": [
+            closed({**name, "resource": cpu, "divisor": {"enum": ["1m", "1"]}}, "resource", *required),
+            closed({**name, "resource": space, "divisor": {"enum": units}}, "resource", *required),
+        ]
+    }
+
+
 _FROM = closed(
     {
         "secretKeyRef": _ref(key=KEY),
         "configMapKeyRef": _ref(key=KEY),
-        "fieldRef": closed(
-            {"fieldPath": {"type": "string", "pattern": _FIELD}, "apiVersion": {"const": "v1"}}, "fieldPath"
-        ),
-        "resourceFieldRef": closed(
-            {
-                "containerName": {"type": "string"},
-                "resource": {"type": "string", "pattern": r"^(limits|requests)\.(cpu|memory|ephemeral-storage)$"},
-                "divisor": {"enum": ["1m", "1", "1k", "1Ki", "1M", "1Mi", "1G", "1Gi"]},
-            },
-            "resource",
-        ),
+        "fieldRef": _field(_FIELD),
+        "resourceFieldRef": _amount(),
     }
 )
 _ENV: Schema = closed(
@@ -169,7 +181,6 @@ _ENV_FROM: Schema = {
     "oneOf": [{"required": ["secretRef"]}, {"required": ["configMapRef"]}],
 }
 
-_LABEL: Schema = {"type": "string", "maxLength": 63, "pattern": f"^{PART}$"}
 _FLAG, _TEXT = {"type": "boolean"}, {"type": "string", "minLength": 1}
 _SIZE = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 # A path in a volume or on a node: no part of it is '..'.
@@ -179,17 +190,30 @@ _ABSOLUTE: Schema = {"type": "string", "pattern": f"^/({_PART}(/{_PART})*/?)?$"}
 _MODE: Schema = {"type": "integer", "minimum": 0, "maximum": 0o777}
 
 
-def _items(*more: str, **places: Schema) -> Schema:
+def _items(item: Schema) -> Schema:
     """Files of a volume, each from a key or a field."""
-    item = closed({"path": _RELATIVE, "mode": _MODE, **places}, "path", *more)
     return {"type": "array", "items": item}
 
 
 def _files(name: str) -> dict[str, Schema]:
-    return {name: NAME, "items": _items("key", key=KEY), "optional": _FLAG}
+    file = closed({"path": _RELATIVE, "mode": _MODE, "key": KEY}, "path", "key")
+    return {name: NAME, "items": _items(file), "optional": _FLAG}
 
 
-_POD_FIELDS = _items(fieldRef=_FROM["properties"]["fieldRef"], resourceFieldRef=_FROM["properties"]["resourceFieldRef"])
+_POD_FIELDS = _items(
+    {
+        **closed(
+            {
+                "path": _RELATIVE,
+                "mode": _MODE,
+                "fieldRef": _field(_FILE_FIELD),
+                "resourceFieldRef": _amount("containerName"),
+            },
+            "path",
+        ),
+        "oneOf": [{"required": ["fieldRef"]}, {"required": ["resourceFieldRef"]}],
+    }
+)
 _TOKEN = closed(
     {"path": _RELATIVE, "audience": _TEXT, "expirationSeconds": {"type": "integer", "minimum": 600}}, "path"
 )
@@ -200,19 +224,63 @@ _SOURCE = {
             "secret": closed(_files("name"), "name"),
             "downwardAPI": closed({"items": _POD_FIELDS}, "items"),
             "serviceAccountToken": _TOKEN,
-            "clusterTrustBundle": {"type": "object"},
+            "clusterTrustBundle": {
+                **closed(
+                    {
+                        "path": _RELATIVE,
+                        "optional": _FLAG,
+                        "name": NAME,
+                        "signerName": _TEXT,
+                        "labelSelector": SELECTOR,
+                    },
+                    "path",
+                ),
+                "oneOf": [{"required": ["name"]}, {"required": ["signerName"]}],
+                "dependencies": {"labelSelector": ["signerName"]},
+            },
         }
     ),
     "minProperties": 1,
     "maxProperties": 1,
 }
+_WORDS: Schema = {"type": "array", "items": {"type": "string"}}
+_LUN: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
+# A claim that lives as long as its pod.
+_CLAIM = closed(
+    {
+        "metadata": closed({"labels": LABELS, "annotations": ANNOTATIONS}),
+        "spec": closed(
+            {
+                "accessModes": listed({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
+                "resources": closed({"requests": closed({"storage": _SIZE}, "storage")}, "requests"),
+                "storageClassName": NAME,
+                "volumeMode": {"const": "Filesystem"},
+            },
+            "accessModes",
+            "resources",
+        ),
+    },
+    "spec",
+)
 _KINDS: dict[str, Schema] = {
     "configMap": closed({**_files("name"), "defaultMode": _MODE}, "name"),
-    "csi": {"type": "object", "required": ["driver"]},
+    "csi": closed(
+        {
+            "driver": {**NAME, "maxLength": 63},
+            "fsType": _TEXT,
+            "nodePublishSecretRef": closed({"name": NAME}, "name"),
+            "readOnly": _FLAG,
+            "volumeAttributes": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+        "driver",
+    ),
     "downwardAPI": closed({"items": _POD_FIELDS, "defaultMode": _MODE}),
     "emptyDir": closed({"medium": {"enum": ["", "Memory", "HugePages"]}, "sizeLimit": _SIZE}),
-    "ephemeral": {"type": "object", "required": ["volumeClaimTemplate"]},
-    "fc": {"type": "object"},
+    "ephemeral": closed({"volumeClaimTemplate": _CLAIM}, "volumeClaimTemplate"),
+    "fc": {
+        **closed({"targetWWNs": _WORDS, "wwids": _WORDS, "lun": _LUN, "fsType": _TEXT, "readOnly": _FLAG}),
+        "oneOf": [{"required": ["wwids"]}, {"required": ["targetWWNs", "lun"]}],
+    },
     "hostPath": closed(
         {
             "path": _ABSOLUTE,
@@ -232,7 +300,25 @@ _KINDS: dict[str, Schema] = {
         "path",
     ),
     "image": closed({"reference": _TEXT, "pullPolicy": {"enum": ["Always", "Never", "IfNotPresent"]}}, "reference"),
-    "iscsi": {"type": "object", "required": ["targetPortal", "iqn", "lun"]},
+    "iscsi": closed(
+        {
+            "targetPortal": _TEXT,
+            "portals": _WORDS,
+            "iqn": {
+                "type": "string",
+                "pattern": r"^(iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9.-]+(:\S+)?|(eui|naa)\.[0-9A-Fa-f]{16,32})$",
+            },
+            "lun": _LUN,
+            "iscsiInterface": _TEXT,
+            "fsType": _TEXT,
+            "readOnly": _FLAG,
+            "secretRef": closed({"name": NAME}, "name"),
+            **dict.fromkeys(("chapAuthDiscovery", "chapAuthSession"), _FLAG),
+        },
+        "targetPortal",
+        "iqn",
+        "lun",
+    ),
     "nfs": closed({"server": _TEXT, "path": _ABSOLUTE, "readOnly": _FLAG}, "server", "path"),
     "persistentVolumeClaim": closed({"claimName": NAME, "readOnly": _FLAG}, "claimName"),
     "projected": closed({"sources": listed(_SOURCE), "defaultMode": _MODE}, "sources"),
@@ -240,7 +326,7 @@ _KINDS: dict[str, Schema] = {
 }
 # A name and a kind.
 _VOLUME: Schema = {
-    **closed({"name": _LABEL, **_KINDS}, "name"),
+    **closed({"name": LABEL_NAME, **_KINDS}, "name"),
     "minProperties": 2,
     "maxProperties": 2,
 }
@@ -258,6 +344,15 @@ _MOUNT: Schema = closed(
     "mountPath",
 )
 _MOUNT["not"] = {"required": ["subPath", "subPathExpr"]}
+# Mounts below it can be read-only with it only where it is so, and where none is added later.
+_MOUNT["if"] = {
+    "properties": {"recursiveReadOnly": {"enum": ["IfPossible", "Enabled"]}},
+    "required": ["recursiveReadOnly"],
+}
+_MOUNT["then"] = {
+    "properties": {"readOnly": {"const": True}, "mountPropagation": {"const": "None"}},
+    "required": ["readOnly"],
+}
 _PORT_NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 # With at least one letter, and no two hyphens side by side.
 _PORT_NAME: Schema = {
@@ -265,7 +360,6 @@ _PORT_NAME: Schema = {
     "maxLength": 15,
     "pattern": "^([0-9]+-)*[0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$",
 }
-_WORDS: Schema = {"type": "array", "items": {"type": "string"}}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
 _POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _SECURITY = closed(
@@ -276,6 +370,22 @@ _SECURITY = closed(
         "seccompProfile": closed({"type": {"enum": ["RuntimeDefault", "Unconfined"]}}, "type"),
     }
 )
+# The chart adds allowPrivilegeEscalation: false, with which these cannot be.
+_SECURITY["if"] = {
+    "anyOf": [
+        {"properties": {"privileged": {"const": True}}, "required": ["privileged"]},
+        {
+            "properties": {
+                "capabilities": {"properties": {"add": {"contains": {"const": "CAP_SYS_ADMIN"}}}, "required": ["add"]}
+            },
+            "required": ["capabilities"],
+        },
+    ]
+}
+_SECURITY["then"] = {
+    "properties": {"allowPrivilegeEscalation": {"const": True}},
+    "required": ["allowPrivilegeEscalation"],
+}
 _PLACE = {"anyOf": [_PORT_NUMBER, _PORT_NAME]}
 _PROBE: Schema = {
     **closed(
@@ -291,8 +401,8 @@ _PROBE: Schema = {
 }
 _CONTAINER: Schema = closed(
     {
-        "name": _LABEL,
-        "image": {"type": "string", "minLength": 1},
+        "name": LABEL_NAME,
+        "image": {"type": "string", "pattern": r"^\S+$"},
         "imagePullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
         "command": _WORDS,
         "args": _WORDS,
@@ -318,6 +428,7 @@ _CONTAINER: Schema = closed(
     "name",
     "image",
 )
+_CONTAINER["dependencies"] = {"startupProbe": ["restartPolicy"]}
 _SIDECAR: Schema = closed(
     {name: value for name, value in _CONTAINER["properties"].items() if name != "restartPolicy"}
     | {"livenessProbe": ref("probe"), "readinessProbe": ref("probe")},
@@ -350,7 +461,7 @@ EGRESS: Schema = closed({"to": listed(_PEER), "ports": listed(_PORT)}, "to")
 
 DEFINITIONS: dict[str, Schema] = {
     "affinity": _AFFINITY,
-    "annotations": named({"type": "string"}),
+    "annotations": named({"type": "string", "maxLength": 131_072}),
     "containers": {"type": "array", "items": _CONTAINER},
     "env": {"type": "array", "items": _ENV},
     "envFrom": {"type": "array", "items": _ENV_FROM},

@@ -10,12 +10,12 @@ from charts.kubernetes_names import (
     ANNOTATIONS,
     CIDR,
     KEY,
+    LABEL_NAME,
     LABELS,
     NAME,
     OPTIONAL_LABEL_NAME,
     OPTIONAL_NAME,
     SELECTOR,
-    TEXT,
     Schema,
     closed,
     listed,
@@ -43,13 +43,16 @@ PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
-_PROXY = {"type": "string", "pattern": r"^(https?://[A-Za-z0-9.:@%_\[\]-]+/?)?$"}
+# Which numbers are ports is the templates' to say, in words.
+_HOST = r"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])"
+_AT = rf"{_HOST}(:[0-9]+)?"
+_PROXY = {"type": "string", "pattern": rf"^(https?://([A-Za-z0-9.:%_-]+@)?{_AT}/?)?$"}
 # Of the command line: a number of bytes, a time.
 SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
 PULL = closed(
     {
-        "name": {**TEXT, "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
+        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
         "reference": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?$"},
         "target": {"enum": names()},
         "args": {"type": "array", "items": {"type": "string"}},
@@ -63,10 +66,10 @@ PULL = closed(
 PARENT = closed(
     {
         "name": NAME,
-        "namespace": NAME,
-        "group": {"type": "string"},
-        "kind": {"type": "string"},
-        "sectionName": {"type": "string"},
+        "namespace": LABEL_NAME,
+        "group": OPTIONAL_NAME,
+        "kind": {"type": "string", "maxLength": 63, "pattern": "^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$"},
+        "sectionName": NAME,
         "port": {"type": "integer", "minimum": 1, "maximum": 65535},
     },
     "name",
@@ -120,7 +123,8 @@ RULES: dict[str, Schema] = {
     # Where it may be is the templates' to say.
     "nodeCache.hostPath": {"type": "string", "pattern": r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$"},
     "nodeCache.interval": SECONDS,
-    "nodeCache.namespace": OPTIONAL_NAME,
+    "nodeCache.namespace": {"anyOf": [LABEL_NAME, {"const": ""}]},
+    "nodeCache.through": {"type": "string", "pattern": r"^\S*$"},
     "nodeCache.pulls": {"type": "array", "items": PULL},
     "annotations": ANNOTATIONS,
     "apiServer.cidrs": {**CIDRS, "minItems": 1},
@@ -132,17 +136,18 @@ RULES: dict[str, Schema] = {
     "catalog.place": {"type": "string", "pattern": "^(registered|(s3|gs|az)://.+|file:///.+)$"},
     "cidrs": CIDRS,
     "className": OPTIONAL_NAME,
-    "clusterUid": {"type": "string"},
+    "clusterUid": {"type": "string", "pattern": "^([A-Za-z0-9][A-Za-z0-9 ._:/-]*)?$"},
     "commonAnnotations": ANNOTATIONS,
     "commonLabels": LABELS,
     "cpu": CPU,
     "cpuRequest": CPU,
+    "cpuPercent": {"type": "integer", "minimum": 1},
     "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
-    "endpoint": {"type": "string", "pattern": "^(https?://[^?#&]+)?$"},
+    "endpoint": {"type": "string", "pattern": rf"^(https?://{_AT}(/[^?#&\s]*)?)?$"},
     "existingClaim": OPTIONAL_NAME,
     "existingConfigMap": OPTIONAL_NAME,
     "existingSecret": OPTIONAL_NAME,
-    "externalApi.url": {"type": "string", "pattern": r"^(https?://[^\s]+/api[^\s]*)?$"},
+    "externalApi.url": {"type": "string", "pattern": rf"^(https?://{_AT}(/\S*)?/api\S*)?$"},
     "readSecret": OPTIONAL_NAME,
     "configMap": OPTIONAL_NAME,
     "except": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z0-9.:/*_-]+$"}},
@@ -160,8 +165,8 @@ RULES: dict[str, Schema] = {
     "ray.finishSchedule": {"anyOf": [_cron("[0-6]"), {"const": ""}]},
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
-    "fullnameOverride": {**TEXT, "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
-    "gpuResource": {"type": "string", "pattern": r"^nvidia\.com/[a-z0-9.-]+$"},
+    "fullnameOverride": {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
+    "gpuResource": {"type": "string", "pattern": r"^nvidia\.com/[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"},
     "gpusPerWorker": {"type": "integer", "minimum": 1},
     "idleTimeoutSeconds": SECONDS,
     "imagePullSecrets": {"type": "array", "items": NAME, "uniqueItems": True},
@@ -176,9 +181,9 @@ RULES: dict[str, Schema] = {
     "min": COUNT,
     "name": OPTIONAL_NAME,
     "namespaceSelector": SELECTOR,
-    "nameOverride": {**TEXT, "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
+    "nameOverride": {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
     "nodeSelector": LABELS,
-    "parentRefs": {"type": "array", "items": PARENT},
+    "parentRefs": {"type": "array", "items": PARENT, "maxItems": 32, "uniqueItems": True},
     "pathStyle": {"type": ["boolean", "null"]},
     "podAnnotations": ANNOTATIONS,
     "podLabels": LABELS,
@@ -191,13 +196,14 @@ RULES: dict[str, Schema] = {
     "proxy.https": _PROXY,
     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "queueName": OPTIONAL_LABEL_NAME,
-    "ray.version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
+    "ray.version": {"type": "string", "pattern": r"^(0|[1-9][0-9]{0,5})(\.(0|[1-9][0-9]{0,5})){2}$"},
     "replicas": {"type": "integer", "minimum": 1},
-    "redisAddress": {"type": "string", "pattern": r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]+)?$"},
+    "redisAddress": {"type": "string", "pattern": rf"^((rediss?://)?{_HOST}:[0-9]+)?$"},
     "registryErrors": COUNT,
     "registry.kmsKey": {"type": "string", "pattern": r"^[A-Za-z0-9:/_.-]*$"},
     "registry.region": {"type": "string", "pattern": "^[a-z0-9-]{0,64}$"},
     "repository": {"type": "string", "pattern": IMAGE},
+    "keda.prometheus": {"type": "string", "pattern": rf"^(https?://{_AT}(/[^?#\s]*)?)?$"},
     "resourceClaimTemplate": OPTIONAL_NAME,
     "resources": ref("resources"),
     "rolloutHours": {"type": "integer", "minimum": 1},
@@ -212,13 +218,15 @@ RULES: dict[str, Schema] = {
     "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
     "storageClass": OPTIONAL_NAME,
+    "tag": {"type": "string", "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$"},
     "tlsSecret": OPTIONAL_NAME,
     "tolerations": ref("tolerations"),
     "topologySpreadConstraints": ref("spread"),
     "traffic": {"type": "string", "pattern": "^((s3|gs|az)://.+|file://.+)?$"},
-    "uiApiUrl": {"type": "string", "pattern": "^https?://[^\\s]+$", "maxLength": 270},
+    "uiApiUrl": {"type": "string", "pattern": rf"^https?://{_AT}(/[A-Za-z0-9._~/-]*)?$", "maxLength": 270},
     "unprovenEngines": COUNT,
     "upscalingMode": {"enum": ["Default", "Conservative", "Aggressive"]},
+    "waiting": {"type": "integer", "minimum": 1},
     "waitForNodes": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
     "workPool": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"},
 }
@@ -268,9 +276,9 @@ def _value(value: Any, path: tuple[str, ...]) -> Schema:
 
 def _group(defaults: Schema) -> Schema:
     """One of gpuGroups: every default, and what has none."""
-    own = {
+    own: dict[str, Schema] = {
         # Of a Ray worker group, and a part of the names of its pods and deployments.
-        "name": {**TEXT, "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
+        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
         "generation": {"enum": [generation.sm for generation in GENERATIONS]},
         "max": {"type": "integer", "minimum": 1},
     }

@@ -1,8 +1,8 @@
 """A cluster on this machine: Prefect server, worker, and Ray nodes of five GPU generations, there by label only.
 
-Registers the digits model and shows what follows by itself: the event, the run, the engines. Then a server's traffic
-drifts: the event of that, new buckets, a candidate, its canary. Everything listens on loopback, lives in a temporary
-folder, and is ended with the demo, also by Ctrl-C.
+Registers the digits model and shows what follows by itself: the event, the run, which waits for Ray's head, and the
+engines. Then a server's traffic drifts: the event of that, new buckets, a candidate, its canary. Everything listens on
+loopback, lives in a temporary folder, and is ended with the demo, also by Ctrl-C.
 """
 
 import json
@@ -60,9 +60,8 @@ def _show(stack: ExitStack, folder: Path) -> None:
     server = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     stack.enter_context(_process(server, folder / "server.log", environment))
     _ask(f"{url}/health")
-    print(f"starting Ray with a node for each of {', '.join(GENERATIONS)} ...", flush=True)
-    address = stack.enter_context(_ray_cluster())
-    ray = ["--executor", "ray", "--ray-address", address]
+    ray_port = _free_port()
+    ray = ["--executor", "ray", "--ray-address", f"127.0.0.1:{ray_port}", "--wait-for-nodes", "10m"]
     traffic = folder / "traffic"
     traffic.mkdir()
     only = [part for name in FLOWS for part in ("--only", name)]
@@ -84,6 +83,8 @@ def _show(stack: ExitStack, folder: Path) -> None:
     worker = ["prefect", "worker", "start", "--pool", "enginesmith", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
     _run(["enginesmith", "prefect", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
+    print(f"starting Ray with a node for each of {', '.join(GENERATIONS)} ...", flush=True)
+    stack.enter_context(_ray_cluster(ray_port))
     known = _follow(url, ["compile-model"], (0, 0))
     _run(["enginesmith", "show", "digits", "--registry", str(registry)], environment)
 
@@ -127,19 +128,19 @@ def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int
 
 
 @contextmanager
-def _ray_cluster() -> Iterator[str]:
-    """Address of a Ray with a head, and a node for each generation; the GPUs are numbers, nothing more."""
+def _ray_cluster(port: int) -> Iterator[None]:
+    """A Ray with a head at this port, and a node for each generation; the GPUs are numbers, nothing more."""
     from ray.cluster_utils import Cluster
 
     here = {"node_ip_address": "127.0.0.1"}
     cluster = Cluster()
     try:
         with _starting("head"):
-            cluster.add_node(num_cpus=2, include_dashboard=False, **here)
+            cluster.add_node(num_cpus=2, include_dashboard=False, gcs_server_port=port, **here)
         for generation in GENERATIONS:
             with _starting(generation):
                 cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": generation}, **here)
-        yield cluster.address
+        yield
     finally:
         cluster.shutdown()
 

@@ -97,9 +97,9 @@ def flow_run_job(variables: Object) -> Object:
     return apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables})
 
 
-def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:
-    """A sample's values with one changed; 'gpuGroups.0.max' leads into a list."""
-    values = copy.deepcopy(renders.sample(base))
+def with_value(path: str, value: Any, base: str | Object = "aws") -> dict[str, Any]:
+    """Values, or a sample's, with one changed; 'gpuGroups.0.max' leads into a list."""
+    values = copy.deepcopy(renders.sample(base) if isinstance(base, str) else base)
     *places, last = [int(word) if word.isdigit() else word for word in path.split(".")]
     here: Any = values
     for place in places:

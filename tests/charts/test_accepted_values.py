@@ -2,12 +2,15 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import helm_python as helm
 import pytest
+import yaml
 
 from charts import renders
+from charts.kubernetes_names import KEY, NAME, OPTIONAL_NAME
 from charts.values_schema import values_schema
 from enginesmith.core.hardware.machine import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
@@ -21,10 +24,53 @@ def test_what_the_chart_does_not_set_may_be_set() -> None:
         renders.rendered(with_value("extraEnv", [{"name": "AWS_ACCESS_KEY_ID", "value": "x"}], base="onprem"))
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in objects that is no list or mapping, keys included."""
+    if isinstance(value, dict):
+        yield from (leaf for pair in value.items() for leaf in leaves(list(pair)))
+    elif isinstance(value, list):
+        yield from (leaf for item in value for leaf in leaves(item))
+    else:
+        yield value
+
+
+def names_in(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Paths of values that are names and keys of Kubernetes."""
+    for key, inner in schema.get("properties", {}).items():
+        yield from names_in(inner, f"{path}.{key}".strip("."))
+    if schema.get("pattern") in (NAME["pattern"], OPTIONAL_NAME["pattern"], KEY["pattern"]):
+        yield path
+
+
+@pytest.mark.parametrize("word", ["31", "2026-01-01"])
+def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None:
+    values = {**with_value("ray.gcsFaultTolerance.redisAddress", "redis:6379"), "nameOverride": word}
+    alone = ("serviceAccounts", "registry.existingClaim", "fleet.catalog", "prefect.externalApi", "nodeCache", "global")
+    for path in names_in(values_schema(yaml.safe_load((renders.CHART / "values.yaml").read_text()))):
+        if not path.startswith(alone):
+            values = with_value(path, word, values)
+    values = with_value("serviceAccounts.builds.name", word, values)
+    made = renders.objects(renders.rendered(values, name="e", namespace=word))
+    assert word in set(leaves(made)) and yaml.safe_load(word) not in set(leaves(made))
+
+
+def test_what_a_user_says_of_labels_and_annotations_is_over_the_charts() -> None:
+    values = with_value("commonLabels", {"release": "all"})
+    values["cpuGroup"] = {"podAnnotations": {"karpenter.sh/do-not-disrupt": "false"}}
+    made = {label(item): item for item in renders.objects(renders.rendered(values))}
+    assert made["ServiceMonitor enginesmith"]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert made["Service enginesmith-metrics"]["metadata"]["labels"]["release"] == "all"
+    annotations = made["RayCluster enginesmith-ray"]["spec"]["workerGroupSpecs"][0]["template"]["metadata"][
+        "annotations"
+    ]
+    assert annotations["karpenter.sh/do-not-disrupt"] == "false"
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
 @pytest.mark.parametrize(
     "cron",
     [
-        "0 0 31 2,3 *", "0 0 29 2 *", "0 0 31 2 mon", "0 0 31 1-6/2 *", "0 0 */2 2 *", "0 2 * * *", "*/20 * * * *",
+        "0 0 31 2,3 *", "0 0 29 2 *", "0 0 31 3 mon", "0 0 31 1-6/2 *", "0 0 */2 2 *", "0 2 * * *", "*/20 * * * *",
         "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN",
     ],
 )  # fmt: skip
@@ -86,6 +132,7 @@ def test_large_numbers_are_written_as_numbers() -> None:
     [
         ("images.control.repository", "registry.example:5000/team_a/enginesmith.control--x"),
         ("images.control.repository", "control"),
+        ("ray.finishSchedule", "0 0 31 2 mon"),
         ("cpuGroup.cpu", "0.5"),
         ("cpuGroup.cpu", "10"),
         ("cpuGroup.cpu", "500m"),

@@ -138,13 +138,18 @@ def test_a_volume_that_cannot_become_what_is_asked_is_named(size, storage_class,
             {"nameOverride": "other", "fullnameOverride": "enginesmith"},
             "selected by app.kubernetes.io/name=enginesmith",
         ),
+        (
+            {"nameOverride": "other", "fullnameOverride": "enginesmith", "ray": {"enabled": False}},
+            "selected by app.kubernetes.io/name=enginesmith",
+        ),
     ],
 )
 def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], said: str, tmp_path: Path) -> None:
     labels = {"app.kubernetes.io/instance": "enginesmith", "app.kubernetes.io/name": "enginesmith"}
     config = {"metadata": {"name": "enginesmith-ray", "labels": labels}, "data": {"raycluster.yaml": ""}}
+    test = {"metadata": {"name": "enginesmith-test", "labels": labels}, "data": {"selftest.py": ""}}
     others = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
-    found = installed("names", {"there": {"items": [others, config]}}, tmp_path, **values)
+    found = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
     assert re.search(said, found) if said else not found
 
 

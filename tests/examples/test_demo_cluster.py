@@ -37,6 +37,6 @@ def test_a_node_that_does_not_start_in_time_is_named_and_ray_is_ended(demo, monk
 
     monkeypatch.setattr(ray.cluster_utils, "Cluster", Cluster)
     wanted = r"error: the Ray node 'sm_80' did not start: .*\n.*run the demo again"
-    with pytest.raises(SystemExit, match=wanted), demo._ray_cluster():
+    with pytest.raises(SystemExit, match=wanted), demo._ray_cluster(6379):
         pass
     assert len(ended) == 1

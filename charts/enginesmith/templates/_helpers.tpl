@@ -17,7 +17,7 @@
 {{/* What selects pods: never changes during a release's life. Argument: (list $ component). */}}
 {{- define "enginesmith.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "enginesmith.name" $root }}
+app.kubernetes.io/name: {{ include "enginesmith.name" $root | quote }}
 app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
@@ -35,11 +35,18 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* Labels and annotations of an object. Argument: (list $ component annotations), the last one optional. */}}
+{{/* Labels and annotations of an object. Argument: (list $ component annotations labels), the last two optional; these labels
+     are over those of all objects. */}}
 {{- define "enginesmith.meta" -}}
+{{- $more := slice . 2 -}}
+{{- $labels := include "enginesmith.labels" . -}}
 labels:
-  {{- include "enginesmith.labels" . | nindent 2 }}
-{{- include "enginesmith.annotations" (list (first .) (ternary (last .) dict (gt (len .) 2))) }}
+{{- if gt (len $more) 1 }}
+  {{- toYaml (merge (dict) (last $more) (fromYaml $labels)) | nindent 2 }}
+{{- else }}
+  {{- $labels | nindent 2 }}
+{{- end }}
+{{- include "enginesmith.annotations" (list (first .) (ternary dict (first $more) (empty $more))) }}
 {{- end -}}
 
 {{/* Annotations of an object: its own, then those of all. Argument: (list $ annotations). */}}
@@ -134,6 +141,11 @@ http://{{ include "enginesmith.fullname" . }}-prefect-server:4200/api
 {{- .Values.prefect.worker.clusterUid | default (printf "%s/%s" .Release.Namespace (include "enginesmith.fullname" .) | sha256sum | trunc 32) -}}
 {{- end -}}
 
+{{/* Registered models whose build has not begun, as Prometheus counts them. */}}
+{{- define "enginesmith.notBuilt" -}}
+enginesmith_registered_timestamp_seconds > on (model) enginesmith_last_run_timestamp_seconds or enginesmith_registered_timestamp_seconds unless on (model) enginesmith_last_run_timestamp_seconds
+{{- end -}}
+
 {{/* Name of the RayCluster. */}}
 {{- define "enginesmith.rayCluster" -}}
 {{- printf "%s-ray" (include "enginesmith.fullname" .) -}}
@@ -160,15 +172,23 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* The ports of addresses ('https://minio:9000', 'redis:6380'), as JSON. Argument: a list of texts. */}}
+{{- define "enginesmith.ports" -}}
+{{- $ports := list -}}
+{{- range regexFindAll "(https?|rediss?)://[^/?&, ]+|^[^/]+:[0-9]+$" (join "," .) -1 -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" .)) | int64) -}}
+{{- end -}}
+{{- toJson $ports -}}
+{{- end -}}
+
 {{/* A rule of egress to networks, on its ports and those of addresses that values name ('https://minio:9000', 'redis:6380').
      Without peers nothing: a rule whose peers are empty would be open to everything.
      Argument: (list {cidrs, ports, namespaceSelector: optional} addresses). */}}
 {{- define "enginesmith.egress" -}}
 {{- $ports := list -}}
 {{- range (index . 0).ports }}{{ $ports = append $ports (int64 .) }}{{ end -}}
-{{- range regexFindAll "(https?|rediss?)://[^/?&, ]+|^[^/]+:[0-9]+$" (index . 1 | join ",") -1 -}}
-{{- $port := regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" .)) | int64 -}}
-{{- if not (has $port $ports) }}{{ $ports = append $ports $port }}{{ end -}}
+{{- range include "enginesmith.ports" (index . 1) | fromJsonArray -}}
+{{- if not (has (int64 .) $ports) }}{{ $ports = append $ports (int64 .) }}{{ end -}}
 {{- end -}}
 {{- with index . 0 -}}
 {{- if or .cidrs .namespaceSelector -}}

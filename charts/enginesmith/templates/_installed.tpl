@@ -42,10 +42,10 @@
 {{- $name := include "enginesmith.rayCluster" $root }}
 {{- range .there.items }}
 {{- $labels := .metadata.labels | default dict }}
-{{- if and (hasKey (.data | default dict) "raycluster.yaml") (eq (get $labels "app.kubernetes.io/instance") $root.Release.Name) }}
-{{- if and $root.Values.ray.enabled (ne .metadata.name $name) }}
+{{- if eq (get $labels "app.kubernetes.io/instance") $root.Release.Name }}
+{{- if and (hasKey (.data | default dict) "raycluster.yaml") $root.Values.ray.enabled (ne .metadata.name $name) }}
 nameOverride, fullnameOverride: the RayCluster {{ .metadata.name }} would be deleted with its builds, and {{ $name }} made; write fullnameOverride: {{ trimSuffix "-ray" .metadata.name }}, or first delete it: kubectl delete configmap {{ .metadata.name }} --namespace {{ $root.Release.Namespace }}
-{{- else if ne (get $labels "app.kubernetes.io/name") (include "enginesmith.name" $root) }}
+{{- else if and (eq .metadata.name (printf "%s-test" (include "enginesmith.fullname" $root))) (ne (get $labels "app.kubernetes.io/name") (include "enginesmith.name" $root)) }}
 nameOverride: the pods of this release are selected by app.kubernetes.io/name={{ get $labels "app.kubernetes.io/name" }}, which cannot change; write that name
 {{- end }}
 {{- end }}

@@ -30,7 +30,7 @@ seccompProfile:
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -51,7 +51,7 @@ affinity:
 {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- include "enginesmith.spread" (list (include "enginesmith.selector" .) $values.topologySpreadConstraints) }}
 {{- end -}}
@@ -67,7 +67,7 @@ priorityClassName: {{ . }}
 {{- with .Values.proxy }}
 {{- range $name, $url := dict "HTTP_PROXY" .http "HTTPS_PROXY" .https }}
 {{- if $url }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $url | quote }}
 {{- end }}
 {{- end }}
@@ -82,7 +82,7 @@ priorityClassName: {{ . }}
 {{- /* The registry's own bundle is over this one. */}}
 {{- $registry := ternary (include "enginesmith.caBundleVariable" .) "" (ne .Values.registry.caBundle.configMap "") }}
 {{- range without (list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "AWS_CA_BUNDLE") $registry }}
-- name: {{ . }}
+- name: {{ . | quote }}
   value: /etc/enginesmith/trust/{{ $.Values.caBundle.key }}
 {{- end }}
 {{- end }}
@@ -110,7 +110,7 @@ priorityClassName: {{ . }}
 {{- with .Values.caBundle.configMap }}
 - name: trust
   configMap:
-    name: {{ . }}
+    name: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -120,15 +120,15 @@ priorityClassName: {{ . }}
   value: {{ include "enginesmith.registry" . | quote }}
 {{- if .Values.registry.existingSecret }}
 {{- range ternary (list "AZURE_STORAGE_KEY") (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY") (eq .Values.registry.scheme "az") }}
-- name: {{ . }}
+- name: {{ . | quote }}
   valueFrom:
     secretKeyRef:
-      name: {{ $.Values.registry.existingSecret }}
-      key: {{ . }}
+      name: {{ $.Values.registry.existingSecret | quote }}
+      key: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- if .Values.registry.caBundle.configMap }}
-- name: {{ include "enginesmith.caBundleVariable" . }}
+- name: {{ include "enginesmith.caBundleVariable" . | quote }}
   value: /etc/enginesmith/ca/{{ .Values.registry.caBundle.key }}
 {{- end }}
 {{- end -}}
@@ -156,21 +156,21 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- with .Values.prefect.logLevel }}
 - name: PREFECT_LOGGING_LEVEL
-  value: {{ . }}
+  value: {{ . | quote }}
 {{- end }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
 - name: PREFECT_API_AUTH_STRING
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.prefect.server.auth.existingSecret }}
-      key: {{ .Values.prefect.server.auth.key }}
+      name: {{ .Values.prefect.server.auth.existingSecret | quote }}
+      key: {{ .Values.prefect.server.auth.key | quote }}
 {{- end }}
 {{- if and (not .Values.prefect.server.enabled) .Values.prefect.externalApi.existingSecret }}
 - name: PREFECT_API_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.prefect.externalApi.existingSecret }}
-      key: {{ .Values.prefect.externalApi.key }}
+      name: {{ .Values.prefect.externalApi.existingSecret | quote }}
+      key: {{ .Values.prefect.externalApi.key | quote }}
 {{- end }}
 {{- end -}}
 
@@ -183,7 +183,7 @@ priorityClassName: {{ . }}
 - name: RAY_AUTH_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ include "enginesmith.rayCluster" . }}
+      name: {{ include "enginesmith.rayCluster" . | quote }}
       key: auth_token
 {{- end -}}
 
@@ -217,7 +217,7 @@ priorityClassName: {{ . }}
 {{- with .Values.prefect.externalApi.caBundle.configMap }}
 - name: prefect-ca
   configMap:
-    name: {{ . }}
+    name: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -225,12 +225,12 @@ priorityClassName: {{ . }}
 {{- if .Values.registry.existingClaim }}
 - name: registry
   persistentVolumeClaim:
-    claimName: {{ .Values.registry.existingClaim }}
+    claimName: {{ .Values.registry.existingClaim | quote }}
 {{- end }}
 {{- if .Values.registry.caBundle.configMap }}
 - name: ca
   configMap:
-    name: {{ .Values.registry.caBundle.configMap }}
+    name: {{ .Values.registry.caBundle.configMap | quote }}
 {{- end }}
 {{- end -}}
 
@@ -243,12 +243,12 @@ priorityClassName: {{ . }}
     volumeClaimTemplate:
       spec:
         accessModes: [ReadWriteOnce]
-        storageClassName: {{ .storageClass }}
+        storageClassName: {{ .storageClass | quote }}
         resources:
           requests:
-            storage: {{ .size }}
+            storage: {{ .size | quote }}
 {{- else }}
   emptyDir:
-    sizeLimit: {{ .size }}
+    sizeLimit: {{ .size | quote }}
 {{- end }}
 {{- end -}}

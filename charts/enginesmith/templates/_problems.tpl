@@ -3,9 +3,9 @@
 {{/* Names of environment variables that the chart sets somewhere, as JSON. */}}
 {{- define "enginesmith.ownVariables" -}}
 {{- $texts := list (include "enginesmith.env.base" .) (include "enginesmith.env.registry" .) (include "enginesmith.env.prefect" .)
-      (include "enginesmith.env.prefectWorker" .) (include "enginesmith.env.database" .) -}}
+      (include "enginesmith.env.prefectWorker" .) (include "enginesmith.env.database" .) (include "enginesmith.env.prefectShared" .) -}}
 {{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_CACHE_BYTES" "ENGINESMITH_NODE" "PREFECT_UI_STATIC_DIRECTORY" "PREFECT_UI_API_URL"
-      "PREFECT_SERVER_LOGGING_LEVEL" "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE" "PREFECT_SERVER_API_AUTH_STRING" -}}
+      "PREFECT_SERVER_LOGGING_LEVEL" "PREFECT_SERVER_API_AUTH_STRING" -}}
 {{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginesmith.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
 {{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
 {{- toJson $names -}}
@@ -33,6 +33,35 @@
 {{- end }}
 {{- end -}}
 
+{{/* Rules for parts that many values have: labels of pods, annotations, amounts, containers, affinities. Argument: (list path value). */}}
+{{- define "enginesmith.problems.everywhere" -}}
+{{- $path := first . -}}
+{{- $value := last . -}}
+{{- if kindIs "slice" $value }}
+{{- range $place, $item := $value }}
+{{- $name := toString $place }}
+{{- if kindIs "map" $item }}{{ $name = get $item "name" | default $name }}{{ end }}
+{{- include "enginesmith.problems.everywhere" (list (printf "%s.%s" $path $name) $item) }}
+{{- end }}
+{{- else if kindIs "map" $value }}
+{{- if regexMatch "(^|[.])(common|pod)Labels$" $path }}
+{{- include "enginesmith.problems.labels" (dict "path" $path "labels" $value) }}
+{{- else if regexMatch "[aA]nnotations$" $path }}
+{{- include "enginesmith.problems.annotations" (dict "path" $path "annotations" $value) }}
+{{- else }}
+{{- include "enginesmith.problems.amounts" (list (printf "%s.requests" $path) $value.requests $value.limits) }}
+{{- range $key := $value.matchLabelKeys }}
+{{- if has $key ($value.mismatchLabelKeys | default list) }}
+{{ $path }}: {{ $key }} is in matchLabelKeys and mismatchLabelKeys; remove one
+{{- end }}
+{{- end }}
+{{- range $key, $inner := $value }}
+{{- include "enginesmith.problems.everywhere" (list (printf "%s.%s" $path $key | trimPrefix ".") $inner) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of labels for pods: those by which pods are selected stay the chart's. Argument: {path, labels}. */}}
 {{- define "enginesmith.problems.labels" -}}
 {{- $path := .path -}}
@@ -53,6 +82,9 @@
 {{ $path }}: the chart sets {{ $name }}; remove it
 {{- end }}
 {{- end }}
+{{- if gt (len (toJson .annotations)) 131072 }}
+{{ $path }}: {{ len (toJson .annotations) }} bytes, and Kubernetes keeps 262144 of an object's annotations; shorten them to half of that
+{{- end }}
 {{- end -}}
 
 {{/* Of volumes and mounts: names and places that the chart has, mounts of nothing. Argument: {path: "gpuGroups.l4.", all: the
@@ -70,6 +102,17 @@
 {{ $path }}extraVolumes: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
+{{- $files := list }}
+{{- range (.projected | default dict).sources }}
+{{- range $source := . }}
+{{- range concat ($source.items | default list) (ternary (list $source) list (hasKey $source "path")) }}
+{{- if has .path $files }}
+{{ $path }}extraVolumes: two sources have a file {{ .path }}; give another path
+{{- end }}
+{{- $files = append $files .path }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- range .all.extraVolumes }}{{ $names = append $names .name }}{{ end }}
 {{- $places := list -}}
@@ -88,11 +131,12 @@
 {{- end -}}
 
 {{/* Of containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later.
-     Argument: {path, containers, volumes: names}. */}}
+     Argument: {path, containers, volumes: names, others: containers of the same pods, optional}. */}}
 {{- define "enginesmith.problems.containers" -}}
 {{- $path := .path -}}
 {{- $volumes := .volumes -}}
 {{- $names := list -}}
+{{- range .others }}{{ $names = append $names .name }}{{ end }}
 {{- $own := list "ray-worker" "ray-head" "autoscaler" "wait-gcs-ready" "prefect-job" "server" "worker" "wait-for-prefect" "exporter" "site" -}}
 {{- range $container := .containers }}
 {{- if has .name $own }}
@@ -102,13 +146,19 @@
 {{ $path }}: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
-{{- range $field, $key := dict "env" "name" "volumeMounts" "mountPath" }}
+{{- range $field, $key := dict "env" "name" "volumeMounts" "mountPath" "ports" "name" }}
 {{- $seen := list }}
 {{- range index $container $field }}
-{{- if has (get . $key) $seen }}
-{{ $path }}.{{ $container.name }}.{{ $field }}: {{ get . $key }} is there twice; remove one
+{{- $entry := get . $key }}
+{{- if and $entry (has $entry $seen) }}
+{{ $path }}.{{ $container.name }}.{{ $field }}: {{ $entry }} is there twice; remove one
 {{- end }}
-{{- $seen = append $seen (get . $key) }}
+{{- $seen = append $seen $entry }}
+{{- end }}
+{{- end }}
+{{- range .env }}
+{{- if and (hasKey . "value") (hasKey . "valueFrom") }}
+{{ $path }}.{{ $container.name }}.env: {{ .name }} has both value and valueFrom; remove one
 {{- end }}
 {{- end }}
 {{- range .volumeMounts }}
@@ -126,7 +176,8 @@
 {{- include "enginesmith.problems.volumes" . }}
 {{- $volumes := list "tmp" }}
 {{- range concat (.own.extraVolumes | default list) (.all.extraVolumes | default list) }}{{ $volumes = append $volumes .name }}{{ end }}
-{{- include "enginesmith.problems.containers" (dict "path" (printf "%sextraContainers" $path) "containers" .own.extraContainers "volumes" $volumes) }}
+{{- $others := ternary (.root.Values.extraInitContainers) list (regexMatch "^(cpuGroup|gpuGroups)[.]" $path) }}
+{{- include "enginesmith.problems.containers" (dict "path" (printf "%sextraContainers" $path) "containers" .own.extraContainers "volumes" $volumes "others" $others) }}
 {{- $seen := list }}
 {{- range .own.topologySpreadConstraints }}
 {{- $kind := printf "%s, %s" .topologyKey .whenUnsatisfiable }}
@@ -218,25 +269,18 @@ images.{{ .which }} has neither digest nor tag; give one
 {{/* A quantity ('500m', '16Gi', 8) as a number. */}}
 {{- define "enginesmith.quantity" -}}
 {{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
-{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
+{{- $sizes := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
 {{- mulf (toString . | trimSuffix $unit | float64) (get $sizes $unit) -}}
 {{- end -}}
 
-{{/* Of requests and limits: who raises a request alone has the default limit below it. */}}
-{{- define "enginesmith.problems.resources" -}}
-{{- $runs := .Values.prefect.flowRuns -}}
-{{- $all := dict "prefect.flowRuns" (dict "requests" (dict "memoryRequest" $runs.memoryRequest) "limits" (dict "memoryRequest" $runs.memoryLimit)) -}}
-{{- range $path, $values := dict "prefect.server" .Values.prefect.server "prefect.worker" .Values.prefect.worker
-      "prefect.deployments" .Values.prefect.deployments "fleet" .Values.fleet "prefect.gpuRuns" .Values.prefect.gpuRuns "ray.autoscaler" .Values.ray.autoscaler
-      "ray.head" .Values.ray.head "metrics" .Values.metrics "site" .Values.site "tests" .Values.tests "nodeCache" .Values.nodeCache -}}
-{{- $_ := set $all (printf "%s.resources.requests" $path) $values.resources -}}
-{{- end -}}
-{{- range $path, $resources := $all }}
-{{- range $name, $request := $resources.requests }}
-{{- $limit := get ($resources.limits | default dict) $name }}
+{{/* Of requests and limits: who raises a request alone has the default limit below it. Argument: (list path requests limits). */}}
+{{- define "enginesmith.problems.amounts" -}}
+{{- $path := first . -}}
+{{- $limits := last . | default dict -}}
+{{- range $name, $request := index . 1 }}
+{{- $limit := get $limits $name }}
 {{- if and $limit (gt (include "enginesmith.quantity" $request | float64) (include "enginesmith.quantity" $limit | float64)) }}
 {{ $path }}.{{ $name }}: {{ $request }} is more than the limit, {{ $limit }}; raise the limit, too
-{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -251,6 +295,38 @@ images.{{ .which }} has neither digest nor tag; give one
 {{- define "enginesmith.seconds" -}}
 {{- $unit := regexFind "[a-z]$" . -}}
 {{- mul (trimSuffix $unit . | default "0" | int64) (get (dict "" 0 "s" 1 "m" 60 "h" 3600 "d" 86400) $unit) -}}
+{{- end -}}
+
+{{/* Of the numbers of Prefect's servers and workers. */}}
+{{- define "enginesmith.problems.replicas" -}}
+{{- $server := .Values.prefect.server -}}
+{{- if and $server.enabled (gt (int $server.replicas) 1) }}
+{{- range $field, $what := dict "postgresql" "a PostgreSQL database" "redis" "a Redis" }}
+{{- if not (index $server $field).existingSecret }}
+prefect.server.replicas is {{ int $server.replicas }}, and several servers share {{ $what }}; give prefect.server.{{ $field }}.existingSecret, or set replicas=1
+{{- end }}
+{{- end }}
+{{- if not $server.postgresql.migrateHook }}
+prefect.server.replicas is {{ int $server.replicas }}, and no server updates the schema at its start; set prefect.server.postgresql.migrateHook=true, or replicas=1
+{{- end }}
+{{- end }}
+{{- $worker := .Values.prefect.worker }}
+{{- $scale := $worker.autoscaling }}
+{{- if and $scale.enabled (not $worker.enabled) }}
+prefect.worker.autoscaling.enabled is true and prefect.worker.enabled is false: there is nothing to scale; set prefect.worker.enabled=true
+{{- end }}
+{{- if and $scale.enabled (lt (int $scale.max) (int $worker.replicas)) }}
+prefect.worker.autoscaling: max {{ int $scale.max }} is less than replicas {{ int $worker.replicas }}, the minimum; raise max or lower replicas
+{{- end }}
+{{- if and $scale.enabled $scale.keda.prometheus (not .Values.metrics.enabled) }}
+prefect.worker.autoscaling.keda.prometheus is given and metrics.enabled is false: no metric would say what waits; set metrics.enabled=true
+{{- end }}
+{{- if and $scale.enabled (not $scale.keda.prometheus) (not ($worker.resources.requests | default dict).cpu) }}
+prefect.worker.autoscaling: the use of CPUs is a part of the request, and prefect.worker.resources.requests.cpu is not given; give it
+{{- end }}
+{{- if and $scale.keda.prometheus (not $scale.enabled) }}
+prefect.worker.autoscaling.keda.prometheus is given and prefect.worker.autoscaling.enabled is false, so nothing would be scaled; set it to true
+{{- end }}
 {{- end -}}
 
 {{/* Of the metrics. */}}
@@ -306,7 +382,8 @@ metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer tha
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and (gt $first $last) (hasSuffix " *" $schedule) }}
+{{- /* Kubernetes also takes the days of the week of such a schedule; Prefect's croniter finds none. */}}
+{{- if and (gt $first $last) (or (hasSuffix " *" $schedule) (ne $path "ray.finishSchedule")) }}
 {{ $path }}: {{ $schedule | quote }} has no day in any year; give a day that its months have
 {{- end }}
 {{- end -}}

@@ -9,15 +9,13 @@
 {{- if gt (len $full) 40 -}}
 {{- $problems = append $problems (printf "fullnameOverride: %q has %d characters; names made from it fit up to 40: shorten it" $full (len $full)) -}}
 {{- end -}}
-{{- if not (regexMatch "^[a-z]" $full) -}}
-{{- $problems = append $problems (printf "%q does not begin with a letter, and services must; give fullnameOverride" $full) -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" $full) -}}
+{{- $problems = append $problems (printf "%q does not begin with a letter or has a dot, and services must begin with one and have none; give fullnameOverride" $full) -}}
 {{- end -}}
 
 {{- $lines := list (include "enginesmith.problems.image" (dict "root" . "which" "control")) -}}
 {{- if .Values.gpuGroups }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "worker")) }}{{ end -}}
-{{- $lines = append $lines (include "enginesmith.problems.labels" (dict "path" "commonLabels" "labels" .Values.commonLabels)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.env" (dict "root" . "path" "extraEnv" "entries" .Values.extraEnv)) -}}
-{{- $lines = append $lines (include "enginesmith.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
 {{- $volumes := list "tmp" (ternary "registry" "tmp" (ne .Values.registry.existingClaim "")) (ternary "ca" "tmp" (ne .Values.registry.caBundle.configMap "")) -}}
 {{- range .Values.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
@@ -28,22 +26,22 @@
 {{- range $path, $own := dict "metrics." .Values.metrics "site." .Values.site -}}
 {{- $lines = append $lines (include "enginesmith.problems.part" (dict "root" $ "path" $path "own" $own "all" $.Values)) -}}
 {{- end -}}
-{{- $lines = append $lines (include "enginesmith.problems.resources" .) -}}
+{{- $runs := .Values.prefect.flowRuns -}}
+{{- $lines = append $lines (include "enginesmith.problems.amounts" (list "prefect.flowRuns" (dict "memoryRequest" $runs.memoryRequest) (dict "memoryRequest" $runs.memoryLimit))) -}}
+{{- $lines = append $lines (include "enginesmith.problems.everywhere" (list "" (omit .Values "global"))) -}}
 {{- $lines = append $lines (include "enginesmith.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.network" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.metrics" .) -}}
+{{- $lines = append $lines (include "enginesmith.problems.replicas" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.nodeCache" .) -}}
 {{- range $path, $schedule := dict "fleet.schedule" .Values.fleet.schedule "ray.finishSchedule" .Values.ray.finishSchedule -}}
 {{- if $schedule }}{{ $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" $path "schedule" $schedule)) }}{{ end -}}
 {{- end -}}
 {{- $lines = append $lines (include "enginesmith.problems.installed" .) -}}
 {{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
-{{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "commonAnnotations" "annotations" .Values.commonAnnotations)) -}}
-{{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
 {{- range $group := concat $cpu .Values.gpuGroups -}}
 {{- $path := ternary "cpuGroup." (printf "gpuGroups.%s." .name) (eq .name "cpu") -}}
-{{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" (printf "%spodAnnotations" $path) "annotations" .podAnnotations)) -}}
 {{- if ne .name "cpu" }}{{ $group = include "enginesmith.ray.gpuGroup" (list $ .) | fromJson }}{{ end -}}
 {{- $lines = append $lines (include "enginesmith.problems.part" (dict "root" $ "path" $path "own" $group "all" $.Values)) -}}
 {{- end -}}
@@ -80,6 +78,9 @@
 {{- $other := get $accounts (include "enginesmith.serviceAccount" (list $ $which)) | default $which -}}
 {{- if ne $other $which -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which (include "enginesmith.serviceAccount" (list $ $which)) $other) -}}
+{{- end -}}
+{{- if and $account.create (eq $account.name "default") -}}
+{{- $problems = append $problems (printf "serviceAccounts.%s: the account \"default\" is there in every namespace and cannot be made; give another name, or set create=false" $which) -}}
 {{- end -}}
 {{- if and (ne $which "rayHead") (ne $which "reads") (not $account.create) (not $account.name) -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}

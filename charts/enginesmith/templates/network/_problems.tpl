@@ -29,6 +29,8 @@
 {{- $bits := include "enginesmith.bits" . -}}
 {{- if not $bits -}}
 is no network; give an address and bits, as 10.0.0.0/8 or fd00::/8
+{{- else if hasPrefix (printf "%080d%016b" 0 65535) $bits -}}
+is an IPv4 network in the form of IPv6; give its IPv4 form
 {{- else if contains "1" (substr (splitList "/" . | last | int) (len $bits) $bits) -}}
 has bits set beyond its prefix; set them to 0, or give one address as /{{ len $bits }}
 {{- end -}}
@@ -61,6 +63,16 @@ has bits set beyond its prefix; set them to 0, or give one address as /{{ len $b
 {{/* Of network policies. An empty list allows nothing, and something must be reached. */}}
 {{- define "enginesmith.problems.network" -}}
 {{- $net := .Values.networkPolicy -}}
+{{- range $path, $address := dict "registry.endpoint" .Values.registry.endpoint "nodeCache.through" .Values.nodeCache.through
+      "catalog.place" .Values.catalog.place "canary.traffic" .Values.canary.traffic "prefect.worker.autoscaling.keda.prometheus" .Values.prefect.worker.autoscaling.keda.prometheus "prefect.externalApi.url" .Values.prefect.externalApi.url
+      "prefect.server.uiApiUrl" .Values.prefect.server.uiApiUrl "proxy.http" .Values.proxy.http "proxy.https" .Values.proxy.https
+      "ray.gcsFaultTolerance.redisAddress" .Values.ray.gcsFaultTolerance.redisAddress }}
+{{- range include "enginesmith.ports" (list $address) | fromJsonArray }}
+{{- if or (lt (int64 .) 1) (gt (int64 .) 65535) }}
+{{ $path }}: {{ $address }} has port {{ int64 . }}; ports are 1 to 65535
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $part, $values := $net }}
 {{- if kindIs "map" $values }}
 {{- $blocks := list }}
@@ -87,6 +99,9 @@ networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy; name where
 {{- end }}
 {{- if and (not .Values.prefect.server.enabled) (not $net.prefect.cidrs) }}
 networkPolicy.prefect.cidrs is empty, so nothing could reach prefect.externalApi.url; name where it is, there or in networkPolicy.extraEgress
+{{- end }}
+{{- if and (or (and .Values.ray.enabled .Values.ray.gcsFaultTolerance.redisAddress) (and .Values.prefect.server.enabled .Values.prefect.server.redis.existingSecret)) (not $net.redis.cidrs) }}
+networkPolicy.redis.cidrs is empty, so nothing could reach the Redis; name where it is, there or in networkPolicy.extraEgress
 {{- end }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.postgresql.existingSecret (not $net.postgresql.cidrs) }}
 networkPolicy.postgresql.cidrs is empty, so the Prefect server could not reach its database; name where it is, there or in networkPolicy.extraEgress

@@ -5,9 +5,40 @@
 - name: PREFECT_API_DATABASE_CONNECTION_URL
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .key }}
+      name: {{ .existingSecret | quote }}
+      key: {{ .key | quote }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where Prefect servers keep what they share beside the database: Redis, or a folder of the only server.
+     https://docs.prefect.io/v3/advanced/self-hosted, "Redis setup". */}}
+{{- define "enginesmith.env.prefectShared" -}}
+{{- with .Values.prefect.server.redis }}
+{{- if .existingSecret }}
+{{- range $name, $module := dict "PREFECT_SERVER_EVENTS_MESSAGING_BROKER" "messaging" "PREFECT_SERVER_EVENTS_MESSAGING_CACHE" "messaging"
+      "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING" "ordering" "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE" "lease_storage"
+      "PREFECT_SERVER_WORKER_CHANNEL_CLEANUP_QUEUE_STORAGE" "cleanup_queue" }}
+- name: {{ $name }}
+  value: prefect_redis.{{ $module }}
+{{- end }}
+{{- range list "PREFECT_REDIS_MESSAGING_URL" "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL" "PREFECT_SERVER_DOCKET_URL" }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $.Values.prefect.server.redis.existingSecret | quote }}
+      key: {{ $.Values.prefect.server.redis.key | quote }}
+{{- end }}
+{{- else }}
+# In memory, the default, a restart forgets who holds a GPU generation's slots, and they stay taken.
+- name: PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE
+  value: prefect.server.concurrency.lease_storage.filesystem
+{{- end }}
+{{- end }}
+{{- if gt (int .Values.prefect.server.replicas) 1 }}
+# A hook does it, once.
+- name: PREFECT_SERVER_DATABASE_MIGRATE_ON_START
+  value: "false"
 {{- end }}
 {{- end -}}
 
@@ -24,15 +55,15 @@
   value: {{ include "enginesmith.clusterUid" . | quote }}
 {{- if and .Values.prefect.server.enabled .Values.prefect.server.auth.existingSecret }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME
-  value: {{ .Values.prefect.server.auth.existingSecret }}
+  value: {{ .Values.prefect.server.auth.existingSecret | quote }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_KEY
-  value: {{ .Values.prefect.server.auth.key }}
+  value: {{ .Values.prefect.server.auth.key | quote }}
 {{- end }}
 {{- if and (not .Values.prefect.server.enabled) .Values.prefect.externalApi.existingSecret }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_NAME
-  value: {{ .Values.prefect.externalApi.existingSecret }}
+  value: {{ .Values.prefect.externalApi.existingSecret | quote }}
 - name: PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_KEY_SECRET_KEY
-  value: {{ .Values.prefect.externalApi.key }}
+  value: {{ .Values.prefect.externalApi.key | quote }}
 {{- end }}
 {{- end -}}
 
@@ -41,7 +72,7 @@
 {{- define "enginesmith.waitForPrefect" -}}
 {{- $root := index . 0 -}}
 - name: wait-for-prefect
-  image: {{ include "enginesmith.image" (list $root "control") }}
+  image: {{ include "enginesmith.image" (list $root "control") | quote }}
   imagePullPolicy: {{ $root.Values.images.control.pullPolicy }}
   command:
     - python

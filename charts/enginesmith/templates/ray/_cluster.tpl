@@ -4,15 +4,15 @@
 apiVersion: ray.io/v1
 kind: RayCluster
 metadata:
-  name: {{ include "enginesmith.rayCluster" . }}
-  namespace: {{ .Release.Namespace }}
+  name: {{ include "enginesmith.rayCluster" . | quote }}
+  namespace: {{ .Release.Namespace | quote }}
   labels:
     {{- include "enginesmith.labels" (list . "ray") | nindent 4 }}
     {{- with .Values.kueue.queueName }}
-    kueue.x-k8s.io/queue-name: {{ . }}
+    kueue.x-k8s.io/queue-name: {{ . | quote }}
     {{- end }}
     {{- with .Values.kueue.priorityClass }}
-    kueue.x-k8s.io/priority-class: {{ . }}
+    kueue.x-k8s.io/priority-class: {{ . | quote }}
     {{- end }}
   {{- include "enginesmith.annotations" (list . (ternary (dict "kueue.x-k8s.io/elastic-job" "true") dict (ne .Values.kueue.queueName ""))) | nindent 2 }}
 spec:
@@ -25,7 +25,7 @@ spec:
   gcsFaultToleranceOptions:
     redisAddress: {{ .redisAddress | quote }}
     # What one version of Ray wrote is not for another.
-    externalStorageNamespace: {{ printf "%s-%s-%s" $.Release.Namespace (include "enginesmith.rayCluster" $) $.Values.ray.version }}
+    externalStorageNamespace: {{ printf "%s-%s-%s" $.Release.Namespace (include "enginesmith.rayCluster" $) $.Values.ray.version | quote }}
     {{- with .username }}
     redisUsername:
       value: {{ . | quote }}
@@ -34,8 +34,8 @@ spec:
     redisPassword:
       valueFrom:
         secretKeyRef:
-          name: {{ .existingSecret }}
-          key: {{ .key }}
+          name: {{ .existingSecret | quote }}
+          key: {{ .key | quote }}
     {{- end }}
   {{- end }}
   {{- end }}
@@ -43,7 +43,7 @@ spec:
     version: v2
     upscalingMode: {{ .Values.ray.autoscaler.upscalingMode }}
     idleTimeoutSeconds: {{ .Values.ray.autoscaler.idleTimeoutSeconds | int64 }}
-    image: {{ include "enginesmith.image" (list . "control") }}
+    image: {{ include "enginesmith.image" (list . "control") | quote }}
     imagePullPolicy: {{ .Values.images.control.pullPolicy }}
     securityContext:
       {{- include "enginesmith.containerSecurity" . | nindent 6 }}
@@ -64,15 +64,10 @@ spec:
         labels:
           {{- include "enginesmith.podLabels" (list . "ray-head") | nindent 10 }}
         annotations:
-          cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
-          karpenter.sh/do-not-disrupt: "true"
-          enginesmith.io/ray-version: {{ .Values.ray.version | quote }}
-          {{- with .Values.ray.head.podAnnotations }}
-          {{- toYaml . | nindent 10 }}
-          {{- end }}
+          {{- include "enginesmith.ray.annotations" (list . .Values.ray.head) | nindent 10 }}
       spec:
         {{- with .Values.serviceAccounts.rayHead.name }}
-        serviceAccountName: {{ . }}
+        serviceAccountName: {{ . | quote }}
         {{- end }}
         # The autoscaler beside the head reads pods and writes the RayCluster.
         automountServiceAccountToken: true
@@ -84,7 +79,7 @@ spec:
           {{- include "enginesmith.podSecurity" . | nindent 10 }}
         containers:
           - name: ray-head
-            image: {{ include "enginesmith.image" (list . "control") }}
+            image: {{ include "enginesmith.image" (list . "control") | quote }}
             imagePullPolicy: {{ .Values.images.control.pullPolicy }}
             securityContext:
               {{- include "enginesmith.containerSecurity" . | nindent 14 }}
@@ -123,14 +118,14 @@ spec:
     {{- $generation := index $gpus $group.generation }}
     {{- $labels := ternary $generation.labels dict $group.gpuLabels }}
     {{- $affinity := include "enginesmith.ray.affinity" (dict "products" $generation.products "group" $group) | fromJson }}
-    - groupName: {{ $group.name }}
+    - groupName: {{ $group.name | quote }}
       {{- include "enginesmith.ray.scale" $group | nindent 6 }}
       idleTimeoutSeconds: {{ $group.idleTimeoutSeconds | int64 }}
       # What Enginesmith asks Ray for: builders/execution/ray places a unit by these labels.
       labels:
-        enginesmith/sm: {{ $group.generation }}
+        enginesmith/sm: {{ $group.generation | quote }}
         {{- with $group.product }}
-        enginesmith/product: {{ . }}
+        enginesmith/product: {{ . | quote }}
         {{- end }}
       {{- if and (eq $group.gpuResource "nvidia.com/gpu") (not $group.resourceClaimTemplate) }}
       rayStartParams: {}

@@ -8,6 +8,13 @@ maxReplicas: {{ .max | int64 }}
 replicas: {{ .min | int64 }}
 {{- end -}}
 
+{{/* Annotations of a pod of Ray; the user's are over these. A build that is moved is a build that starts again.
+     Argument: (list $ values-of-the-head-or-group). */}}
+{{- define "enginesmith.ray.annotations" -}}
+{{- $own := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" "false" "karpenter.sh/do-not-disrupt" "true" "enginesmith.io/ray-version" (first .).Values.ray.version -}}
+{{- toYaml (merge (dict) ((last .).podAnnotations | default dict) $own) -}}
+{{- end -}}
+
 {{/* One worker's pod. Argument: {root, component, group: the values, gpus: bool}. */}}
 {{- define "enginesmith.ray.worker" -}}
 {{- $root := .root -}}
@@ -17,27 +24,21 @@ replicas: {{ .min | int64 }}
 metadata:
   labels:
     {{- include "enginesmith.podLabels" (list $root "ray-worker") | nindent 4 }}
-    enginesmith.io/group: {{ $group.name }}
+    enginesmith.io/group: {{ $group.name | quote }}
   annotations:
-    # A build that is moved is a build that starts again.
-    cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
-    karpenter.sh/do-not-disrupt: "true"
-    enginesmith.io/ray-version: {{ $root.Values.ray.version | quote }}
-    {{- with $group.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "enginesmith.ray.annotations" (list $root $group) | nindent 4 }}
 spec:
-  serviceAccountName: {{ include "enginesmith.serviceAccount" (list $root "builds") }}
+  serviceAccountName: {{ include "enginesmith.serviceAccount" (list $root "builds") | quote }}
   automountServiceAccountToken: false
   restartPolicy: Never
   enableServiceLinks: false
   terminationGracePeriodSeconds: 120
   {{- include "enginesmith.pullSecrets" $root | nindent 2 }}
   {{- with $group.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $group.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with merge (dict) $group.nodeSelector .nodeSelector }}
   nodeSelector:
@@ -51,7 +52,7 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- $labels := printf "%s\nenginesmith.io/group: %s" (include "enginesmith.selector" (list $root "ray-worker")) $group.name }}
+  {{- $labels := printf "%s\nenginesmith.io/group: %q" (include "enginesmith.selector" (list $root "ray-worker")) $group.name }}
   {{- include "enginesmith.spread" (list $labels $group.topologySpreadConstraints) | nindent 2 }}
   securityContext:
     {{- include "enginesmith.podSecurity" $root | nindent 4 }}
@@ -61,7 +62,7 @@ spec:
   {{- end }}
   containers:
     - name: ray-worker
-      image: {{ include "enginesmith.image" (list $root (ternary "worker" "control" .gpus)) }}
+      image: {{ include "enginesmith.image" (list $root (ternary "worker" "control" .gpus)) | quote }}
       imagePullPolicy: {{ index $root.Values.images (ternary "worker" "control" .gpus) "pullPolicy" }}
       securityContext:
         {{- include "enginesmith.containerSecurity" $root | nindent 8 }}
@@ -101,7 +102,7 @@ spec:
   {{- with $claim }}
   resourceClaims:
     - name: gpu
-      resourceClaimTemplateName: {{ . }}
+      resourceClaimTemplateName: {{ . | quote }}
   {{- end }}
   volumes:
     {{- include "enginesmith.scratch" $group.scratch | nindent 4 }}
@@ -109,7 +110,7 @@ spec:
     {{- if $root.Values.ray.sharedCache.enabled }}
     - name: cache
       persistentVolumeClaim:
-        claimName: {{ include "enginesmith.sharedCache" $root }}
+        claimName: {{ include "enginesmith.sharedCache" $root | quote }}
     {{- end }}
     {{- include "enginesmith.volumes.registry" $root | nindent 4 }}
     {{- include "enginesmith.volumes.extra" (list $root $group) | nindent 4 }}

@@ -5,14 +5,14 @@ apiVersion: v1
 kind: Pod
 metadata:
   name: {{ include "enginesmith.fullname" $root }}-test-{{ .name }}
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "enginesmith.podLabels" (list $root "test") | nindent 4 }}
   {{- include "enginesmith.annotations" (list $root (dict "helm.sh/hook" "test" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded")) | nindent 2 }}
 spec:
   restartPolicy: Never
   activeDeadlineSeconds: 1800
-  serviceAccountName: {{ include "enginesmith.serviceAccount" (list $root "builds") }}
+  serviceAccountName: {{ include "enginesmith.serviceAccount" (list $root "builds") | quote }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- include "enginesmith.pullSecrets" $root | nindent 2 }}
@@ -21,7 +21,7 @@ spec:
     {{- include "enginesmith.podSecurity" $root | nindent 4 }}
   containers:
     - name: test
-      image: {{ include "enginesmith.image" (list $root "control") }}
+      image: {{ include "enginesmith.image" (list $root "control") | quote }}
       imagePullPolicy: {{ $root.Values.images.control.pullPolicy }}
       command:
         - sh
