@@ -73,8 +73,6 @@ def _make() -> tuple[Path, int]:
         os.close(lock)
 
 
-# Runs jobs on this host, each in a process of its own, a bounded number at a time.
-
 # What a job waits for: any job, and one that has to run alone.
 QUEUED = "a free slot"
 ALONE = "the jobs that run here, to be timed alone"

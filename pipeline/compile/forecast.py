@@ -5,6 +5,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -194,9 +195,10 @@ class Forecast:
         units = [unit.to_json() for unit in self.units]
         return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}
 
-    def count(self, action: str) -> int:
-        """How many units have this action."""
-        return [unit.action for unit in self.units].count(action)
+    @property
+    def counts(self) -> Counter[str]:
+        """How many units there are by action."""
+        return Counter(unit.action for unit in self.units)
 
 
 def foresee(records: OnRecord, run: Run, new_steps: Collection[str] = ()) -> Forecast:
@@ -293,7 +295,7 @@ def _follows(
     if stage == "calibration":
         steps = _list_steps(new_steps)
         done_text = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
-        open_text = "which graphs change is known then" if steps and forecast.count("unknown") else ""
+        open_text = "which graphs change is known then" if steps and forecast.counts["unknown"] else ""
         return f"{done_text}; {open_text or built_text or 'no engine changes'}"
     proven_text = proven_text or "no engine is proven again"
     if stage != "golden":

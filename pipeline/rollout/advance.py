@@ -248,7 +248,9 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
         return _halt(rollout, now, who, reason, gates, node_reports)
     if rollout.state == "paused":
         return Advance(rollout, "paused", rollout.history[-1].why, gates, node_reports)
-    return _go_on(_bound_reports(rollout, node_reports), now, who, gates, node_reports)
+    share_ppm = rollout.reporters_ppm  # fewer nodes report, where too many do
+    rollout = replace(rollout, reporters_ppm=min(share_ppm, next_share(share_ppm, node_reports.nodes)))
+    return _go_on(rollout, now, who, gates, node_reports)
 
 
 def _halt(rollout: Rollout, now: datetime, who: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
@@ -286,12 +288,6 @@ def _since(rollout: Rollout, now: datetime) -> datetime:
 
 def _reached(rollout: Rollout) -> str:
     return f"reached: {', '.join(map(str, rollout.reach)) or 'nobody'}"
-
-
-def _bound_reports(rollout: Rollout, heard: Heard) -> Rollout:
-    """The rollout with fewer nodes that report, where too many do."""
-    share_ppm = rollout.reporters_ppm
-    return replace(rollout, reporters_ppm=min(share_ppm, next_share(share_ppm, heard.nodes)))
 
 
 def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Rollout:

@@ -346,9 +346,6 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
     return rollout
 
 
-# A rollout for people and programs: its waves, what nodes report, what it waits for, what was decided.
-
-
 @dataclass(frozen=True)
 class RolloutStatus:
     """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it.
@@ -418,9 +415,6 @@ def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus 
     node_reports, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
     gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
     return RolloutStatus(rollout, gates, node_reports, earlier_rollouts, now)
-
-
-# What the nodes of a channel serve, in a rollout or outside of one, as they reported last.
 
 
 @dataclass(frozen=True)

@@ -201,11 +201,6 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
     yield str(record.samples), f"calibration samples, ranges by {record.method}"
 
 
-def left_lines(record: QuantizationRecord) -> list[str]:
-    """A line for each node that stays in float."""
-    return [f"left in float: {float_node}" for float_node in record.left]
-
-
 def row(tensor: QuantizedTensor) -> TensorRow:
     """A tensor as a row of text."""
     return TensorRow(

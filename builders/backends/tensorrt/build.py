@@ -199,8 +199,6 @@ def kept_layers(
     return path, ""
 
 
-# What both editions of TensorRT share: options, refusals before any work, building, opening.
-
 # Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 # The first compute capability that has a precision.

@@ -208,8 +208,6 @@ def _end(tasks: Sequence[RayTask]) -> None:
         task.cancel(force=True)
 
 
-# The executor on Ray: the protocol of `builders.execution.jobs.Executor`, slots, retries and cancelling.
-
 # Between two attempts to reach a cluster.
 _AGAIN_S = 2.0
 

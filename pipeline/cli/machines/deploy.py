@@ -12,7 +12,7 @@ from typing import Annotated
 
 import click
 
-from enginesmith.cli.options import Duration, Option, command, emit_json, say, takes
+from enginesmith.cli.options import Option, command, duration, emit_json, say, takes
 from enginesmith.cli.tables import print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS
@@ -83,7 +83,7 @@ class _DeployOptions:
         timedelta | None,
         Option(
             "How long canaries replay traffic, e.g. 30m; shorter traffic is repeated.",
-            type=Duration(),
+            type=duration,
             metavar="DURATION",
             shown="the traffic once",
         ),

@@ -18,8 +18,9 @@ from enginesmith.cli.options import (
     say,
     takes,
 )
-from enginesmith.cli.registry import sign_published
+from enginesmith.cli.registry import signed_lines
 from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
+from enginesmith.core.errors import IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.state import ENSEMBLE
@@ -29,6 +30,7 @@ from enginesmith.registry.trust.signing import SigningKey, check_signer
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import losses_of_build
+from enginesmith.registry.versions.publish import add_signatures
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
 from pipeline.cli.models.init import MODELS, draft_spec
 from pipeline.cli.run_options import Building, run_options, shown_progress
@@ -132,13 +134,17 @@ def build(
 
 
 def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
-    """Sign what was published, and ask its channel again if that did not move: it may have waited for the signature."""
-    sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
+    """Sign what was published, and nothing else; and ask its channel again if that did not move: it may have waited for
+    the signature. Raises IntegrityError when the registry holds another manifest."""
+    store, name = open_store(registry), f"{outcome.model}@{outcome.version}"
+    manifest = locate(store, parse_reference(name)).manifest
+    if manifest.digest != outcome.manifest:
+        problem = f"{name} was published as manifest {outcome.manifest}, and is now {manifest.digest}; not signed"
+        raise IntegrityError(problem)
+    for line in signed_lines(add_signatures(store, manifest, SigningKey(sign_key))):
+        say(line)
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
-
-    store = open_store(registry)
-    manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
     accepted_losses = losses_of_build(outcome.channel)
     refusal = channels.policy_refusal(store, manifest, outcome.channel, accepted_losses=accepted_losses)
     if refusal is None:
@@ -277,9 +283,6 @@ def _limited_to(entry: "EngineEntry") -> str:
     return f"opens in {opened_by[0]} only" if len(opened_by) == 1 else ""
 
 
-# `enginesmith plan`.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     specs: _Specs
@@ -324,20 +327,11 @@ def plan(
         emit_json(forecast.to_json())
     else:
         _print_plan(forecast)
-    if count := forecast.count("unknown"):
+    counts = forecast.counts
+    if count := counts["unknown"]:
         verb = "is" if count == 1 else "are"
-        say(f"{count} of {_count_units(forecast)} units {verb} unknown; to export them first, leave out --no-export")
-    counts = {action: forecast.count(action) for action in ("failed", "refused")}
-    ctx.exit(int(is_stuck(counts, _count_units(forecast))))
-
-
-def _count_units(forecast: "Forecast | EnsembleForecast") -> int:
-    """How many units a plan is of, those of its graphs included."""
-    from pipeline.compile.forecast import Forecast
-
-    if isinstance(forecast, Forecast):
-        return len(forecast.units)
-    return len(forecast.units) + sum(map(_count_units, forecast.graphs.values()))
+        say(f"{count} of {counts.total()} units {verb} unknown; to export them first, leave out --no-export")
+    ctx.exit(int(is_stuck(counts)))
 
 
 def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:

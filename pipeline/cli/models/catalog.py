@@ -71,9 +71,9 @@ def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
         if table_rows:
             print_table(("spec", "model", "units", "missing results, or error"), table_rows)
         say(summarize(rows))
-    return int(any(row.reason or is_stuck(row.units, sum(row.units.values())) for row in rows))
+    return int(any(row.reason or is_stuck(row.units) for row in rows))
 
 
-def is_stuck(counts: Mapping[str, int], units: int) -> bool:
+def is_stuck(counts: Mapping[str, int]) -> bool:
     """Whether a plan has units that have failed, or nothing but refusals. counts: of units by action."""
-    return counts.get("failed", 0) > 0 or counts.get("refused", 0) == units > 0
+    return counts.get("failed", 0) > 0 or counts.get("refused", 0) == sum(counts.values()) > 0

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pipeline.orchestration.runs.views import RunView
     from pipeline.quantization.search.trial import SearchDocument
 
-# `enginesmith report`: the HTML page of a version or a canary.
-
 
 @command()
 @click.argument("source", metavar="REF|FILE")
@@ -55,9 +53,6 @@ def report(source: str, out: Path, registry: str, as_json: bool) -> None:
         emit_json({"page": str(out)})
     else:
         echo(str(out))
-
-
-# `enginesmith debug sensitivity`: the parts of a model by their error in int8.
 
 
 @command()
@@ -134,8 +129,6 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{measured_text}")
     echo(f"chosen: {summary}")
 
-
-# `enginesmith status`: the states of runs and their units, while they go on and afterwards.
 
 # Seconds between two looks of `--watch`.
 WATCH_S = 2.0

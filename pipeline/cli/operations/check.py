@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from enginesmith.cli.options import (
+    FILE,
     InstalledBackends,
     Jobs,
     Option,
@@ -33,24 +34,17 @@ if TYPE_CHECKING:
     from pipeline.regressions.findings import RegressionCheck
     from pipeline.regressions.pairs import CheckOptions
 
-# `enginesmith check`: the command of a pull request that changes a model or its spec.
 
-
-class Share(click.ParamType[float]):
-    """A share: '3%' or '0.03'."""
-
-    name = "share"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The share. Raises click's usage error for another text, and for less than 0."""
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
-            self.fail(f"{text!r} is no share; give one such as 3% or 0.03", param, ctx)
-        return share
+def share(value: object) -> float:
+    """'3%' or '0.03'. Raises click's usage error for another text, and for less than 0."""
+    text = str(value).strip()
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
+        raise click.BadParameter(f"{text!r} is no share; give one such as 3% or 0.03")
+    return number
 
 
 def _read_losses(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
@@ -96,7 +90,7 @@ class _CheckOptions:
         float,
         Option(
             "Report a regression if the median latency is higher by more than this share, with 95 % confidence.",
-            type=Share(),
+            type=share,
             shown="3%",
         ),
     ] = 0.03
@@ -128,7 +122,7 @@ class _CheckOptions:
         Option(
             "Also write the result to this file: .md or .xml (JUnit); repeat it.",
             name="--report",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=FILE,
             callback=_check_reports,
         ),
     ] = ()
@@ -236,9 +230,6 @@ def show_check(regression_check: "RegressionCheck") -> None:
     for finding in regression_check.findings:
         echo(f"{MARKS[finding.level]} ({finding.rule}): {finding.text}")
     echo(regression_check.verdict)
-
-
-# `enginesmith backends compare`: the engines of every backend for one target, and which to take.
 
 
 @dataclass(frozen=True)

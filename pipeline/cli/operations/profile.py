@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from enginesmith.cli.options import (
+    FILE,
     EngineChoice,
     Option,
     command,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
     from pipeline.regressions.trend import Trend
-
-# `enginesmith profile --series`: a model's recorded latencies over time, with their change points.
 
 COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative", "changes")
 
@@ -130,8 +129,7 @@ class _ProfileOptions:
     out: Annotated[
         Path | None,
         Option(
-            "With --series: draw the times into this file; .svg: only the first series; .html: all series.",
-            type=click.Path(path_type=Path, dir_okay=False),
+            "With --series: draw the times into this file; .svg: only the first series; .html: all series.", type=FILE
         ),
     ] = None
 

@@ -362,9 +362,6 @@ def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: f
     return Criterion("score", "score", margin, verdict_of(low, high, margin), *figures)
 
 
-# A criterion as text: its interval, and which effects its data can show.
-
-
 def describe(criterion: Criterion) -> str:
     """'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
     return f"{criterion.name}: {describe_measured(criterion, of=('INSUFFICIENT',))}"
