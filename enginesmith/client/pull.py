@@ -91,7 +91,6 @@ class BlobFetcher:
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
-        store: the registry that has the blob.  size_bytes: of the blob, as published.
         Raises IntegrityError when the registry sends other bytes or has lost the blob, UnavailableError when registry
         or disk are out of reach; the next call resumes the download.
         """

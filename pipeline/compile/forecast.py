@@ -139,8 +139,7 @@ class UnitForecast:
     """A unit of the plan. action: as of a `Unit`, or 'unknown'.  unit: None where the graph is not known.
 
     proven_again: whether its engine is there, and a build proves it all the same.
-    candidate: target, precision and backend.  reason: of the action, in words.  required: whether `build.required` of
-    the spec names it.
+    required: whether `build.required` of the spec names it.
     """
 
     candidate: PlanCandidate

@@ -35,7 +35,6 @@ from pipeline.orchestration.run import (
     RunOptions,
     compile_locked,
     open_context,
-    open_loaded,
     open_run,
     select,
     split_names,
@@ -65,8 +64,7 @@ def compile_any(
 
     Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
 
-    options: what is asked for.  runner: how steps are run.  progress: gets their events.  executors: None: are started
-    for this run.
+    executors: None: are started for this run.
     Raises what `open_run` and `compile_model` raise.
     """
     with spec_at(address, options.registry) as spec_file:
@@ -90,7 +88,7 @@ def _compile_ensemble(
             # What of the options its spec has, and no channel, since the whole has one.
             graph_spec = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
             graph_options = own_options(spec, ensemble, options)
-            with open_loaded(graph_spec, graph_options, progress, executors, runner) as run:
+            with open_run(graph_spec, graph_options, progress, executors, runner) as run:
                 compiled_model, exported_graph = compile_locked(run, graph_options), export(run)
             return CompiledGraph(compiled_model, exported_graph, wanted_of(spec, run.selection, options))
 
@@ -197,7 +195,7 @@ def _foresee_model(
         tell(f"{', '.join(record_state.missing)} {verb} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
+        with open_run(spec, options, together(progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
             recorded_run = replace(recorded_run, selection=run.selection)
         # Of each variant the last: what a search gave stands in the place of what missed.

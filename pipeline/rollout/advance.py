@@ -179,7 +179,6 @@ class Advance:
 def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Advance | None:
     """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
-    model: the channel's.
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
     """
@@ -324,7 +323,6 @@ class RolloutFollower:
     """Looks at the rollouts of `chosen` (model, channel); None: at all that are not finished.
 
     say: called with what is new.  on_step: called with each step that this process made.
-    store: the registry.  last, failures: what was told of each channel.
     """
 
     store: Store

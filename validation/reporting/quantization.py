@@ -118,8 +118,7 @@ def decibels_text(sqnr_db: float | None) -> str:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`.  sqnr, clipped,
-    seen, range, scale, readers: fields of `QuantizedTensor` as text."""
+    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
 
     name: str
     kind: str

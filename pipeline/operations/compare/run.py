@@ -163,10 +163,7 @@ class _Measuring:
         )
 
     def compare_pairs(self, facts: Sequence[EngineFacts], units: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
-        """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times.
-
-        units: by the unit's name.
-        """
+        """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times."""
         lead = find_fastest(facts)
         if lead is None:
             return []

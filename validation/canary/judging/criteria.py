@@ -94,7 +94,6 @@ class Criterion:
     that allows any statement.
     note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
     assumed: a remark on the interval.
-    name: of what is compared.  verdict: PASS, FAIL or INSUFFICIENT.
     """
 
     name: str
