@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -22,6 +22,7 @@ from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
 
 Callback = TypeVar("Callback", bound=Callable[..., object])
+P = ParamSpec("P")
 
 LOG_FORMATS = ("text", "json")
 # Where the command's root context keeps it.
@@ -437,6 +438,14 @@ def log_format() -> str:
 def emit_json(value: object) -> None:
     """Print a JSON value on stdout. Raises ValueError for NaN, which JSON does not have."""
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
+
+
+def emit(as_json: bool, document: object, show: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:
+    """Print a result on stdout: its JSON document, or what `show` prints of the arguments."""
+    if as_json:
+        emit_json(document)
+    else:
+        show(*arguments, **named)
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from enginesmith.cli.options import (
     TARGET,
     Option,
     command,
+    emit,
     emit_json,
     optional_references_argument,
     precision_option,
@@ -299,10 +300,7 @@ def pull(
         engine = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
     for line in (*engine.warnings, *(f"note: {remark}" for remark in engine.resolution.remarks)):
         say(line)
-    if as_json:
-        emit_json(_pulled_json(engine))
-    else:
-        _print_pulled(engine)
+    emit(as_json, _pulled_json(engine), _print_pulled, engine)
 
 
 def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "list[EngineRanking]":

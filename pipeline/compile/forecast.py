@@ -154,15 +154,9 @@ class UnitForecast:
         request = self.unit.request if self.unit else None
         return {
             "target": self.candidate.target.name,
-            "precision": self.candidate.precision,
             "backend": self.candidate.backend.name,
-            "action": self.action,
-            "reason": self.reason,
-            "built_at": self.candidate.built_at,
-            "opens_in": self.candidate.opens_in,
-            "absence": self.candidate.absence,
-            "required": self.required,
-            "proven_again": self.proven_again,
+            **{name: getattr(self.candidate, name) for name in ("precision", "built_at", "opens_in", "absence")},
+            **{name: getattr(self, name) for name in ("action", "reason", "required", "proven_again")},
             "build_key": request and request.key,
             "request": request and encode(request),
         }

@@ -12,7 +12,7 @@ from enginesmith.cli.options import (
     Option,
     Selection,
     command,
-    emit_json,
+    emit,
     log_format,
     optional_spec_argument,
     say,
@@ -126,10 +126,7 @@ def build(
     outcome = _compile(spec, options, runner, quiet)
     if sign_key and outcome.version is not None:
         outcome = _sign(outcome, sign_key, registry_of(spec, options.registry))
-    if as_json:
-        emit_json(outcome.to_json())
-    else:
-        show_outcome(outcome)
+    emit(as_json, outcome.to_json(), show_outcome, outcome)
     ctx.exit(1 if outcome.failed or outcome.version is None else 0)
 
 
@@ -323,10 +320,7 @@ def plan(
         ctx.exit(plan_all(specs.place or "", options, as_json))
     with shown_progress(quiet) as progress:
         forecast = foresee_spec(spec, options, progress, chosen.no_export, lambda text: None if quiet else say(text))
-    if as_json:
-        emit_json(forecast.to_json())
-    else:
-        _print_plan(forecast)
+    emit(as_json, forecast.to_json(), _print_plan, forecast)
     counts = forecast.counts
     if count := counts["unknown"]:
         verb = "is" if count == 1 else "are"

@@ -17,6 +17,7 @@ from enginesmith.cli.options import (
     Selection,
     Target,
     command,
+    emit,
     emit_json,
     say,
     spec_argument,
@@ -137,16 +138,6 @@ class _CheckOptions:
     building: Building
     jobs: Jobs = None
 
-    def files(self) -> dict[str, Path]:
-        """The report files by format."""
-        return {_FORMATS[path.suffix]: path for path in self.reports}
-
-    def terms(self) -> "CheckOptions":
-        """What is measured, and what counts as a regression."""
-        from pipeline.regressions.pairs import CheckOptions
-
-        return CheckOptions(self.slower, self.worse, self.drift, self.seconds, chosen_buckets(self.buckets))
-
 
 @command()
 @spec_argument
@@ -160,22 +151,21 @@ def check(
     No version is published and no channel moves; the build after the merge reuses the engines. In GitHub Actions,
     regressions become annotations and are listed in the step's summary. Exit code 1 if there is a regression.
     """
-    report_paths, terms = options.files(), options.terms()
+    from pipeline.regressions.pairs import CheckOptions, ended_by
+
+    report_paths = {_FORMATS[path.suffix]: path for path in options.reports}
+    buckets = chosen_buckets(options.buckets)
+    terms = CheckOptions(options.slower, options.worse, options.drift, options.seconds, buckets)
     for path in report_paths.values():
         with reachable(f"writing {path}"):
             make_folder(path.parent)
     try:
         regression_check = _check(spec, options, terms, stated_registry, quiet)
     except EnginesmithError as error:
-        from pipeline.regressions.pairs import ended_by
-
         write_reports(ended_by(error, spec, terms), report_paths)
         raise
     write_reports(regression_check, report_paths)
-    if as_json:
-        emit_json(encode_document(regression_check))
-    else:
-        show_check(regression_check)
+    emit(as_json, encode_document(regression_check), show_check, regression_check)
     ctx.exit(0 if regression_check.passed else 1)
 
 

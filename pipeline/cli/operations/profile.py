@@ -12,6 +12,7 @@ from enginesmith.cli.options import (
     EngineChoice,
     Option,
     command,
+    emit,
     emit_json,
     number_option,
     reference_argument,
@@ -60,10 +61,7 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
         raise UnknownNameError(
             f"{problem}; known: {bucket_list or 'none'}; `enginesmith profile {model} --record` adds a point"
         )
-    if as_json:
-        emit_json([encode_document(trend) for trend in bucket_trends])
-    else:
-        _print_trends(bucket_trends)
+    emit(as_json, [encode_document(trend) for trend in bucket_trends], _print_trends, bucket_trends)
     if out is not None:
         from pipeline.regressions.trend import draw_page, draw_trend
 

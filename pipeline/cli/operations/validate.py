@@ -121,12 +121,9 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
         documents = [
             {
                 **{name: getattr(entries[str(result.unit)], name) for name in columns},
+                **{name: getattr(result, name) for name in ("reason", "sqnr_db", "report", "latency")},
                 "status": result.verdict,
-                "reason": result.reason,
                 "checks": dict(result.checks),
-                "sqnr_db": result.sqnr_db,
-                "report": result.report,
-                "latency": result.latency,
             }
             for result in results
         ]

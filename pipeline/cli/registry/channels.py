@@ -12,6 +12,7 @@ from enginesmith.cli.options import (
     Option,
     channel_argument,
     command,
+    emit,
     emit_json,
     listen_option,
     number_option,
@@ -133,10 +134,7 @@ def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_
         f"the policy of {where}",
     )
     stored_policy = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
-    if as_json:
-        emit_json(encode(stored_policy))
-    else:
-        echo(f"{where}: {_words(stored_policy)}")
+    emit(as_json, encode(stored_policy), echo, f"{where}: {_words(stored_policy)}")
 
 
 def _open_or_make(registry: str) -> Store:

@@ -15,6 +15,7 @@ from enginesmith.cli.options import (
     Option,
     ShortTime,
     command,
+    emit,
     emit_json,
     path_option,
     percent,
@@ -257,10 +258,7 @@ def capacity(
     if out_path:
         write_whole(out_path, cost_svg(forecaster.cost_curves(forecast), options.p99, forecast.currency).encode())
         say(f"picture: {out_path}")
-    if as_json:
-        emit_json(encode(forecast))
-    else:
-        print_forecast(forecast)
+    emit(as_json, encode(forecast), print_forecast, forecast)
     ctx.exit(0 if any(row.greatest for row in forecast.engines) and not forecast.why_no_mix else 1)
 
 
