@@ -11,7 +11,7 @@ from pathlib import Path
 
 from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event
 from builders.execution.process import Start, run_job, spawn
-from builders.execution.retries import run_with_retries
+from builders.execution.jobs import run_with_retries
 from enginesmith.core.errors import StepError, UnavailableError
 
 # Work folders that go away, even after a SIGKILL: the next one made on the same host removes those left behind.
