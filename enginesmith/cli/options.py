@@ -138,7 +138,7 @@ def listen_option(default: str) -> Callable[[Callback], Callback]:
 
 def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
     """The value of an option for a number. Raises click's usage error for NaN and infinity, which no range refuses."""
-    if value is not None and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number.")
     return value
 

@@ -18,6 +18,7 @@ from enginesmith.cli.options import (
     command,
     duration,
     emit_json,
+    number_option,
     reference_argument,
     references_argument,
     say,
@@ -121,7 +122,7 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
 
 @command("list")
 @click.argument("model", required=False)
-@click.option("--limit", type=COUNT, default=100, show_default=True, help="Maximum number of models or versions.")
+@number_option("--limit", COUNT, 100, "Maximum number of models or versions.")
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
 def list_models(
@@ -175,19 +176,9 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 @click.option(
     "--grace", type=duration, default=f"{GRACE.days}d", show_default=True, help="Time from marking to deleting."
 )
-@click.option(
-    "--keep-versions",
-    type=COUNT,
-    default=10,
-    show_default=True,
-    help="Number of newest versions to keep for each model.",
-)
-@click.option(
-    "--keep-moves",
-    type=COUNT,
-    default=5,
-    show_default=True,
-    help="Number of newest moves to keep for each channel, so that it can be rolled back.",
+@number_option("--keep-versions", COUNT, 10, "Number of newest versions to keep for each model.")
+@number_option(
+    "--keep-moves", COUNT, 5, "Number of newest moves to keep for each channel, so that it can be rolled back."
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """List garbage: files that nothing needs. With --delete, mark it, and delete garbage marked for at least --grace.
