@@ -80,10 +80,7 @@ def check_not_negative(backend: Backend, option: str, zero: str = "means no limi
 
 
 class FunctionSession(Session):
-    """An engine as a function of arrays in the order of the request's inputs, which gives those of its outputs.
-
-    title: the compiler's name, for errors.
-    """
+    """An engine as a function of arrays in the order of the request's inputs, which gives those of its outputs."""
 
     def __init__(
         self, request: BuildRequest, title: str, function: "Callable[[list[np.ndarray]], list[np.ndarray]]"
@@ -127,8 +124,6 @@ def checked_outputs(
     """The results by name. Raises EnginesmithError for one whose dtype, rank or size is not that of the request.
 
     A compiler that took two sizes for equal, or dropped a cast, gives such results.
-
-    title: the compiler's name, for the error.
     """
     arrays = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
     for spec in request.outputs:

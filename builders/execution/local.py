@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event
+from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event, run_with_retries
 from builders.execution.process import Start, run_job, spawn
-from builders.execution.retries import run_with_retries
 from enginesmith.core.errors import StepError, UnavailableError
 
 # Work folders that go away, even after a SIGKILL: the next one made on the same host removes those left behind.
@@ -72,8 +71,6 @@ def _make() -> tuple[Path, int]:
             return folder, lock
         os.close(lock)
 
-
-# Runs jobs on this host, each in a process of its own, a bounded number at a time.
 
 # What a job waits for: any job, and one that has to run alone.
 QUEUED = "a free slot"

@@ -1,13 +1,11 @@
 """Options and output of `pull` for layouts other than the plain one: Triton's repositories, KServe's objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
-
-from enginesmith.cli.options import Option, ShortTime, emit_json, say
+from enginesmith.cli.options import COUNT, Option, ShortTime, emit_json, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.names import parse_reference
 from enginesmith.core.text import pluralize
@@ -16,15 +14,14 @@ from enginesmith.registry.store.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from enginesmith.client.client import Client
-    from enginesmith.client.layouts.base import AllGenerations, Placed
+    from enginesmith.client.layouts.base import Placed
     from enginesmith.client.layouts.model_package import ModelPackage
     from enginesmith.client.layouts.triton import Triton
-    from enginesmith.client.resolve import EngineRanking
     from enginesmith.core.hardware.machine import Machine
 
 # Options that mean something for one layout alone.
-_FOR_TRITON = ("max_batch_size", "max_queue_delay", "warmup")
-_FOR_KSERVE = ("image", "car")
+FOR_TRITON = ("max_batch_size", "max_queue_delay", "warmup")
+FOR_KSERVE = ("image", "car")
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,7 @@ class LayoutOptions:
     ] = "plain"
     max_batch_size: Annotated[
         int | None,
-        Option(
-            "With --layout triton: enable dynamic batching, with at most this many samples per batch.",
-            type=click.IntRange(1),
-        ),
+        Option("With --layout triton: enable dynamic batching, with at most this many samples per batch.", type=COUNT),
     ] = None
     max_queue_delay: Annotated[
         float | None,
@@ -76,30 +70,6 @@ class LayoutOptions:
             return ModelPackage()
         batching = DynamicBatching(self.max_batch_size, self.max_queue_delay)
         return Triton(batching if batching != DynamicBatching() else None, self.warmup)
-
-
-def check_layout(context: click.Context, layout: str) -> None:
-    """Raise click's usage error for an option of another layout."""
-    for option_names, layout_name in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
-        for name in option_names:
-            is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-            if is_explicit and layout != layout_name:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {layout_name}")
-
-
-def rank_opened(
-    client: "Client", reference: str, machines: "Sequence[Machine] | AllGenerations", layout: LayoutOptions
-) -> "list[EngineRanking]":
-    """For each machine the ranking of the engines that a server of the layout opens. Downloads no engine.
-
-    Raises UnknownNameError for an unknown reference, and for all generations where no engine is for a GPU.
-    """
-    from enginesmith.client.layouts.base import rank_each
-    from enginesmith.client.locate import VersionLocator
-
-    locator = VersionLocator(client.store, checked=True, node=client.node)
-    located_version = locator.locate(parse_reference(reference))
-    return rank_each(client.store, located_version, machines, client.policy, layout.of_several())[1]
 
 
 def write_objects(

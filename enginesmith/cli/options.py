@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -22,57 +22,49 @@ from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
 
 Callback = TypeVar("Callback", bound=Callable[..., object])
+P = ParamSpec("P")
 
 LOG_FORMATS = ("text", "json")
 # Where the command's root context keeps it.
 LOG_FORMAT = "log_format"
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
-
-class Duration(click.ParamType[timedelta]):
-    """'7d', '12h', '30m', '0s'."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """The duration. Raises click's usage error for another text."""
-        if isinstance(value, timedelta):
-            return value
-        match = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
-        if match is None:
-            self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
-        duration = timedelta(**{_UNITS[match[2]]: int(match[1])})
-        if duration > LONGEST:
-            self.fail(f"{value!r} is longer than {LONGEST.days}d", param, ctx)
-        return duration
+# Types of options. A function is one too: it takes the text, or a default of its own type.
+COUNT = click.IntRange(1)
+POSITIVE = click.FloatRange(0, min_open=True)
+FILE = click.Path(path_type=Path, dir_okay=False)
+PRESENT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-class ListenAddress(click.ParamType[HttpAddress]):
-    """'127.0.0.1:8080', '[::]:8080'; ':8080' is of 127.0.0.1."""
-
-    name = "address"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> HttpAddress:
-        """The address. Raises click's usage error for another text."""
-        if isinstance(value, HttpAddress):
-            return value
-        try:
-            return parse_address(str(value), "127.0.0.1")
-        except InputError as error:
-            self.fail(str(error), param, ctx)
+def duration(value: object) -> timedelta:
+    """'7d', '12h', '30m', '0s'. Raises click's usage error for another text."""
+    if isinstance(value, timedelta):
+        return value
+    match = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d")
+    length = timedelta(**{_UNITS[match[2]]: int(match[1])})
+    if length > LONGEST:
+        raise click.BadParameter(f"{value!r} is longer than {LONGEST.days}d")
+    return length
 
 
-class Size(click.ParamType[int]):
-    """'100GiB', '512MiB', '1000': a number of bytes."""
+def address(value: object) -> HttpAddress:
+    """'127.0.0.1:8080', '[::]:8080'; ':8080' is of 127.0.0.1. Raises click's usage error for another text."""
+    try:
+        return value if isinstance(value, HttpAddress) else parse_address(str(value), "127.0.0.1")
+    except InputError as error:
+        raise click.BadParameter(str(error)) from error
 
-    name = "size"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The bytes. Raises click's usage error for another text."""
-        match = re.fullmatch(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)?", str(value))
-        if match is None or not int(match[1]):
-            self.fail(f"{value!r} is no size; give a number and KiB, MiB, GiB or TiB, as in 100GiB", param, ctx)
-        return int(match[1]) << 10 * ("B", "KiB", "MiB", "GiB", "TiB").index(match[2] or "B")
+def percent(value: object) -> float:
+    """'20%': 0.2. Raises click's usage error for another text; from 0 % to below 100 %."""
+    if isinstance(value, float):
+        return value
+    match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)%", str(value))
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no share from 0% to below 100%; give such as 20%")
+    return float(match[1]) / 100.0
 
 
 class ShortTime(click.ParamType[float]):
@@ -94,21 +86,6 @@ class ShortTime(click.ParamType[float]):
         if self._above and not seconds:
             self.fail(f"{value!r}: must be above 0 s", param, ctx)
         return seconds
-
-
-class Percent(click.ParamType[float]):
-    """'20%': 0.2. From 0 % to below 100 %."""
-
-    name = "percent"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The share. Raises click's usage error for another text."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)%", str(value))
-        if match is None:
-            self.fail(f"{value!r} is no share from 0% to below 100%; give such as 20%", param, ctx)
-        return float(match[1]) / 100.0
 
 
 def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Callback], Callback]:
@@ -142,17 +119,6 @@ spec_argument = _argument("spec", "SPEC", _SPEC)
 optional_spec_argument = _argument("spec", "[SPEC]", _SPEC, required=False)
 
 
-def combine(*options: Callable[[Any], Any]) -> Callable[[Callback], Callback]:
-    """One decorator for several options, which help lists in this order."""
-
-    def add(command: Callback) -> Callback:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
 def number_option(
     name: str, kind: click.ParamType[Any], default: float | None, meaning: str, default_text: bool | str = True
 ) -> Callable[[Callback], Callback]:
@@ -165,15 +131,14 @@ def number_option(
 def listen_option(default: str) -> Callable[[Callback], Callback]:
     """--listen: the address that a server gets, HOST:PORT."""
     help_text = "Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs."
-    address_type = ListenAddress()
     return click.option(
-        "--listen", type=address_type, metavar="HOST:PORT", default=default, show_default=True, help=help_text
+        "--listen", type=address, metavar="HOST:PORT", default=default, show_default=True, help=help_text
     )
 
 
 def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
     """The value of an option for a number. Raises click's usage error for NaN and infinity, which no range refuses."""
-    if value is not None and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number.")
     return value
 
@@ -473,6 +438,14 @@ def log_format() -> str:
 def emit_json(value: object) -> None:
     """Print a JSON value on stdout. Raises ValueError for NaN, which JSON does not have."""
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
+
+
+def emit(as_json: bool, document: object, show: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:
+    """Print a result on stdout: its JSON document, or what `show` prints of the arguments."""
+    if as_json:
+        emit_json(document)
+    else:
+        show(*arguments, **named)
 
 
 def say(text: str) -> None:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from enginesmith.cli.layouts import LayoutOptions, check_layout, rank_opened, show_placed, write_objects
+from enginesmith.cli.layouts import FOR_KSERVE, FOR_TRITON, LayoutOptions, show_placed, write_objects
 from enginesmith.cli.options import (
+    COUNT,
+    POSITIVE,
     TARGET,
     Option,
     command,
+    emit,
     emit_json,
     optional_references_argument,
     precision_option,
@@ -23,6 +26,7 @@ from enginesmith.cli.tables import download_bar, echo, print_table
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import parse_reference
 from enginesmith.registry.rollouts.rollout_state import ServingNode
 
 if TYPE_CHECKING:
@@ -59,9 +63,7 @@ class MachineOptions:
         str | None, Option("Newest CUDA version that the target's driver supports, e.g. 13.0.", metavar="VERSION")
     ] = None
     runtimes: Annotated[Mapping[str, str], runtimes_option("on the target machine")] = field(default_factory=dict)
-    memory: Annotated[
-        float | None, Option("GPU memory of the target machine, in GiB.", type=click.FloatRange(0, min_open=True))
-    ] = None
+    memory: Annotated[float | None, Option("GPU memory of the target machine, in GiB.", type=POSITIVE)] = None
 
     def machines(self) -> "list[Machine] | AllGenerations":
         """The targets of a Triton repository. Raises click's usage error for 'all' beside others."""
@@ -103,9 +105,7 @@ class FollowOptions:
         float | None,
         Option("With --follow: seconds between polls.", type=click.FloatRange(0.05), shown="120, for each channel"),
     ] = None
-    keep: Annotated[
-        int, Option("With --follow: number of earlier engines to keep in DEST.", type=click.IntRange(1))
-    ] = 2
+    keep: Annotated[int, Option("With --follow: number of earlier engines to keep in DEST.", type=COUNT)] = 2
     hook: Annotated[
         str | None,
         Option(
@@ -245,11 +245,17 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
         emit_json(swap_rows[0] if is_single else swap_rows)
 
 
-def refuse_without_follow(context: click.Context) -> None:
-    """Raise click's usage error for an option that goes with --follow."""
-    for name in (option.name for option in fields(FollowOptions)):
-        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --follow")
+def check_options(layout: str, *, follows: bool) -> None:
+    """Raise click's usage error for an option of another layout, and for one that goes with --follow."""
+    context = click.get_current_context()
+    for names, is_right, choice in (
+        (FOR_TRITON, layout == "triton", "--layout triton"),
+        (FOR_KSERVE, layout == "kserve", "--layout kserve"),
+        ([option.name for option in fields(FollowOptions)], follows, "--follow"),
+    ):
+        for name in names:
+            if not is_right and context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with {choice}")
 
 
 @command()
@@ -262,8 +268,8 @@ def pull(
 
     With --follow, you may name several channels: the engine of each is then in DEST/MODEL/CHANNEL.
     """
-    context, layout, dest = click.get_current_context(), options.layout.layout, options.dest
-    check_layout(context, layout)
+    layout, dest = options.layout.layout, options.dest
+    check_options(layout, follows=options.following.follow or options.explain)
     client = options.client(registry, trust)
     if options.following.follow:
         if options.explain:
@@ -280,7 +286,6 @@ def pull(
     if options.explain:
         _explain(_rank_targets(client, reference, options), as_json)
         return
-    refuse_without_follow(context)
     if layout == "kserve":
         (target,), machine = options.machine.targets, options.machine.one_machine()
         write_objects(client, reference, dest, target, machine, options.layout, options.uri_options(), as_json)
@@ -295,17 +300,20 @@ def pull(
         engine = client.pull(reference, dest, target=options.machine.one_machine(), progress=progress)
     for line in (*engine.warnings, *(f"note: {remark}" for remark in engine.resolution.remarks)):
         say(line)
-    if as_json:
-        emit_json(_pulled_json(engine))
-    else:
-        _print_pulled(engine)
+    emit(as_json, _pulled_json(engine), _print_pulled, engine)
 
 
 def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "list[EngineRanking]":
-    """For each target the ranking of the engines that the layout's server opens. Raises as `Client.resolve`."""
+    """For each target the ranking of the engines that the layout's server opens. Raises as `Client.resolve`, and
+    UnknownNameError for all generations where no engine is for a GPU."""
     if options.layout.layout == "plain":
         return [client.resolve(reference, options.machine.machine_of(name)) for name in options.machine.targets]
-    return rank_opened(client, reference, options.machine.machines(), options.layout)
+    from enginesmith.client.layouts.base import rank_each
+    from enginesmith.client.locate import VersionLocator
+
+    locator, machines = VersionLocator(client.store, checked=True, node=client.node), options.machine.machines()
+    located_version = locator.locate(parse_reference(reference))
+    return rank_each(client.store, located_version, machines, client.policy, options.layout.of_several())[1]
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:

@@ -11,10 +11,14 @@ import click
 
 from enginesmith.cli import pull
 from enginesmith.cli.options import (
+    COUNT,
+    FILE,
+    PRESENT_FILE,
     TARGET,
-    Duration,
     command,
+    duration,
     emit_json,
+    number_option,
     reference_argument,
     references_argument,
     say,
@@ -22,7 +26,7 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import cell, echo, print_fields, print_table
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, digest_of_file
+from enginesmith.core.errors import InputError, UnknownNameError, digest_of_file
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import Malformed, user
@@ -118,9 +122,7 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
 
 @command("list")
 @click.argument("model", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of models or versions."
-)
+@number_option("--limit", COUNT, 100, "Maximum number of models or versions.")
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
 def list_models(
@@ -172,21 +174,11 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 @command()
 @click.option("--delete", is_flag=True, help="Mark and delete; without this option nothing changes.")
 @click.option(
-    "--grace", type=Duration(), default=f"{GRACE.days}d", show_default=True, help="Time from marking to deleting."
+    "--grace", type=duration, default=f"{GRACE.days}d", show_default=True, help="Time from marking to deleting."
 )
-@click.option(
-    "--keep-versions",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Number of newest versions to keep for each model.",
-)
-@click.option(
-    "--keep-moves",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="Number of newest moves to keep for each channel, so that it can be rolled back.",
+@number_option("--keep-versions", COUNT, 10, "Number of newest versions to keep for each model.")
+@number_option(
+    "--keep-moves", COUNT, 5, "Number of newest moves to keep for each channel, so that it can be rolled back."
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """List garbage: files that nothing needs. With --delete, mark it, and delete garbage marked for at least --grace.
@@ -260,7 +252,7 @@ def _print(report: Collected) -> None:
 
 @command()
 @reference_argument
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @click.option("--kind", required=True, help="Kind of the file: torch-compile-cache, or your own name.")
 @click.option("--target", metavar="TARGET", show_default="any machine", help=f"{TARGET}; only such machines pull it.")
 @click.option("--note", default="", help="Remark for people, at most 1000 characters.")
@@ -366,7 +358,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     "files",
     metavar="FILE",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=PRESENT_FILE,
     help="Also sign the attachment with the content of this file; repeat it.",
 )
 def sign(
@@ -421,19 +413,6 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
         echo(f"{manifest.reference} is signed by {', '.join(trust_result.signers)}")
     else:
         echo(f"{manifest.reference}: the trust policy asks for no signature")
-
-
-def sign_published(private_key: Path, registry: str, name: str, digest: str | None) -> None:
-    """Sign what a build has just published, and nothing else: its manifest must have this digest.
-
-    Raises IntegrityError when the registry holds another.
-    """
-    store = open_store(registry)
-    manifest = locate(store, parse_reference(name)).manifest
-    if manifest.digest != digest:
-        raise IntegrityError(f"{name} was published as manifest {digest}, and is now {manifest.digest}; not signed")
-    for line in signed_lines(add_signatures(store, manifest, _signer(private_key, None, (), keyless=False))):
-        say(line)
 
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:

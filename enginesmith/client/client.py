@@ -115,7 +115,6 @@ class Client:
         its latency on record for machines of this kind: for `enginesmith.Router`, and with Policy(fallback="onnx") the
         version's graph behind them.
 
-        reference, target, progress: as of `pull`.
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
         from enginesmith.registry.evidence.latencies import measured_latencies
@@ -147,7 +146,6 @@ class Client:
         does at each move. target: several, or ALL_GENERATIONS, where each has a compute capability of its own.
         keep: versions that stay beside it.
 
-        reference, progress: as of `pull`.
         Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
         there.
         """

@@ -91,7 +91,6 @@ class BlobFetcher:
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
-        store: the registry that has the blob.  size_bytes: of the blob, as published.
         Raises IntegrityError when the registry sends other bytes or has lost the blob, UnavailableError when registry
         or disk are out of reach; the next call resumes the download.
         """
@@ -163,9 +162,11 @@ class BlobFetcher:
     def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Other bytes are downloaded again from the start, as `_list_sources` says; then IntegrityError is raised.
+        Other bytes are downloaded again from the start: of a list of places from what is left of it, ever shorter; of
+        any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError is
+        raised.
         """
-        for source in _list_sources(store):
+        for source in (store, *getattr(store, "list_rests", lambda: [store])()):
             actual_digest = download(
                 partial,
                 blob,
@@ -254,13 +255,6 @@ def _lock_download(partial: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
-
-
-def _list_sources(store: Store) -> Iterator[Store]:
-    """The store, and what is read after it where its bytes were wrong: of a list of places what is left of it, ever
-    shorter; any other store once more, since a resumed part or the network may have been at fault."""
-    yield store
-    yield from getattr(store, "list_rests", lambda: [store])()
 
 
 def folder_name(located: Located, engine: EngineEntry) -> str:

@@ -268,7 +268,6 @@ class BuildRequest:
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
     and the backend's revision (`builders.backends.discovery.toolchain_of`).
     quantized_states: what the engine takes and gives as int8; inputs and outputs say float32, as the model does.
-    precision, target, backend: what is built, for which machine, by which compiler.
     profiles: sizes of each named dim that it is tuned for, one for each bucket.
     """
 

@@ -19,7 +19,7 @@ from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.state import Padding
 from enginesmith.core.text import SelfClosing, WorkerThread, describe_error
 from enginesmith.core.types import Session, Tensors
-from enginesmith.serving.pad_plan import PadPlan, plan_padding
+from enginesmith.serving.buckets import PadPlan, plan_padding
 from enginesmith.serving.router import MOST_ROUTES, Router
 
 Item = TypeVar("Item")

@@ -103,9 +103,7 @@ class CanaryRun:
 
     looks: how often to judge, the end included.  observed: a log of production that shows how many requests were in
     flight; None: the traffic itself does.
-    candidate, baseline: versions.  target: where both run.  out: the folder.  precision: of both engines; None for the
-    one that fits best.
-    pace: rate, warm-up and seed of the replay.
+    precision: of both engines; None for the one that fits best.
     """
 
     candidate: Reference

@@ -40,8 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TargetVerdict:
-    """A target and the verdict on it: PASS, FAIL, INSUFFICIENT or MISSING. report: digest of the report's blob.
-    reason: of the verdict, in words."""
+    """A target and the verdict on it: PASS, FAIL, INSUFFICIENT or MISSING. report: digest of the report's blob."""
 
     target: str
     verdict: str

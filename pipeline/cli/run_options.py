@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import Duration, EngineChoice, Option, Selection, log_format
+from enginesmith.cli.options import EngineChoice, Option, Selection, duration, log_format
 from enginesmith.core.hardware.machine import match_targets, parse_targets, target_named
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
@@ -47,7 +47,7 @@ class Building:
         timedelta,
         Option(
             "How long a unit waits for a suitable Ray node before it fails, e.g. 15m with an autoscaler.",
-            type=Duration(),
+            type=duration,
             shown="0s",
         ),
     ] = timedelta()

@@ -241,8 +241,3 @@ def compile_model(run: Run) -> Outcome:
     plan = run.plan(graphs)
     judgement = run.build_and_prove(plan)
     return run.publish(judgement)
-
-
-def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:
-    """The graphs of all batches, each variant once: what a search gave stands in the place of what missed."""
-    return tuple({graph.variant: graph for batch in plan for graph in batch.graphs}.values())

@@ -5,6 +5,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 'unknown'.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -138,8 +139,7 @@ class UnitForecast:
     """A unit of the plan. action: as of a `Unit`, or 'unknown'.  unit: None where the graph is not known.
 
     proven_again: whether its engine is there, and a build proves it all the same.
-    candidate: target, precision and backend.  reason: of the action, in words.  required: whether `build.required` of
-    the spec names it.
+    required: whether `build.required` of the spec names it.
     """
 
     candidate: PlanCandidate
@@ -154,15 +154,9 @@ class UnitForecast:
         request = self.unit.request if self.unit else None
         return {
             "target": self.candidate.target.name,
-            "precision": self.candidate.precision,
             "backend": self.candidate.backend.name,
-            "action": self.action,
-            "reason": self.reason,
-            "built_at": self.candidate.built_at,
-            "opens_in": self.candidate.opens_in,
-            "absence": self.candidate.absence,
-            "required": self.required,
-            "proven_again": self.proven_again,
+            **{name: getattr(self.candidate, name) for name in ("precision", "built_at", "opens_in", "absence")},
+            **{name: getattr(self, name) for name in ("action", "reason", "required", "proven_again")},
             "build_key": request and request.key,
             "request": request and encode(request),
         }
@@ -194,9 +188,10 @@ class Forecast:
         units = [unit.to_json() for unit in self.units]
         return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}
 
-    def count(self, action: str) -> int:
-        """How many units have this action."""
-        return [unit.action for unit in self.units].count(action)
+    @property
+    def counts(self) -> Counter[str]:
+        """How many units there are by action."""
+        return Counter(unit.action for unit in self.units)
 
 
 def foresee(records: OnRecord, run: Run, new_steps: Collection[str] = ()) -> Forecast:
@@ -293,7 +288,7 @@ def _follows(
     if stage == "calibration":
         steps = _list_steps(new_steps)
         done_text = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
-        open_text = "which graphs change is known then" if steps and forecast.count("unknown") else ""
+        open_text = "which graphs change is known then" if steps and forecast.counts["unknown"] else ""
         return f"{done_text}; {open_text or built_text or 'no engine changes'}"
     proven_text = proven_text or "no engine is proven again"
     if stage != "golden":

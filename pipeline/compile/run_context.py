@@ -38,7 +38,6 @@ class RunContext:
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
     copies: what records are read from instead of the store, which has them too.
-    progress: gets the events of steps and units.
     """
 
     store: Store

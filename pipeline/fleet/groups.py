@@ -94,23 +94,14 @@ class NodeGroup:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
-        hardware = self.hardware
+        hardware, machine = self.hardware, self.machine
         return {
             "name": self.name,
-            "target": self.machine.target.name,
-            "label": hardware.label,
-            "product": hardware.product,
-            "compute_capability": self.machine.compute_capability,
-            "driver": self.machine.driver,
-            "cuda": self.machine.cuda,
-            "runtimes": dict(self.machine.runtimes),
-            "memory_bytes": self.machine.memory_bytes,
-            "mig": hardware.mig,
-            "sharing": hardware.sharing,
-            "replicas": hardware.replicas,
-            "nodes": self.nodes,
-            "gpus": self.gpus,
-            "remarks": list(self.remarks),
+            "target": machine.target.name,
+            **{name: getattr(hardware, name) for name in ("label", "product", "mig", "sharing", "replicas")},
+            **{name: getattr(machine, name) for name in ("compute_capability", "driver", "cuda", "memory_bytes")},
+            "runtimes": dict(machine.runtimes),
+            **{name: getattr(self, name) for name in ("nodes", "gpus", "remarks")},
         }
 
 

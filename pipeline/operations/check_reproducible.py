@@ -87,9 +87,6 @@ def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) ->
         return reproducibility(rebuilds, budget)
 
 
-# Times published engines on this machine: one by itself, or two in turns.
-
-
 @dataclass(frozen=True)
 class ProfileOptions:
     """What is timed, and for how long. seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all',

@@ -227,8 +227,6 @@ def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, case
     return context.run_to_end(context.local, name, job)
 
 
-# Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec.
-
 # A text of fewer characters is not taken for the beginning of a digest.
 SHORTEST = 8
 

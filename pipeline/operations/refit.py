@@ -99,8 +99,7 @@ class Refit:
 
 @dataclass(frozen=True)
 class PublishedRefit:
-    """The version that the refitted engines are in; None where none was fit. failed: names of units.  model: its name.
-    channel_refusal: why no channel was moved."""
+    """The version that the refitted engines are in; None where none was fit. failed: names of units."""
 
     model: str
     version: str | None

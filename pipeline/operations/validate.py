@@ -89,8 +89,7 @@ class Validated:
 def entries_of(
     manifest: Manifest, store: Store, targets: Collection[str] | None, engines: Collection[str] | None
 ) -> Iterator[EngineEntry]:
-    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all.
-    manifest: of the version.  store: its registry."""
+    """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all."""
     for judged_entry in judge_entries(store, manifest):
         entry = judged_entry.on_cpu(this_kind().name)
         is_selected = targets is None or entry.target in targets

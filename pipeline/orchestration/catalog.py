@@ -23,7 +23,7 @@ from enginesmith.registry.builds.runs import RecordCopies, StoreListing
 from enginesmith.registry.manifest import STATUSES
 from enginesmith.registry.registered_specs import addresses
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.composition import Run, StepRunner, list_graphs
+from pipeline.compile.composition import Run, StepRunner
 from pipeline.compile.ensembles.assembly import Assembly, CompiledGraph, EnsembleForecast, ForecastGraph
 from pipeline.compile.forecast import Forecast, OnRecord, foresee, on_record, open_records
 from pipeline.compile.plan import candidates, find_unserved, plan_builds
@@ -35,7 +35,6 @@ from pipeline.orchestration.run import (
     RunOptions,
     compile_locked,
     open_context,
-    open_loaded,
     open_run,
     select,
     split_names,
@@ -65,8 +64,7 @@ def compile_any(
 
     Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
 
-    options: what is asked for.  runner: how steps are run.  progress: gets their events.  executors: None: are started
-    for this run.
+    executors: None: are started for this run.
     Raises what `open_run` and `compile_model` raise.
     """
     with spec_at(address, options.registry) as spec_file:
@@ -90,7 +88,7 @@ def _compile_ensemble(
             # What of the options its spec has, and no channel, since the whole has one.
             graph_spec = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
             graph_options = own_options(spec, ensemble, options)
-            with open_loaded(graph_spec, graph_options, progress, executors, runner) as run:
+            with open_run(graph_spec, graph_options, progress, executors, runner) as run:
                 compiled_model, exported_graph = compile_locked(run, graph_options), export(run)
             return CompiledGraph(compiled_model, exported_graph, wanted_of(spec, run.selection, options))
 
@@ -197,10 +195,12 @@ def _foresee_model(
         tell(f"{', '.join(record_state.missing)} {verb} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
+        with open_run(spec, options, together(progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
             recorded_run = replace(recorded_run, selection=run.selection)
-        record_state = OnRecord(batches[-1].exported, list_graphs(batches))
+        # Of each variant the last: what a search gave stands in the place of what missed.
+        graphs = {graph.variant: graph for batch in batches for graph in batch.graphs}
+        record_state = OnRecord(batches[-1].exported, tuple(graphs.values()))
     return ForecastGraph(foresee(record_state, recorded_run, steps.names), record_state.exported, ((), ()))
 
 
@@ -215,8 +215,6 @@ class _StepsMade(Progress):
         if isinstance(event, Finished) and event == Finished(event.name):
             self.names.add(event.name)
 
-
-# Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others.
 
 # Bytes of a file that are searched for the key `model`.
 LARGEST_LOOKED_AT = 1 << 20
@@ -414,13 +412,10 @@ def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> 
                 # The units of its graphs and of the whole.
                 ensemble = load_ensemble(spec_file.path, spec_file.address)
                 forecast = foresee_ensemble(ensemble, options, Progress(), no_export=True)
-                unit_counts = Counter(unit.action for unit in forecast.units)
-                for graph in forecast.graphs.values():
-                    unit_counts.update(unit.action for unit in graph.units)
                 missing_steps = dict.fromkeys(
                     f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing
                 )
-                return PlannedSpec(str(address), ensemble.model, dict(unit_counts), tuple(missing_steps))
+                return PlannedSpec(str(address), ensemble.model, dict(forecast.counts), tuple(missing_steps))
             spec = spec_file.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EnginesmithError as error:

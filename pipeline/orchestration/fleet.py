@@ -67,8 +67,7 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
 @dataclass(frozen=True)
 class FleetSources:
     """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: a file; None takes
-    every model with a channel.  runtimes: versions on the nodes by package, where the inventory does not state them.
-    access: to the cluster."""
+    every model with a channel.  runtimes: versions on the nodes by package, where the inventory does not state them."""
 
     inventory: Path | None = None
     access: Access = field(default_factory=Access)
@@ -94,10 +93,7 @@ class FleetSources:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The fleet, the coverage of each demand on each group of nodes, and the work that is missing.
-
-    catalog: the demands.  standings: the coverage.  registry: its URI.
-    """
+    """The fleet, the coverage of each demand on each group of nodes, and the work that is missing."""
 
     fleet: Fleet
     catalog: Catalog

@@ -12,7 +12,7 @@ from enginesmith.registry.registered_specs import Registration
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.automatic import SUFFIXES
 from pipeline.intake.registration import SCHEME, place_at, register, spec_at
-from pipeline.orchestration.run import Executors, RunOptions, open_loaded
+from pipeline.orchestration.run import Executors, RunOptions, open_run
 from pipeline.progress import Progress
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.traffic.buckets import BucketAdvice, advise_buckets, write_buckets
@@ -94,7 +94,7 @@ def _answer(
     options = replace(
         options, dims=options.dims or default_dims(spec, growth), max_profiles=options.max_profiles or MOST_PROFILES
     )
-    with open_loaded(spec, RunOptions(registry=drift_request.registry), progress, executors, keep_state=False) as run:
+    with open_run(spec, RunOptions(registry=drift_request.registry), progress, executors, keep_state=False) as run:
         split = split_beyond(recorded_traffic.trace, spec.named_dims())
         advice = advise_buckets(replace(run, spec=spec), recorded_traffic, split, options)
     edges = advice.choice.edges

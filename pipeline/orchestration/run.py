@@ -136,7 +136,7 @@ def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def open_run(
-    address: Path | str | Found,
+    spec: ModelSpec | Path | str | Found,
     options: RunOptions,
     progress: Progress,
     executors: Executors | None = None,
@@ -144,35 +144,23 @@ def open_run(
     *,
     keep_state: bool = True,
 ) -> Iterator[Run]:
-    """Read the spec at an address, open the registry, and start executors unless some are given.
+    """Read the spec, unless it is read already, open the registry, and start executors unless some are given.
 
     keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
     Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
     UnavailableError.
     """
     with ExitStack() as exit_stack:
-        spec = exit_stack.enter_context(spec_at(address, options.registry)).load()
-        yield exit_stack.enter_context(open_loaded(spec, options, progress, executors, runner, keep_state=keep_state))
-
-
-@contextmanager
-def open_loaded(
-    spec: ModelSpec,
-    options: RunOptions,
-    progress: Progress,
-    executors: Executors | None = None,
-    runner: StepRunner = IN_PROCESS,
-    *,
-    keep_state: bool = True,
-) -> Iterator[Run]:
-    """`open_run` of a spec that was read."""
-    selection = select(spec, options)
-    store = open_store(registry_of(spec, options.registry), create=True)
-    with open_context(spec, store, options, progress, executors, keep_state=keep_state) as context:
+        if not isinstance(spec, ModelSpec):
+            spec = exit_stack.enter_context(spec_at(spec, options.registry)).load()
+        selection = select(spec, options)
+        store = open_store(registry_of(spec, options.registry), create=True)
+        context = exit_stack.enter_context(
+            open_context(spec, store, options, progress, executors, keep_state=keep_state)
+        )
         if depends_on_workers(spec, options):
-            selection = replace(
-                selection, workers=find_ray_workers(spec, context.executor, options.wait_for_nodes_s > 0)
-            )
+            workers = find_ray_workers(spec, context.executor, options.wait_for_nodes_s > 0)
+            selection = replace(selection, workers=workers)
         yield Run(spec, context, selection, runner)
 
 

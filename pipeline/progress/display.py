@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from enginesmith.registry.builds.build_history import Expectation
 
-# What runs now, since when, in which phase, and for how long still; and what waits, and why: for the displays.
-
 # Seconds until a wait is shown again of whose reason only the time has changed: a countdown does so every other second.
 RECOUNT_S = 15.0
 _COUNTS = re.compile(r"[0-9]+:[0-9]{2}")
@@ -202,8 +200,6 @@ class JsonLines(events.Progress):
                 self.tell("ended", unit=name, seconds=seconds, cpu_s=cpu_s, peak_mib=round(usage.peak_mib, 1))
 
 
-# Progress for people on stderr: plain lines in a log, or a table on a terminal that is redrawn in place.
-
 # Seconds between the lines of a plain log which say that a long step still runs.
 HEARTBEAT_S = 15.0
 
@@ -322,9 +318,6 @@ def _plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(visible(text))
-
-
-# Which display a command shows, several listeners as one, and several models on one display.
 
 
 def together(display: Progress, *listeners: Progress) -> Progress:

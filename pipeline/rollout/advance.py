@@ -179,7 +179,6 @@ class Advance:
 def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Advance | None:
     """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
-    model: the channel's.
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
     """
@@ -248,7 +247,9 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
         return _halt(rollout, now, who, reason, gates, node_reports)
     if rollout.state == "paused":
         return Advance(rollout, "paused", rollout.history[-1].why, gates, node_reports)
-    return _go_on(_bound_reports(rollout, node_reports), now, who, gates, node_reports)
+    share_ppm = rollout.reporters_ppm  # fewer nodes report, where too many do
+    rollout = replace(rollout, reporters_ppm=min(share_ppm, next_share(share_ppm, node_reports.nodes)))
+    return _go_on(rollout, now, who, gates, node_reports)
 
 
 def _halt(rollout: Rollout, now: datetime, who: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
@@ -288,12 +289,6 @@ def _reached(rollout: Rollout) -> str:
     return f"reached: {', '.join(map(str, rollout.reach)) or 'nobody'}"
 
 
-def _bound_reports(rollout: Rollout, heard: Heard) -> Rollout:
-    """The rollout with fewer nodes that report, where too many do."""
-    share_ppm = rollout.reporters_ppm
-    return replace(rollout, reporters_ppm=min(share_ppm, next_share(share_ppm, heard.nodes)))
-
-
 def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Rollout:
     """The same before a wave that reaches more nodes: by the growth of its share, where that is known."""
     old_aim, new_aim = before.aim, next_rollout.aim
@@ -328,7 +323,6 @@ class RolloutFollower:
     """Looks at the rollouts of `chosen` (model, channel); None: at all that are not finished.
 
     say: called with what is new.  on_step: called with each step that this process made.
-    store: the registry.  last, failures: what was told of each channel.
     """
 
     store: Store

@@ -155,9 +155,6 @@ def start(
     """Start a rollout of a version to a channel, with its first wave open.
 
     Where the number of nodes is known, from the plan or from the reports of the rollout before, the waves are limits.
-    store, manifest: the registry, and the version in it.
-    channel, plan: the channel's name, and the waves.
-    who: the operator, for the history.
     proven_only: whether nodes get proven engines only.
     random_inputs: whether engines that are proven only on random inputs are accepted; the channel's history records it.
     accept_losses: whether nodes may lose engines that the channel serves; the rollout records which.
@@ -255,7 +252,6 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
 def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | None) -> RolloutPlan:
     """The plan of a channel's policy, or the given one.
 
-    store, model: the registry, and the name in it.  stated_plan: None takes the policy's.
     Raises InputError where both are there, or neither.
     """
     policy = policies.of_channel(store, model, channel).rollout
@@ -275,7 +271,6 @@ def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | N
 def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     """Stop a rollout where it is: no further wave opens; gates that fail still halt it.
 
-    store, model, channel: whose rollout.  who: for its history.
     Raises InputError where none is running.
     """
     rollout = _unfinished(store, model, channel)
@@ -290,7 +285,6 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
     """Let a paused rollout go on, its wave's time without the pause; or approve the open wave where a person must.
 
     without_data: approve the open wave whatever its gates wait for; those that fail still halt the rollout.
-    store, model, channel: whose rollout.  who: for its history.
     Raises InputError where there is nothing to resume or to approve.
     """
     rollout = _unfinished(store, model, channel)
@@ -320,10 +314,7 @@ def _waive_data(store: Store, rollout: Rollout, who: Operator) -> Rollout:
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """End a rollout: every node returns to what the channel serves.
-
-    store, model, channel: whose rollout.  who: for its history.
-    """
+    """End a rollout: every node returns to what the channel serves."""
     rollout = _unfinished(store, model, channel)
     return _write(store, rollout, rollout.decide(who.at, "aborted", who.by, who.why, state="aborted"))
 
@@ -346,13 +337,9 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
     return rollout
 
 
-# A rollout for people and programs: its waves, what nodes report, what it waits for, what was decided.
-
-
 @dataclass(frozen=True)
 class RolloutStatus:
-    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it.
-    gates, heard: what the gates of the open wave say, and the reports of nodes."""
+    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it."""
 
     rollout: Rollout
     gates: tuple[GateResult, ...]
@@ -418,9 +405,6 @@ def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus 
     node_reports, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
     gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
     return RolloutStatus(rollout, gates, node_reports, earlier_rollouts, now)
-
-
-# What the nodes of a channel serve, in a rollout or outside of one, as they reported last.
 
 
 @dataclass(frozen=True)

@@ -142,10 +142,3 @@ def make_server(store: Store, address: HttpAddress, clock: Callable[[], float] =
     require_token(address, token, TOKEN)
     receiver, remedy = ReportReceiver(store, clock), "give another --listen"
     return HttpServer(receiver, address, LIMITS, methods=("POST",), token=token, remedy=remedy)
-
-
-def serve_reports(store: Store, address: HttpAddress, say: Callable[[str], object]) -> None:
-    """Serve until the process ends. Raises as `make_server`, and UnavailableError for an address that is taken."""
-    with make_server(store, address) as server:
-        say(f"receiving reports on {server.url}/; Ctrl-C ends it")
-        server.wait()

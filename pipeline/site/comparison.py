@@ -369,11 +369,6 @@ class ShownRollout:
         return self.rollout.state
 
     @property
-    def is_active(self) -> bool:
-        """Whether nodes follow it."""
-        return not self.rollout.is_finished
-
-    @property
     def reach(self) -> str:
         """The share of the nodes that it leads to the new version: '5%', '25%, region=eu-west-1'."""
         return ", ".join(map(str, self.rollout.reach))

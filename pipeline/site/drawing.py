@@ -252,7 +252,7 @@ def note_of(site: ModelSite) -> ModelNote:
         rollouts=[
             RolloutNote(channel=view.channel, version=view.rollout.version, reach=view.reach)
             for view in site.rollouts
-            if view.is_active
+            if not view.rollout.is_finished
         ],
     )
 

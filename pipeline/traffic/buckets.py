@@ -186,8 +186,6 @@ def price_profile(report: LatencyReport, build_s: float | None, stated_price: fl
     return ProfilePrice((build_s or 0.0) + share * DAY_S, price_text)
 
 
-# The chosen buckets in the file of a spec, of which every other character stays as it is.
-
 # What buckets take the place of.
 _REPLACED = ("buckets", "max", "opt")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a trace holds: histograms of dims, joint ones of pairs, the same by hour, and how bursty its arrivals are.
-
 HOUR_S = 3600.0
 # With more hours than this they are put together by the hour of the day.
 MOST_HOURS = 48
@@ -182,8 +180,6 @@ def _seconds_in(hour: int, until: float, by_day: bool) -> float:
     return days * HOUR_S + min(max(rest_s - hour * HOUR_S, 0.0), HOUR_S)
 
 
-# Traffic as pictures: histograms of dims with their buckets, rates and sizes by hour.
-
 # Of one of the charts that lie beneath each other.
 WIDTH, HEIGHT = 640, 260
 _MOST_BARS = 160
@@ -298,8 +294,6 @@ def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
     label = f"UTC, from {summary.start}" if summary.start else ""
     set_axis(axes, "x", (-0.5, len(names) - 0.5), label, ticks=ticks)
 
-
-# Traffic and plans as rows of text.
 
 DIM_COLUMNS = ("dim", "requests", "sizes", "min", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "max")
 PLAN_COLUMNS = ("buckets", "profiles", "engine time per request", "padding", "batch", "busy", "price", "chosen saves")

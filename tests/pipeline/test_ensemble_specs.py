@@ -99,7 +99,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
     assert blind.graphs["decoder"].missing == ("golden data of encoder",)
     first = foresee(path, registry, no_export=False)
-    assert {name: found.count("build") for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
+    assert {name: found.counts["build"] for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
     assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
     assert enginesmith.build(path, registry=registry).version == "1"
     for no_export in (True, False):
@@ -110,7 +110,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     changed = foresee(rewrite(path.parent, looser), registry, no_export=True)
     assert [unit.action for unit in changed.units] == ["cached", "build"]
     assert changed.units[1].reason == "its engines exist; the ensemble is proven, because its proof is not recorded"
-    assert [found.count("cached") for found in changed.graphs.values()] == [2, 1]
+    assert [found.counts["cached"] for found in changed.graphs.values()] == [2, 1]
 
 
 def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_samples_may_fill_an_axis_of_their_own_where_inputs_keep_their_graphs_na
         data = path.parent / f"{name}.npz"
         np.savez(data, **{each: array[:, None] for each, array in arrays(data).items()})
     found = foresee(path, tmp_path / "reg", no_export=False)
-    assert [found.graphs[name].count("build") for name in ("encoder", "decoder")] == [2, 2]
+    assert [found.graphs[name].counts["build"] for name in ("encoder", "decoder")] == [2, 2]

@@ -14,7 +14,7 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import PADDING, Check, describe, unmeasured
 from enginesmith.core.state import Padding
 from enginesmith.core.types import QUANTIZED, BuildRequest, Dim, Session, Tensors, TensorSpec
-from enginesmith.serving.pad_plan import plan_padding
+from enginesmith.serving.buckets import plan_padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.batches import leading_dim

@@ -268,7 +268,6 @@ class TrafficReplayed:
 
     made: where requests are from that nobody sent.
     sampling: share of the requests that were recorded.  scale: factor on the rate.
-    in_flight: requests at the same time.
     """
 
     digest: str | None = None

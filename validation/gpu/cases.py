@@ -155,10 +155,7 @@ class TrialTerms:
 
 @dataclass(frozen=True)
 class TryEngine:
-    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
-
-    options: of the backend.  terms: what is measured, and how long.
-    """
+    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder."""
 
     request: BuildRequest
     options: Mapping[str, Scalar]
@@ -188,10 +185,7 @@ class TryEngine:
 
 @dataclass(frozen=True)
 class TryPeer:
-    """Measure a way of PyTorch to run the graph as an engine is measured.
-
-    request, model, cases, terms: as in `TryEngine`.
-    """
+    """Measure a way of PyTorch to run the graph as an engine is measured."""
 
     peer: Peer
     request: BuildRequest
@@ -236,8 +230,6 @@ class ProveBundledEnsemble:
     """Run a published ensemble from end to end, and keep what each of its engines answers. engines: by graph.
 
     What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry.
-
-    terms: as in `TryEngine`.
     """
 
     ensemble: BundledEnsemble

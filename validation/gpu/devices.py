@@ -5,7 +5,6 @@ import hashlib
 import math
 import os
 import platform
-import re
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from builders.backends.installed_versions import PackageNotFoundError, version
+from builders.backends.installed_versions import versions_of
 from builders.onnx_graphs.bodies import list_shards
 from enginesmith.arrays import Array
 from enginesmith.core import parsing
@@ -23,7 +22,7 @@ from enginesmith.core.codec import decode, document_error, encode
 from enginesmith.core.errors import Digest, IntegrityError, ModelError, UnavailableError, canonical_json, digest_of_file
 from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import CPU
-from enginesmith.core.hardware.machine import product_of
+from enginesmith.core.hardware.machine import driver_version, product_of
 from enginesmith.core.names import FileName, NodeName
 from enginesmith.core.reports.proof import Answers, PackedArray
 from enginesmith.core.requirements import Format
@@ -85,28 +84,14 @@ def find_device(kind: str) -> KitDevice:
         )
     gpu = devices[0]
     label, capability = gpu.name.replace(" ", "-"), gpu.compute_capability
-    versions = driver_version(), cuda.cuda_version() or ""
+    versions = driver_version() or "", cuda.cuda_version() or ""
     product = product_of(capability, label)
     return KitDevice("cuda", gpu.name, label, gpu.memory_bytes, *versions, capability, product)
 
 
-def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The version of the NVIDIA driver's kernel module; '' where it is not known."""
-    try:
-        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
-    except OSError:
-        return ""
-    return match[1] if match else ""
-
-
 def software() -> dict[str, str]:
     """Versions of Python, the system and the packages that measure."""
-    versions = {"python": platform.python_version(), "system": platform.platform()}
-    for name in _DISTRIBUTIONS:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    versions = {"python": platform.python_version(), "system": platform.platform(), **versions_of(*_DISTRIBUTIONS)}
     if torch := sys.modules.get("torch"):
         versions["torch"] = str(torch.__version__)
     return versions
@@ -182,7 +167,6 @@ class OfflineBundle:
     """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
 
     ensembles: of a version that is one.  graphs: the folders of its graphs, by name.
-    engines: those that were carried.
     """
 
     model: str

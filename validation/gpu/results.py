@@ -54,7 +54,6 @@ class Peaks:
     """The peak rates. operations_per_s: by type ('tf32' is float32 in TF32).  launch_s: of one small operation.
 
     missing: types that could not be measured, with the reason.
-    bytes_per_s: of the device's memory.
     """
 
     bytes_per_s: float
@@ -161,8 +160,7 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class DeviceLatency:
-    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles.  median_s,
-    low_s, high_s: those three."""
+    """Seconds of a run on the device itself, without copies: the median and the 0.1 and 0.9 quantiles."""
 
     runs: int
     median_s: float
@@ -273,8 +271,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs.
-    moved_bytes: to and from memory."""
+    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs."""
 
     batch: int
     operations: int
@@ -293,8 +290,7 @@ class ModelCosts:
 @dataclass(frozen=True)
 class Results:
     """All results, as the module describes. seconds: of each latency.  size: of the kit's models.  created_at: ISO
-    8601, UTC.  device, host, software: what was measured on.  peaks: None where they were not measured.  tries,
-    skipped: of the kit's models.  carried: of published engines."""
+    8601, UTC.  device, host, software: what was measured on.  peaks: None where they were not measured."""
 
     created_at: str
     device: KitDevice

@@ -418,7 +418,6 @@ class LatencyView:
     """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
 
     measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
-    busy: whether it counted as busy.
     """
 
     name: str

@@ -118,8 +118,7 @@ def decibels_text(sqnr_db: float | None) -> str:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`.  sqnr, clipped,
-    seen, range, scale, readers: fields of `QuantizedTensor` as text."""
+    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
 
     name: str
     kind: str
@@ -199,11 +198,6 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
     if sqnr_values:
         yield f"{sqnr_values[0]:.1f} dB", f"lowest SQNR of {len(record.tensors)} tensors"
     yield str(record.samples), f"calibration samples, ranges by {record.method}"
-
-
-def left_lines(record: QuantizationRecord) -> list[str]:
-    """A line for each node that stays in float."""
-    return [f"left in float: {float_node}" for float_node in record.left]
 
 
 def row(tensor: QuantizedTensor) -> TensorRow:

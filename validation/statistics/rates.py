@@ -98,7 +98,7 @@ class CanaryEvidence:
 # Single failures and other answers may come in bursts, and a burst of five is not five pieces of evidence. The variance
 # between blocks of requests, over that of independent requests, is the design effect; the bounds are those of the count
 # and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
-# failures are facts and are not counted here (`judging.outages`).
+# failures are facts and are not counted here (`judging.judge`).
 
 # The usual power of a test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 POWER = 0.8

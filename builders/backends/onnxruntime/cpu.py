@@ -203,10 +203,7 @@ class OnnxRuntime:
         import onnxruntime  # noqa: F401
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
-        """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`.
-
-        engine, inputs, runs: as of `Profiling.profile`.
-        """
+        """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""
         from builders.backends.onnxruntime.session import profile_nodes
 
         level = _LEVELS[self.graph_optimization][1]

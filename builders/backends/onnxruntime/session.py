@@ -285,7 +285,6 @@ class TraceEvent:
 def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level: str, threads: int) -> RunProfile:
     """Times of the nodes of a model on disk. level, threads: of its session, as `session_options` takes them.
 
-    workdir: where the trace is left.
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
     run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads, of=path))
@@ -327,7 +326,6 @@ def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], d
     """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
 
     graph_path: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
-    path: the trace's file.
     Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:

@@ -62,7 +62,6 @@ _DECLINED = (RuntimeError, ValueError, TypeError, AttributeError)
 def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. edition: title and name of the backend, for errors.
 
-    said: its logger, with the messages of this build.
     Raises ModelError naming node, operator and reason. The parser gets the path, so that it finds external data; for
     some files that it cannot use it returns True, so that its errors and the network are checked too.
     """
@@ -141,7 +140,6 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
 def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
     """One cache with the content of both.
 
-    old_cache, new_cache: timing caches, as they are serialized.
     Raises EnginesmithError when TensorRT does not merge them.
     """
     reason = "TensorRT does not merge these timing caches; the newer one alone is kept"
@@ -174,8 +172,6 @@ def kept_layers(
 
     The inspector needs a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
     as good without it, so that a failure is a reason and no error. prepare: called with the runtime first.
-
-    said: its logger, with the messages of this build.
     """
     message_count = len(said.messages)
     runtime = trt.Runtime(said)
@@ -198,8 +194,6 @@ def kept_layers(
     path.write_text(json.dumps(document, sort_keys=True))
     return path, ""
 
-
-# What both editions of TensorRT share: options, refusals before any work, building, opening.
 
 # Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))

@@ -185,7 +185,6 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
 def refit(trt: Untyped, said: Untyped, cuda_engine: Untyped, model: Path) -> None:
     """Give a loaded engine the weights of an ONNX model.
 
-    said: its logger, with the messages of this call.
     Raises EnginesmithError naming what lacks or does not fit.
     """
     refitter = trt.Refitter(cuda_engine, said)

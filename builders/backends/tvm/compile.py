@@ -22,8 +22,6 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Untyped
 if TYPE_CHECKING:
     import onnx
 
-# Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names.
-
 # Characters of the compiler's words that an error quotes.
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
@@ -180,9 +178,6 @@ def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
         return None
     array = numpy_helper.to_array(tensor)
     return int(array) if array.size == 1 and array.dtype == np.int64 else None
-
-
-# Runs a TVM engine on this CPU.
 
 
 @contextmanager

@@ -9,10 +9,20 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
-from builders.execution.jobs import Job, Needs, ProcessEnded, Result, Started, Waiting, Watch, ignore_event, result_type
+from builders.execution.jobs import (
+    Job,
+    Needs,
+    ProcessEnded,
+    Result,
+    Started,
+    Waiting,
+    Watch,
+    ignore_event,
+    result_type,
+    run_with_retries,
+)
 from builders.execution.ray import task as cluster
 from builders.execution.ray.task import RayNode, RayTask, TaskAnswer, answers, countdown, find_fitting, nodes, none_fits
-from builders.execution.retries import run_with_retries
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import EnginesmithError, StepError, UnavailableError, error_from_json
 from enginesmith.core.text import WorkerThread, pluralize
@@ -207,8 +217,6 @@ def _end(tasks: Sequence[RayTask]) -> None:
     for task in pending_tasks:
         task.cancel(force=True)
 
-
-# The executor on Ray: the protocol of `builders.execution.jobs.Executor`, slots, retries and cancelling.
 
 # Between two attempts to reach a cluster.
 _AGAIN_S = 2.0

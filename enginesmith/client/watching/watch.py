@@ -66,12 +66,8 @@ class TrustRecheck:
 
     def __init__(self, place: Place, trust: TrustPolicy | Path | str | None) -> None:
         self._place, self._trust = place, trust
-        self._known: tuple[str, Manifest, Documents | None] | None = None
-
-    def note_served(self, served: str, manifest: Manifest, documents: Documents | None) -> None:
-        """Note the version that is served by this name, and the documents that it was resolved by; None: those of the
-        registry."""
-        self._known = served, manifest, documents
+        # The version that is served by a name, and the documents that it was resolved by; None: those of the registry.
+        self.served: tuple[str, Manifest, Documents | None] | None = None
 
     def check(self, store: Store | None) -> None:
         """Check the version that is served against the trust policy, and write or delete the mark accordingly.
@@ -84,14 +80,14 @@ class TrustRecheck:
         if self._trust is None and not os.environ.get(TRUST_VARIABLE):
             self._write_mark(None)
         elif folder:
-            if self._known is None or self._known[0] != folder:
+            if self.served is None or self.served[0] != folder:
                 if store is None:
                     return
-                self._known = folder, self._read_served(store), None
-            if (documents := self._known[2] or store) is None:
+                self.served = folder, self._read_served(store), None
+            if (documents := self.served[2] or store) is None:
                 return
             try:
-                require(documents, self._known[1], self._trust)
+                require(documents, self.served[1], self._trust)
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
@@ -338,7 +334,7 @@ class ChannelWatcher:
         )
         with reachable(f"reading {swap.folder}"):
             self._files = placed_files(self._place, swap.folder)
-        self._trust_recheck.note_served(self._place.served(), located.manifest, located.documents)
+        self._trust_recheck.served = self._place.served(), located.manifest, located.documents
         if swap.swapped:
             unit_list = ", ".join(
                 f"{pulled_engine.engine.unit} ({pulled_engine.origin})" for pulled_engine in placement.pulled

@@ -159,10 +159,7 @@ def kind_built_for(request: BuildRequest) -> CpuKind | None:
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:
-    """The reason why a compiler cannot compile a request's kind of CPU on this machine; None if it can.
-
-    title: the compiler's name, for the message.
-    """
+    """The reason why a compiler cannot compile a request's kind of CPU on this machine; None if it can."""
     kind, level = kind_named(request.target.name), level_of(request)
     if kind is None:
         return None

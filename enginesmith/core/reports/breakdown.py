@@ -23,7 +23,6 @@ class NodeCost:
 
     dtype: of the computation.  known: False for an operator without a counting rule, whose operations are 0 here.
     intensity: operations per byte moved.
-    name, op_type: of the node.  read_bytes, written_bytes: what it moves from and to memory.
     """
 
     name: str
@@ -152,7 +151,6 @@ class NodeTimes:
     """What the runtime's profiler measured. seconds: of a run under it; kernels_s: of the nodes together.
 
     nodes: the slowest, slowest first; omitted: how many more there are.  uncounted: as in `GraphCost`.
-    runs: number of profiled runs.  op_types: the time by type of operator.
     """
 
     runs: int
@@ -216,7 +214,6 @@ class QuantizedTensor:
     quantizing this tensor alone; None without loss, or not measured.  measured: 'histogram' (over all samples), 'rows'
     (over some rows of a smoothed activation) or 'weight' (against the float weight, value by value).
     histogram: of the worst activations.
-    name: of the tensor.  format: what its values are stored as.
     """
 
     name: str

@@ -148,8 +148,7 @@ class BucketLatency:
     items_per_s: of one stream, by the median: runs that the machine delayed belong to the tail.
     streams_items_per_s: of several streams at once, together.  curve: the distribution function as quantiles at equal
     steps from 0 to 1.
-    name, sizes: the bucket, and its size of each dim.  items: samples of one run.
-    surroundings: what else the machine did meanwhile.
+    items: samples of one run.
     """
 
     name: str
@@ -216,7 +215,6 @@ class EngineLatency:
 class LatencyReport(EngineLatency):
     """An engine's latency, and what was measured where. engine, golden: digests.  created_at: ISO 8601, UTC.
 
-    size_bytes: of the engine's file.
     unit: target, precision and backend.  machine: where it ran.  asked: how long and at which sizes it was to be timed.
     """
 

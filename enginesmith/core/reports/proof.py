@@ -53,19 +53,15 @@ class FreeRunning:
         return min(self.sequences, key=lambda drift: -math.inf if math.isnan(drift.sqnr_db) else drift.sqnr_db)
 
     @property
-    def earliest(self) -> SequenceDrift | None:
-        """The sequence whose decisions differ at the earliest step; None where none does."""
-        drifts = [drift for drift in self.sequences if drift.first is not None]
-        return min(drifts, key=lambda drift: drift.first or 0, default=None)
-
-    @property
     def decisions(self) -> str:
         """Where decisions first differ, over all sequences, in words; '' of an output without decisions."""
         single_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
         if not self.decides:
             return ""
-        if (first_drift := self.earliest) is None:
+        drifts = [drift for drift in self.sequences if drift.first is not None]
+        if not drifts:
             return "no decision differs"
+        first_drift = min(drifts, key=lambda drift: drift.first or 0)
         first_steps = [drift.first for drift in single_sequences if drift.first is not None]
         median_text = f", in the median at step {median_low(first_steps)}" if first_steps else ""
         return (

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import click
 
-from enginesmith.cli.options import Duration, Option, command, emit_json, say, takes
+from enginesmith.cli.options import Option, command, duration, emit_json, say, takes
 from enginesmith.cli.tables import print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS
@@ -23,29 +23,25 @@ from pipeline.intake.registration import place_at
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 from pipeline.orchestration.gpu_workers import gpu_named
 
+
+def pair(value: object) -> tuple[str, object]:
+    """(name, value) of 'name=value', JSON where it reads as JSON, else text. Raises click's usage error without '='."""
+    if isinstance(value, tuple):
+        return str(value[0]), value[1]
+    name, separator, text = str(value).partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
+
+
 # Prefect's own rule for names.
 _BANNED = "/%&<>"
 # Segments go to both engines, and each begins with requests from before it, so a canary with several requests in flight
 # takes up to three times this: a day, which is what a task on Ray's workers may take (`gpu_workers.LIMITS`).
 LONGEST_ON_RAY = timedelta(hours=8)
-
-
-class _Pair(click.ParamType[tuple[str, object]]):
-    """'name=value'; the value is JSON where it reads as JSON, else text."""
-
-    name = "name=value"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, object]:
-        """(name, value). Raises click's usage error without '='."""
-        if isinstance(value, tuple):
-            return str(value[0]), value[1]
-        name, separator, text = str(value).partition("=")
-        if not separator or not name:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        try:
-            return name, json.loads(text)
-        except ValueError:
-            return name, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +61,18 @@ class _DeployOptions:
         tuple[tuple[str, object], ...],
         Option(
             "Maximum number of concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.",
-            type=_Pair(),
+            type=pair,
+            metavar="NAME=VALUE",
             shown="the limit that the server has, else 1",
         ),
     ] = ()
     variables: Annotated[
         tuple[tuple[str, object], ...],
         Option(
-            "Variable of the pool's job template, e.g. gpu_count=1; repeat it.", name="--job-variable", type=_Pair()
+            "Variable of the pool's job template, e.g. gpu_count=1; repeat it.",
+            name="--job-variable",
+            type=pair,
+            metavar="NAME=VALUE",
         ),
     ] = ()
     traffic: Annotated[
@@ -83,7 +83,7 @@ class _DeployOptions:
         timedelta | None,
         Option(
             "How long canaries replay traffic, e.g. 30m; shorter traffic is repeated.",
-            type=Duration(),
+            type=duration,
             metavar="DURATION",
             shown="the traffic once",
         ),
@@ -137,24 +137,20 @@ class _DeployOptions:
             registry=registry,
             name=_check_name("--name", self.name),
             pool=_check_name("--pool", self.pool),
-            kind=self.kind,
+            **{name: getattr(self, name) for name in ("kind", "on", "fleet", "owner", "keep")},
             traffic=None if self.traffic is None else _absolute_place("--traffic", self.traffic),
             catalog=self.catalog if self.catalog == "registered" else _absolute_place("--catalog", self.catalog),
             channel=check_channel(self.channel),
             executor=self.building.executor,
             ray_address=self.building.ray_address,
-            on=self.on,
             only=tuple(flow.replace("-", "_") for flow in self.only),
             slots=_check_slots(dict(self.slots)),
             variables=dict(self.variables),
             delete=self.gc_delete,
             wait_for_nodes_s=self.building.wait_for_nodes.total_seconds(),
             canary_s=self.canary_duration.total_seconds() if self.canary_duration else None,
-            fleet=self.fleet,
             fleet_catalog=str(Path(self.fleet_catalog).expanduser().absolute()) if self.fleet_catalog else None,
             fleet_cron=_check_cron(self.fleet_cron),
-            owner=self.owner,
-            keep=self.keep,
         )
 
 

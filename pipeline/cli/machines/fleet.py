@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from enginesmith.cli.options import Group, Option, emit_json, runtimes_option, say, takes
+from enginesmith.cli.options import Group, Option, emit, runtimes_option, say, takes
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import format_bytes, join_first, pluralize
@@ -90,10 +90,7 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
 
     store, sources = options.sources.open(registry, options.runtimes)
     reconciliation = reconcile(store, sources, History(store).predict)
-    if as_json:
-        emit_json(reconciliation.to_json())
-    else:
-        print_reconciled(reconciliation)
+    emit(as_json, reconciliation.to_json(), print_reconciled, reconciliation)
     if options.apply:
         _send(reconciliation)
     ctx.exit(0 if reconciliation.good else 1)
@@ -144,10 +141,7 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
     change = options.change()
     store, sources = options.sources.open(registry, {})
     fleet_plan = make_plan(*compare_deployments(store, sources), change, History(store).predict)
-    if as_json:
-        emit_json(fleet_plan.to_json())
-    else:
-        print_plan(fleet_plan)
+    emit(as_json, fleet_plan.to_json(), print_plan, fleet_plan)
 
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`enginesmith build` and `plan`."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,24 +13,28 @@ from enginesmith.cli.options import (
     Option,
     Selection,
     command,
+    emit,
     emit_json,
     log_format,
     optional_spec_argument,
     say,
     takes,
 )
-from enginesmith.cli.registry import sign_published
+from enginesmith.cli.registry import signed_lines
 from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.state import ENSEMBLE
 from enginesmith.core.text import format_metrics
 from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from enginesmith.registry.trust.signing import SigningKey, check_signer
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import losses_of_build
-from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
+from enginesmith.registry.versions.publish import add_signatures
 from pipeline.cli.models.init import MODELS, draft_spec
 from pipeline.cli.run_options import Building, run_options, shown_progress
 
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome
+
 
 # Rules of a proposal that are printed.
 MOST_RULES = 24
@@ -124,21 +130,22 @@ def build(
     outcome = _compile(spec, options, runner, quiet)
     if sign_key and outcome.version is not None:
         outcome = _sign(outcome, sign_key, registry_of(spec, options.registry))
-    if as_json:
-        emit_json(outcome.to_json())
-    else:
-        show_outcome(outcome)
+    emit(as_json, outcome.to_json(), show_outcome, outcome)
     ctx.exit(1 if outcome.failed or outcome.version is None else 0)
 
 
 def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
-    """Sign what was published, and ask its channel again if that did not move: it may have waited for the signature."""
-    sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
+    """Sign what was published, and nothing else; and ask its channel again if that did not move: it may have waited for
+    the signature. Raises IntegrityError when the registry holds another manifest."""
+    store, name = open_store(registry), f"{outcome.model}@{outcome.version}"
+    manifest = locate(store, parse_reference(name)).manifest
+    if manifest.digest != outcome.manifest:
+        problem = f"{name} was published as manifest {outcome.manifest}, and is now {manifest.digest}; not signed"
+        raise IntegrityError(problem)
+    for line in signed_lines(add_signatures(store, manifest, SigningKey(sign_key))):
+        say(line)
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
-
-    store = open_store(registry)
-    manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
     accepted_losses = losses_of_build(outcome.channel)
     refusal = channels.policy_refusal(store, manifest, outcome.channel, accepted_losses=accepted_losses)
     if refusal is None:
@@ -277,9 +284,6 @@ def _limited_to(entry: "EngineEntry") -> str:
     return f"opens in {opened_by[0]} only" if len(opened_by) == 1 else ""
 
 
-# `enginesmith plan`.
-
-
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     specs: _Specs
@@ -320,24 +324,12 @@ def plan(
         ctx.exit(plan_all(specs.place or "", options, as_json))
     with shown_progress(quiet) as progress:
         forecast = foresee_spec(spec, options, progress, chosen.no_export, lambda text: None if quiet else say(text))
-    if as_json:
-        emit_json(forecast.to_json())
-    else:
-        _print_plan(forecast)
-    if count := forecast.count("unknown"):
+    emit(as_json, forecast.to_json(), _print_plan, forecast)
+    counts = forecast.counts
+    if count := counts["unknown"]:
         verb = "is" if count == 1 else "are"
-        say(f"{count} of {_count_units(forecast)} units {verb} unknown; to export them first, leave out --no-export")
-    counts = {action: forecast.count(action) for action in ("failed", "refused")}
-    ctx.exit(int(is_stuck(counts, _count_units(forecast))))
-
-
-def _count_units(forecast: "Forecast | EnsembleForecast") -> int:
-    """How many units a plan is of, those of its graphs included."""
-    from pipeline.compile.forecast import Forecast
-
-    if isinstance(forecast, Forecast):
-        return len(forecast.units)
-    return len(forecast.units) + sum(map(_count_units, forecast.graphs.values()))
+        say(f"{count} of {counts.total()} units {verb} unknown; to export them first, leave out --no-export")
+    ctx.exit(int(is_stuck(counts)))
 
 
 def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:
@@ -374,3 +366,68 @@ def _print_units(model: str, rows: list[list[str]]) -> None:
 
 # Actions that are counted in the title, also where there is none.
 _SHOWN = ("build", "cached", "refused")
+
+
+def build_all(place: str, options: "RunOptions", quiet: bool, as_json: bool) -> int:
+    """Build every spec in `place`, print a row for each, and return the exit code: 1 if a spec or an engine failed.
+
+    place: a folder, a file:// URI, a prefix of a bucket, or 'registered': the newest spec of each model in the
+    registry.
+    """
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.catalog import compile_all, gather_specs, words
+    from pipeline.orchestration.run import start_executors
+
+    options = replace(options, registry=options.registry or DEFAULT_REGISTRY)
+    with (
+        gather_specs(place, options.registry) as addresses,
+        shown_progress(quiet) as progress,
+        start_executors(options) as executors,
+    ):
+        rows = compile_all(addresses, options, InProcess(), progress, executors)
+    if as_json:
+        emit_json(encode(rows))
+    else:
+        table_rows = [
+            [
+                *(row.spec, row.model or "", row.state, row.version or ""),
+                ", ".join(f"{count} {status}" for status, count in row.engines.items()),
+                row.reason,
+            ]
+            for row in rows
+        ]
+        print_table(("spec", "model", "state", "version", "engines", "reason"), table_rows)
+        say(words(rows))
+    return 0 if all(row.good for row in rows) else 1
+
+
+def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
+    """Print for each spec in `place` how many units would be built, as far as that is on record; run nothing.
+
+    Returns the exit code: 1 if a spec cannot be planned, a unit of it has failed, or all of them are refused.
+    """
+    from pipeline.orchestration.catalog import gather_specs, plan_catalog, summarize
+
+    options = replace(options, registry=options.registry or DEFAULT_REGISTRY)
+    with gather_specs(place, options.registry) as addresses:
+        rows = plan_catalog(addresses, options)
+    if as_json:
+        emit_json(encode(rows))
+    else:
+        table_rows = [
+            [
+                *(row.spec, row.model or "", ", ".join(f"{count} {action}" for action, count in row.units.items())),
+                row.reason or ", ".join(row.missing),
+            ]
+            for row in rows
+            if not row.settled
+        ]
+        if table_rows:
+            print_table(("spec", "model", "units", "missing results, or error"), table_rows)
+        say(summarize(rows))
+    return int(any(row.reason or is_stuck(row.units) for row in rows))
+
+
+def is_stuck(counts: Mapping[str, int]) -> bool:
+    """Whether a plan has units that have failed, or nothing but refusals. counts: of units by action."""
+    return counts.get("failed", 0) > 0 or counts.get("refused", 0) == sum(counts.values()) > 0

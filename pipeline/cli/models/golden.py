@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import Group, emit_json, spec_argument
+from enginesmith.cli.options import Group, emit, emit_json, spec_argument
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError
@@ -62,10 +62,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 
     store = open_store(registry)
     change = golden_change(store, golden_of(store, before), golden_of(store, after))
-    if as_json:
-        emit_json(change.to_json())
-    else:
-        echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
+    emit(as_json, change.to_json(), echo, f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
 def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":

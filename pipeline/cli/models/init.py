@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import command, emit_json, number_option, say
+from enginesmith.cli.options import FILE, command, emit_json, number_option, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pipeline.drafts.facts import FoundModel
     from pipeline.drafts.requests import Scaling
     from pipeline.orchestration.watch import WatchedSpec
-
-# `enginesmith init`: a first spec, by looking at a model or as a commented starter.
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
 # Writes a file's content into a stream.
@@ -51,12 +49,7 @@ _OTHERS = {
 
 @command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    show_default="MODEL's name and .yaml, beside the model",
-    help="File to write.",
-)
+@click.option("--out", type=FILE, show_default="MODEL's name and .yaml, beside the model", help="File to write.")
 @click.option(
     "--from-requests",
     "requests",
@@ -319,9 +312,6 @@ def _write(files: Mapping[Path, _Writer | bytes], force: bool) -> None:
                 file.commit(path)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror or error}; free space, or use --out") from None
-
-
-# Commands about specs: `debug schema`, `prefect register` and `prefect watch`.
 
 
 @command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import command, emit_json, number_option, path_option, say, spec_argument
+from enginesmith.cli.options import command, emit, emit_json, number_option, path_option, say, spec_argument
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError, UnknownNameError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pipeline.compile.composition import Run
     from pipeline.orchestration.runs.views import RunView
     from pipeline.quantization.search.trial import SearchDocument
-
-# `enginesmith report`: the HTML page of a version or a canary.
 
 
 @command()
@@ -51,13 +49,7 @@ def report(source: str, out: Path, registry: str, as_json: bool) -> None:
         store = open_store(registry)
         document = published_document(store, locate(store, parse_reference(source)).manifest)
     write_whole(out, draw_page(document).encode())
-    if as_json:
-        emit_json({"page": str(out)})
-    else:
-        echo(str(out))
-
-
-# `enginesmith debug sensitivity`: the parts of a model by their error in int8.
+    emit(as_json, {"page": str(out)}, echo, str(out))
 
 
 @command()
@@ -88,10 +80,7 @@ def sensitivity(
         (out / "frontier.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
         (out / "frontier.svg").write_text(frontier_svg(choice.recorded, standalone=True), "utf-8")
         say(f"wrote {out / 'frontier.json'} and {out / 'frontier.svg'}")
-    if as_json:
-        emit_json(document)
-    else:
-        _print_choice(choice, summary)
+    emit(as_json, document, _print_choice, choice, summary)
 
 
 def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
@@ -135,8 +124,6 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     echo(f"chosen: {summary}")
 
 
-# `enginesmith status`: the states of runs and their units, while they go on and afterwards.
-
 # Seconds between two looks of `--watch`.
 WATCH_S = 2.0
 
@@ -179,10 +166,7 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
 
     if name is not None:
         (run_view,) = view_runs(store, [find_run(store, name)])
-        if as_json:
-            emit_json(run_view.to_json())
-        else:
-            _print_run(run_view, steps)
+        emit(as_json, run_view.to_json(), _print_run, run_view, steps)
         return run_view.state == "running"
     run_views = view_runs(store, read_runs(store, run_ids(store)[:limit]))
     if as_json:

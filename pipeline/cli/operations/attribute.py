@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from enginesmith.cli.options import (
+    COUNT,
+    FILE,
+    POSITIVE,
     Selection,
     command,
     emit_json,
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
     from pipeline.operations.golden import AttributionAnswer
     from pipeline.operations.refit import PublishedRefit, Refit
     from pipeline.orchestration.run import RunOptions
-
-# `enginesmith debug attribute`: which nodes drifted in the graphs and engines of a version.
 
 
 @dataclass(frozen=True)
@@ -99,24 +100,18 @@ def _show(answer: "AttributionAnswer") -> None:
         echo(f"  {line}")
 
 
-# `enginesmith traffic record`: requests for a canary, from stdin or generated from samples.
-
 # Inputs as JSON; the time of arrival in seconds since the epoch and the seconds until the answer, where known.
 _Request = tuple[Mapping[str, object], float | None, float | None]
 
 
 @command()
-@click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("traffic", type=FILE)
 @number_option("--sampling", click.FloatRange(0, 1, min_open=True), 1.0, "Share of the requests to record.")
-@number_option("--max-mib", click.IntRange(1), 1024, "Maximum size of TRAFFIC, in MiB.")
+@number_option("--max-mib", COUNT, 1024, "Maximum size of TRAFFIC, in MiB.")
 @path_option("--samples", "Generate traffic from these samples (.npz, .npy).")
-@number_option(
-    "--per-second", click.FloatRange(0, min_open=True), None, "With --samples: mean number of requests per second."
-)
-@number_option(
-    "--requests", click.IntRange(1), None, "With --samples: number of requests.", default_text="each sample once"
-)
-@number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
+@number_option("--per-second", POSITIVE, None, "With --samples: mean number of requests per second.")
+@number_option("--requests", COUNT, None, "With --samples: number of requests.", default_text="each sample once")
+@number_option("--batch", COUNT, 1, "With --samples: samples per request.")
 @number_option("--seed", click.IntRange(0), 0, "Random seed of --sampling, and of the arrivals with --samples.")
 @click.option("--model", default="", metavar="NAME", help="Name of the model, to store in TRAFFIC.")
 def record(
@@ -179,9 +174,6 @@ def _from_stdin() -> Iterator[_Request]:
         except ValueError as error:
             raise reader.error(number, str(error)) from None
         yield inputs, at_s, latency
-
-
-# `enginesmith debug refit`: new weights for the engines of a version, from a spec or from another version.
 
 
 @command()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import EngineChoice, Group, Option, emit_json, say, takes
+from enginesmith.cli.options import COUNT, POSITIVE, EngineChoice, Group, Option, emit_json, say, takes
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError, UnknownNameError
@@ -44,16 +44,9 @@ class _RunOptions:
     traffic: Annotated[Path, Option("File of recorded requests, .jsonl or .npz.")]
     choice: EngineChoice
     duration: Annotated[
-        float | None,
-        Option(
-            "Seconds to replay; shorter traffic is repeated.",
-            type=click.FloatRange(0, min_open=True),
-            shown="the traffic once",
-        ),
+        float | None, Option("Seconds to replay; shorter traffic is repeated.", type=POSITIVE, shown="the traffic once")
     ] = None
-    scale: Annotated[
-        float, Option("Factor for the recorded request rate.", type=click.FloatRange(0, min_open=True))
-    ] = 1.0
+    scale: Annotated[float, Option("Factor for the recorded request rate.", type=POSITIVE)] = 1.0
     in_flight: Annotated[
         int | None,
         Option(
@@ -126,7 +119,7 @@ class _JudgeOptions:
         int | None,
         Option(
             "If you judge more than once: total number of requests at the last judgment.",
-            type=click.IntRange(1),
+            type=COUNT,
             shown="this judgment is the only one",
         ),
     ] = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from enginesmith.cli.options import (
+    FILE,
     InstalledBackends,
     Jobs,
     Option,
@@ -16,6 +17,7 @@ from enginesmith.cli.options import (
     Selection,
     Target,
     command,
+    emit,
     emit_json,
     say,
     spec_argument,
@@ -33,24 +35,17 @@ if TYPE_CHECKING:
     from pipeline.regressions.findings import RegressionCheck
     from pipeline.regressions.pairs import CheckOptions
 
-# `enginesmith check`: the command of a pull request that changes a model or its spec.
 
-
-class Share(click.ParamType[float]):
-    """A share: '3%' or '0.03'."""
-
-    name = "share"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The share. Raises click's usage error for another text, and for less than 0."""
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
-            self.fail(f"{text!r} is no share; give one such as 3% or 0.03", param, ctx)
-        return share
+def share(value: object) -> float:
+    """'3%' or '0.03'. Raises click's usage error for another text, and for less than 0."""
+    text = str(value).strip()
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
+        raise click.BadParameter(f"{text!r} is no share; give one such as 3% or 0.03")
+    return number
 
 
 def _read_losses(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
@@ -96,7 +91,7 @@ class _CheckOptions:
         float,
         Option(
             "Report a regression if the median latency is higher by more than this share, with 95 % confidence.",
-            type=Share(),
+            type=share,
             shown="3%",
         ),
     ] = 0.03
@@ -128,7 +123,7 @@ class _CheckOptions:
         Option(
             "Also write the result to this file: .md or .xml (JUnit); repeat it.",
             name="--report",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=FILE,
             callback=_check_reports,
         ),
     ] = ()
@@ -143,16 +138,6 @@ class _CheckOptions:
     building: Building
     jobs: Jobs = None
 
-    def files(self) -> dict[str, Path]:
-        """The report files by format."""
-        return {_FORMATS[path.suffix]: path for path in self.reports}
-
-    def terms(self) -> "CheckOptions":
-        """What is measured, and what counts as a regression."""
-        from pipeline.regressions.pairs import CheckOptions
-
-        return CheckOptions(self.slower, self.worse, self.drift, self.seconds, chosen_buckets(self.buckets))
-
 
 @command()
 @spec_argument
@@ -166,22 +151,21 @@ def check(
     No version is published and no channel moves; the build after the merge reuses the engines. In GitHub Actions,
     regressions become annotations and are listed in the step's summary. Exit code 1 if there is a regression.
     """
-    report_paths, terms = options.files(), options.terms()
+    from pipeline.regressions.pairs import CheckOptions, ended_by
+
+    report_paths = {_FORMATS[path.suffix]: path for path in options.reports}
+    buckets = chosen_buckets(options.buckets)
+    terms = CheckOptions(options.slower, options.worse, options.drift, options.seconds, buckets)
     for path in report_paths.values():
         with reachable(f"writing {path}"):
             make_folder(path.parent)
     try:
         regression_check = _check(spec, options, terms, stated_registry, quiet)
     except EnginesmithError as error:
-        from pipeline.regressions.pairs import ended_by
-
         write_reports(ended_by(error, spec, terms), report_paths)
         raise
     write_reports(regression_check, report_paths)
-    if as_json:
-        emit_json(encode_document(regression_check))
-    else:
-        show_check(regression_check)
+    emit(as_json, encode_document(regression_check), show_check, regression_check)
     ctx.exit(0 if regression_check.passed else 1)
 
 
@@ -236,9 +220,6 @@ def show_check(regression_check: "RegressionCheck") -> None:
     for finding in regression_check.findings:
         echo(f"{MARKS[finding.level]} ({finding.rule}): {finding.text}")
     echo(regression_check.verdict)
-
-
-# `enginesmith backends compare`: the engines of every backend for one target, and which to take.
 
 
 @dataclass(frozen=True)

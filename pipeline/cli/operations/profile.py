@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from enginesmith.cli.options import (
+    FILE,
     EngineChoice,
     Option,
     command,
+    emit,
     emit_json,
     number_option,
     reference_argument,
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
     from pipeline.regressions.trend import Trend
-
-# `enginesmith profile --series`: a model's recorded latencies over time, with their change points.
 
 COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative", "changes")
 
@@ -61,10 +61,7 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
         raise UnknownNameError(
             f"{problem}; known: {bucket_list or 'none'}; `enginesmith profile {model} --record` adds a point"
         )
-    if as_json:
-        emit_json([encode_document(trend) for trend in bucket_trends])
-    else:
-        _print_trends(bucket_trends)
+    emit(as_json, [encode_document(trend) for trend in bucket_trends], _print_trends, bucket_trends)
     if out is not None:
         from pipeline.regressions.trend import draw_page, draw_trend
 
@@ -130,8 +127,7 @@ class _ProfileOptions:
     out: Annotated[
         Path | None,
         Option(
-            "With --series: draw the times into this file; .svg: only the first series; .html: all series.",
-            type=click.Path(path_type=Path, dir_okay=False),
+            "With --series: draw the times into this file; .svg: only the first series; .html: all series.", type=FILE
         ),
     ] = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import Option, command, emit_json, optional_references_argument, say, takes
+from enginesmith.cli.options import PRESENT_FILE, Option, command, emit_json, optional_references_argument, say, takes
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode_document
 from enginesmith.core.errors import InputError
@@ -38,7 +38,7 @@ class _RehearseOptions:
         Path | None,
         Option(
             "Python interpreter of an environment with Enginesmith and these versions.",
-            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            type=PRESENT_FILE,
             shown="an environment that pip creates in the cache",
         ),
     ] = None

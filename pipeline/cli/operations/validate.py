@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import click
 
-from enginesmith.cli.options import Option, command, emit_json, optional_reference_argument, takes, targets_option
+from enginesmith.cli.options import (
+    PRESENT_FILE,
+    Option,
+    command,
+    emit_json,
+    optional_reference_argument,
+    takes,
+    targets_option,
+)
 from enginesmith.cli.tables import echo, print_engines, print_table
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.text import pluralize
@@ -37,7 +45,7 @@ class _ValidateOptions:
             "Judge the results file that `python -m validation.gpu --carry` wrote on the GPU machine, and store the "
             "proof.",
             name="--import",
-            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            type=PRESENT_FILE,
         ),
     ] = None
 
@@ -113,12 +121,9 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
         documents = [
             {
                 **{name: getattr(entries[str(result.unit)], name) for name in columns},
+                **{name: getattr(result, name) for name in ("reason", "sqnr_db", "report", "latency")},
                 "status": result.verdict,
-                "reason": result.reason,
                 "checks": dict(result.checks),
-                "sqnr_db": result.sqnr_db,
-                "report": result.report,
-                "latency": result.latency,
             }
             for result in results
         ]

@@ -7,10 +7,12 @@ from typing import Annotated
 import click
 
 from enginesmith.cli.options import (
+    COUNT,
     Group,
     Option,
     channel_argument,
     command,
+    emit,
     emit_json,
     listen_option,
     number_option,
@@ -32,14 +34,10 @@ from enginesmith.registry.versions.index import history as moves_of
 from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.cli.serving.rollout import GivenPlan, describe_plan
 
-# The commands of channels' history and policies: history, policy show, policy set.
-
 
 @command()
 @click.argument("where", metavar="NAME[:CHANNEL]")
-@click.option(
-    "--limit", type=click.IntRange(1), show_default="all", help="Maximum number of moves of each channel, newest first."
-)
+@click.option("--limit", type=COUNT, show_default="all", help="Maximum number of moves of each channel, newest first.")
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
     """Show who moved a channel, when, why, and with which canary.
 
@@ -136,10 +134,7 @@ def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_
         f"the policy of {where}",
     )
     stored_policy = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
-    if as_json:
-        emit_json(encode(stored_policy))
-    else:
-        echo(f"{where}: {_words(stored_policy)}")
+    emit(as_json, encode(stored_policy), echo, f"{where}: {_words(stored_policy)}")
 
 
 def _open_or_make(registry: str) -> Store:
@@ -167,9 +162,6 @@ def _words(terms: ChannelPolicy) -> str:
     )
     text = "requires " + " and ".join(rules) if rules else "requires nothing more than the built-in rules"
     return f"{text}; rollout waves: {describe_plan(terms.rollout)}" if terms.rollout else text
-
-
-# `enginesmith registry metrics`: a registry's numbers for Prometheus.
 
 
 @command()

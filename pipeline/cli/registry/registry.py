@@ -240,7 +240,7 @@ def _show_differences(older_reference: str, newer_reference: str, registry: str,
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
-    from validation.reporting.quantization import facts, left_lines, row
+    from validation.reporting.quantization import facts, row
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -256,8 +256,8 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         if record.tensors:
             columns = ("name", "kind", "sqnr", "clipped", "seen", "range", "scale", "readers")
             print_fields(columns, list(map(row, record.tensors)))
-        for line in left_lines(record):
-            echo(line)
+        for float_node in record.left:
+            echo(f"left in float: {float_node}")
         echo()
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from enginesmith.cli.options import (
-    Duration,
+    COUNT,
     Group,
-    ListenAddress,
     Option,
     accept_loss_option,
+    address,
     channel_argument,
+    duration,
     emit_json,
     number_option,
     random_inputs_option,
@@ -46,25 +47,16 @@ from enginesmith.registry.versions.lookup import locate
 if TYPE_CHECKING:
     from pipeline.rollout.operations import Operator, RolloutStatus, ServingStatus
 
-# Options that say how a version comes to a channel: waves, their time, gates, how fast they open.
+
+def durations(value: object) -> tuple[timedelta, ...]:
+    """'10m', '10m,1h'. Raises click's usage error for another text."""
+    return value if isinstance(value, tuple) else tuple(duration(text.strip()) for text in str(value).split(","))
 
 
 _GATES = (
     "health=95% (of the nodes that report, at least 95% are healthy), errors=1% (at most 1% of requests fail), canary "
     "(a canary's PASS), reports=20 (at least 20 nodes report)"
 )
-
-
-class Durations(click.ParamType[tuple[timedelta, ...]]):
-    """'10m', '10m,1h': durations, as `Duration` reads them."""
-
-    name = "durations"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[timedelta, ...]:
-        """The durations. Raises click's usage error for another text."""
-        if isinstance(value, tuple):
-            return value
-        return tuple(Duration().convert(text.strip(), param, ctx) for text in str(value).split(","))
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ class GivenPlan:
         tuple[tuple[timedelta, ...], ...],
         Option(
             "Minimum duration of a wave: one value for all waves, or one for each.",
-            type=Durations(),
+            type=durations,
             metavar="DURATION,...",
             shown="10m",
         ),
@@ -106,12 +98,12 @@ class GivenPlan:
         int | None,
         Option(
             "Minimum number of nodes in the fleet; with it, a wave of 5% never gets more than 5% of the nodes.",
-            type=click.IntRange(1),
+            type=COUNT,
             shown="from the last rollout's reports",
         ),
     ] = None
     poll_interval: Annotated[
-        timedelta, Option("Time between two polls of a node (`pull --interval`).", type=Duration(), shown="2m")
+        timedelta, Option("Time between two polls of a node (`pull --interval`).", type=duration, shown="2m")
     ] = timedelta(minutes=2)
 
     def read(self) -> RolloutPlan | None:
@@ -187,8 +179,6 @@ def format_duration(seconds: int) -> str:
     )
     return f"{seconds // size}{unit}"
 
-
-# The commands of rollouts: start, status, watch, receive, pause, resume, abort.
 
 # Nodes that `status --nodes` prints.
 _MOST_ROWS = 50
@@ -359,7 +349,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 @rollout.command("receive")
 @click.option(
     "--listen",
-    type=ListenAddress(),
+    type=address,
     metavar="HOST:PORT",
     default="127.0.0.1:8470",
     show_default=True,
@@ -370,10 +360,12 @@ def receive_reports(listen: HttpAddress, registry: str) -> None:
 
     Except over loopback, nodes must send a token: set the same ENGINESMITH_REPORT_TOKEN here and on the nodes.
     """
-    from pipeline.rollout.receiving import serve_reports
+    from pipeline.rollout.receiving import make_server
 
     try:
-        serve_reports(open_store(registry), listen, say)
+        with make_server(open_store(registry), listen) as server:
+            say(f"receiving reports on {server.url}/; Ctrl-C ends it")
+            server.wait()
     except KeyboardInterrupt:
         say("stopped")
 

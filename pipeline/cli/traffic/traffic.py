@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from enginesmith.cli.options import (
+    COUNT,
+    FILE,
+    POSITIVE,
     EngineChoice,
     Option,
-    Percent,
     ShortTime,
     command,
+    emit,
     emit_json,
     path_option,
+    percent,
     precision_option,
     reference_argument,
     require_svg,
@@ -39,8 +43,6 @@ if TYPE_CHECKING:
     from pipeline.traffic.place import SplitTrace
     from pipeline.traffic.summary import TrafficSummary
 
-# `enginesmith traffic buckets`: the buckets that cost recorded traffic least.
-
 
 @dataclass(frozen=True, kw_only=True)
 class _BucketsOptions:
@@ -62,8 +64,7 @@ class _BucketsOptions:
         ),
     ] = None
     batch: Annotated[
-        int | None,
-        Option("Maximum number of samples per batch.", type=click.IntRange(1), shown="the max of the batch dim"),
+        int | None, Option("Maximum number of samples per batch.", type=COUNT, shown="the max of the batch dim")
     ] = None
     wait: Annotated[
         float,
@@ -72,8 +73,7 @@ class _BucketsOptions:
         ),
     ] = 0.0
     rate: Annotated[
-        float | None,
-        Option("Requests per second to plan for.", type=click.FloatRange(0, min_open=True), shown="that of --traffic"),
+        float | None, Option("Requests per second to plan for.", type=POSITIVE, shown="that of --traffic")
     ] = None
     profile_price: Annotated[
         float | None,
@@ -92,10 +92,7 @@ class _BucketsOptions:
     ] = None
     choice: EngineChoice
     seconds: Annotated[float, Option("Seconds to time each size.", type=click.FloatRange(0, 3600, min_open=True))] = 0.3
-    out: Annotated[
-        Path | None,
-        Option("Also draw a picture (.svg) into this file.", type=click.Path(path_type=Path, dir_okay=False)),
-    ] = None
+    out: Annotated[Path | None, Option("Also draw a picture (.svg) into this file.", type=FILE)] = None
     write: Annotated[bool, Option("Write the buckets into SPEC; the rest of the file is unchanged.")] = False
 
 
@@ -170,8 +167,6 @@ def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
         echo(remark)
 
 
-# `enginesmith traffic capacity`: machines and cost for a rate of requests, as tables, JSON or a picture.
-
 _COLUMNS = ("engine", "machine", "requests/s", "batch", "wait", "busy", "machines", "cost per million")
 
 
@@ -195,7 +190,7 @@ class _CapacityOptions:
         Option("Input sizes of the requests, e.g. length=64.", metavar="NAME=SIZE,...", shown="opt sizes of the spec"),
     ] = None
     batch: Annotated[
-        int | None, Option("Maximum number of samples per batch.", type=click.IntRange(1), shown="the best timed batch")
+        int | None, Option("Maximum number of samples per batch.", type=COUNT, shown="the best timed batch")
     ] = None
     wait: Annotated[
         float | None,
@@ -206,7 +201,7 @@ class _CapacityOptions:
         ),
     ] = None
     headroom: Annotated[
-        float, Option("Share of each machine's capacity to leave free, e.g. 20%.", type=Percent(), shown="0%")
+        float, Option("Share of each machine's capacity to leave free, e.g. 20%.", type=percent, shown="0%")
     ] = 0.0
     spare: Annotated[
         int,
@@ -220,11 +215,7 @@ class _CapacityOptions:
     ] = None
     precision: Annotated[str | None, precision_option("all")] = None
     out: Annotated[
-        Path | None,
-        Option(
-            "With --prices: draw cost against p99 limit into this file (.svg).",
-            type=click.Path(path_type=Path, dir_okay=False),
-        ),
+        Path | None, Option("With --prices: draw cost against p99 limit into this file (.svg).", type=FILE)
     ] = None
 
 
@@ -267,10 +258,7 @@ def capacity(
     if out_path:
         write_whole(out_path, cost_svg(forecaster.cost_curves(forecast), options.p99, forecast.currency).encode())
         say(f"picture: {out_path}")
-    if as_json:
-        emit_json(encode(forecast))
-    else:
-        print_forecast(forecast)
+    emit(as_json, encode(forecast), print_forecast, forecast)
     ctx.exit(0 if any(row.greatest for row in forecast.engines) and not forecast.why_no_mix else 1)
 
 
@@ -324,9 +312,6 @@ def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
 def _cost(value: float, low: float, high: float | None, currency: str) -> str:
     high_text = "?" if high is None else format_plain(high)
     return f"{format_plain(value)} ({format_plain(low)} to {high_text}) {currency}".rstrip()
-
-
-# `enginesmith traffic show`: what recorded traffic holds.
 
 
 @command()

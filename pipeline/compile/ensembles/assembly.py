@@ -1,5 +1,6 @@
 """Assembles an ensemble: what goes from one graph to another."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
@@ -214,10 +215,10 @@ class EnsembleForecast:
         graphs = {name: graph_forecast.to_json() for name, graph_forecast in self.graphs.items()}
         return {"model": self.model, "graphs": graphs, "units": [unit.to_json() for unit in self.units]}
 
-    def count(self, action: str) -> int:
-        """How many units of the whole and of its graphs have this action."""
-        whole_count = sum(unit.action == action for unit in self.units)
-        return whole_count + sum(graph_forecast.count(action) for graph_forecast in self.graphs.values())
+    @property
+    def counts(self) -> Counter[str]:
+        """How many units of the whole and of its graphs there are by action."""
+        return sum((forecast.counts for forecast in self.graphs.values()), Counter(unit.action for unit in self.units))
 
 
 @dataclass(frozen=True)

@@ -245,10 +245,7 @@ def request_proof(
     chain: tuple[ChainedGraph, ...],
     outputs: tuple[TensorSpec, ...],
 ) -> ProveEnsemble:
-    """What proves engines of graphs in the place of a chain, with the limits and task metrics of the spec of the whole.
-
-    golden, outputs: of the whole.
-    """
+    """What proves engines of graphs in the place of a chain, with the limits and task metrics of the whole's spec."""
     limits, has_labels = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
     metrics = tuple(metric.resolve(precision, has_labels) for metric in spec.golden.metrics)

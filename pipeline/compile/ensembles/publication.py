@@ -137,10 +137,7 @@ GOLDEN = "golden data"
 
 @dataclass(frozen=True)
 class BuiltEnsemble:
-    """An ensemble of which every graph is published. versions: of the graphs.  chain: of the exported graphs.
-
-    outputs: of the whole.
-    """
+    """An ensemble of which every graph is published. versions: of the graphs."""
 
     loaded: LoadedEnsemble
     versions: Mapping[str, Manifest]

@@ -39,8 +39,7 @@ _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
 class SourceGraph:
     """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
     blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
-    scales: of states of int8, by output of the whole.
-    changed: whether it differs from the exported one."""
+    scales: of states of int8, by output of the whole."""
 
     exported: Path
     path: Path

@@ -59,7 +59,6 @@ class VersionDraft:
     """All that a run has to publish. manifest: without version and engines.
 
     units: all of the plan, in its order.  blake3: of blobs that are pulled, by digest, where known.
-    channel, wanted_version: as the spec says.
     narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
     """

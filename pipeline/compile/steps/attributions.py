@@ -42,7 +42,6 @@ class Suspect:
     """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
 
     cases: of failed checks beside the golden set, which has passed.
-    stage: whose checks failed.
     """
 
     stage: Literal["quantization", "engine"]

@@ -77,9 +77,7 @@ class GraphRecipe:
 class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
-    written_from: digest of the float model behind it.  idle, shards, quantized_states, share: as in `values.Graph`.
-    model: digest of the ONNX file.  inputs, outputs, notes, scales, record: as in `values.Graph`.  recipe: digest of
-    the `GraphRecipe`.
+    model: digest of the ONNX file.  written_from: of the float model behind it.  recipe: of the `GraphRecipe`.
     """
 
     model: str
@@ -109,7 +107,6 @@ class WriteGraph:
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
     states: those that engines of the graph take and give as int8.
-    overrides: the spec's, by node.
     """
 
     model: str

@@ -110,8 +110,7 @@ class TimedEngine:
 
 @dataclass(frozen=True)
 class MeasureEngine:
-    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from.
-    terms: how long, and at which sizes."""
+    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from."""
 
     engine: EngineBlob
     golden: str

@@ -35,9 +35,6 @@ class EngineFacts:
     process before.  sqnr_db: the least of the quantization and the engine stage.  covers: of the fleet's targets, those
     that its backend builds this precision for.  busy: why the machine counts as busy while it was timed
     (`enginesmith.core.reports.latency.SystemLoad`).
-
-    status: as in the registry.  items_per_s: at the bucket.  size_bytes: of the engine.  build_s: of the compiler.
-    metrics: task metrics by name.  notes: of the compiler.
     """
 
     unit: str

@@ -1,23 +1,24 @@
 """Builds a model by several backends, and measures them side by side."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery as backends
 from enginesmith.core.errors import InputError, StepError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import PASSED, least_sqnr_db
-from enginesmith.core.text import now
+from enginesmith.core.text import format_metrics, format_plain, now
 from enginesmith.core.types import BuildRequest, Precision, Target
 from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.compile.composition import Run
 from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.keys import time_engine, time_pair
-from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
     BackendComparison,
     EngineFacts,
     PairedComparison,
+    Recommendation,
     RuntimeMedian,
     find_fastest,
     rank_alike,
@@ -27,6 +28,8 @@ from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
 from pipeline.values import EngineBlob, Exported, Selection
 from validation.latency.machine import machine
+from validation.limits.budget import at_most
+from validation.plotting import seconds_text
 
 # The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
 # published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
@@ -163,10 +166,7 @@ class _Measuring:
         )
 
     def compare_pairs(self, facts: Sequence[EngineFacts], units: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
-        """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times.
-
-        units: by the unit's name.
-        """
+        """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times."""
         lead = find_fastest(facts)
         if lead is None:
             return []
@@ -208,3 +208,95 @@ def _compare_alone(lead: EngineFacts, rival: EngineFacts) -> PairedComparison:
     is_faster = lead.high_s is not None and rival.low_s is not None and lead.high_s < rival.low_s
     ratio = (lead.median_s or 0.0) / (rival.median_s or 1.0)
     return PairedComparison(lead.unit, rival.unit, "faster" if is_faster else "no difference shown", ratio or None)
+
+
+# Smaller differences decide nothing: of a task metric, of the SQNR in dB (one bit), and as a factor of cost.
+METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0
+
+
+def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], fleet: Sequence[str]) -> Recommendation:
+    """The engine to take. pairs: of the fastest engine, `first` in all of them, with each of the others.  fleet: names
+    of the targets to serve."""
+    candidates = [engine for engine in facts if engine.runs]
+    leader = next((engine for engine in candidates if pairs and engine.unit == pairs[0].first), find_fastest(facts))
+    if leader is None:
+        return Recommendation(None, _why_nothing(facts))
+    pairs_by_rival = {pair.second: pair for pair in pairs}
+    peers = {pair.second for pair in pairs if pair.verdict in ("no difference shown", "slower") and not pair.too_noisy}
+    fast_engines = [engine for engine in candidates if engine is leader or engine.unit in peers]
+    winner, axis = _narrow(fast_engines, leader)
+    tied_units = tuple(engine.unit for engine in fast_engines if engine is not winner)
+    return Recommendation(winner.unit, _reason(winner, tied_units, axis, pairs_by_rival, fleet), tied_units)
+
+
+def _why_nothing(facts: Sequence[EngineFacts]) -> str:
+    if not facts:
+        return "no installed backend builds for this target; `enginesmith backends list` shows backends that do"
+    engines = [engine for engine in facts if engine.status == "unproven"]
+    if engines:
+        return f"nothing runs here: {engines[0].unit}: {engines[0].reason}; compare on a node that has it"
+    return f"no engine passed: {facts[0].unit}: {facts[0].reason}"
+
+
+def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
+    """The best of the engines that are equally fast, and the axis that decided; None where nothing but speed did."""
+    candidates = as_fast
+    for axis, score, step in AXES:
+        best_score = max(map(score, candidates))
+        leaders = [engine for engine in candidates if score(engine) > best_score - step]
+        if len(leaders) < len(candidates) and len(leaders) == 1:
+            return leaders[0], axis
+        candidates = leaders
+    # Nothing tells them apart: take the one with the least median of its own, which proves nothing.
+    return (lead if lead in candidates else candidates[0]), None
+
+
+def _goodness(name: str, value: float) -> float:
+    """A task metric's value where more is better, in units of which METRIC_STEP decides nothing."""
+    if name.endswith("_db"):
+        return value * METRIC_STEP / SQNR_STEP_DB
+    return -value if at_most(name) else value
+
+
+# Name, score of an engine (more is better), and the difference of scores that decides. For a rebuild a difference of 1
+# is a factor of COST_FACTOR in its time.
+Axis = tuple[str, Callable[[EngineFacts], float], float]
+AXES: tuple[Axis, ...] = (
+    ("portability", lambda engine: float(len(engine.covers)), 1.0),
+    ("accuracy", lambda engine: sum(_goodness(*pair) for pair in engine.metrics.items()), METRIC_STEP),
+    ("accuracy", lambda engine: engine.sqnr_db if engine.sqnr_db is not None else 0.0, SQNR_STEP_DB),
+    ("rebuild", lambda engine: -math.log(max(engine.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
+)
+
+
+def _reason(
+    winner: EngineFacts, ties: Sequence[str], axis: str | None, pairs: dict[str, PairedComparison], fleet: Sequence[str]
+) -> str:
+    speed = f"{seconds_text(winner.median_s or 0.0)} per run"
+    if not ties:
+        if noisy_units := ", ".join(pair.second for pair in pairs.values() if pair.too_noisy):
+            return f"the least median, {speed}; the runs were too noisy to tell whether {noisy_units} may be as fast"
+        wins = [pair for pair in pairs.values() if pair.verdict == "faster"]
+        return f"the fastest, {speed}{_lead(wins)}" if wins else f"the only engine that is proven here, {speed}"
+    reason = f"{speed}; no difference in speed shown to {', '.join(ties)}"
+    if axis is None:
+        return f"{reason}, and they are equal otherwise: use either"
+    accuracy = [format_metrics(winner.metrics)] if winner.metrics else []
+    accuracy += [] if winner.sqnr_db is None else [f"SQNR {winner.sqnr_db:.0f} dB"]
+    advantage = {
+        "portability": f"it builds for {len(winner.covers)} of the fleet's {len(fleet)} targets",
+        "accuracy": f"it is nearer to the original ({', '.join(accuracy)})",
+        "rebuild": f"it builds in {seconds_text(winner.build_s or 0.0)}, in half the time or less",
+    }[axis]
+    return f"{reason}, and {advantage}"
+
+
+def _lead(beaten: Sequence[PairedComparison]) -> str:
+    """By how much the fastest engine leads, told of the next one."""
+    runner_up = max((pair for pair in beaten if pair.ratio is not None), key=lambda pair: pair.ratio or 0, default=None)
+    if runner_up is None or not runner_up.ratio:
+        return ""
+    evidence = "by the times that each had alone"
+    if runner_up.low and runner_up.high:
+        evidence = f"95 %: {format_plain(1 / runner_up.high)} to {format_plain(1 / runner_up.low)}"
+    return f"; the next, {runner_up.second}, takes {format_plain(1 / runner_up.ratio)} times as long ({evidence})"

@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
@@ -77,7 +77,10 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
     """
     if not PREFECT_API_URL.value():
         raise UnavailableError("no Prefect server is configured, and the deployments need one; set PREFECT_API_URL")
-    check_variables(plan.kind, plan.variables)
+    pool_variables = read(template(plan.kind), "variables.properties", dict)
+    if unknown_names := [repr(name) for name in plan.variables if name not in pool_variables]:
+        variables_text = ", ".join(sorted(pool_variables))
+        raise InputError(f"job variable {unknown_names[0]} is none of a {plan.kind} pool, which has {variables_text}")
     with api_in_reach(), get_client(sync_client=True) as client:
         change_lists = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
         return [
@@ -255,16 +258,6 @@ def template(kind: str) -> dict[str, object]:
         (files("pipeline.orchestration.deployments") / f"{kind}.json").read_text()
     )
     return job_template
-
-
-def check_variables(kind: str, variables: Mapping[str, object]) -> None:
-    """Raise InputError for a job variable that the pool's template does not have."""
-    pool_variables = read(template(kind), "variables.properties", dict)
-    for name in variables:
-        if name not in pool_variables:
-            raise InputError(
-                f"job variable {name!r} is none of a {kind} pool, which has {', '.join(sorted(pool_variables))}"
-            )
 
 
 def lost_runs(tag: str, silent: timedelta = SILENT) -> AutomationCore:

@@ -63,18 +63,12 @@ class WantedDeployment:
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """The options of `enginesmith prefect deploy`.
+    """The options of `enginesmith prefect deploy`, checked.
 
-    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: seconds of it
-    that canaries replay; None: all of it, once.  catalog: place of specs, or 'registered'.  channel: the one that
-    canaries compare with, promote to and roll back.  delete: whether the nightly collection deletes.  executor,
-    ray_address: of builds.  wait_for_nodes_s: how long a build waits for a Ray node to come.  on: the GPU of the Ray
-    nodes that prove and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.  only: flows, empty for
-    all.  slots: builds at once by GPU generation; one that is not named gets 1 where it has no limit yet.  variables:
-    values for the job variables of the pool.  fleet: whether the cluster's nodes are compared with the registry, and
-    events are sent for what they lack ('apply') or it is only listed ('report').  fleet_catalog: path on the workers of
-    the models that must be served where.  fleet_cron: when, in UTC.  owner: a tag of the deployments.  keep: full
-    names of deployments; with any, the owner's others are deleted.
+    canary_s: seconds of traffic that canaries replay; None: all of it, once.  on: the GPU of the Ray nodes that prove
+    and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.  only: flows; empty for all.  slots:
+    builds at once by GPU generation; one that is not named gets 1 where it has no limit yet.  fleet_cron: in UTC.
+    keep: full names of deployments; with any, the owner's others are deleted.
     """
 
     registry: str

@@ -176,8 +176,6 @@ def apply(
     ones of another image. Busy workers of another image end after their unit.
 
     owner: the ConfigMap with which it is deleted. Returns what was done and which old pods are left, in words.
-    cluster: Kubernetes.  manifest: the wanted RayCluster.  head: Ray's, which is asked who is busy.  wait: sleeps;
-    another one is for tests.
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """

@@ -43,8 +43,7 @@ _UNIT = ("target", "backend")
 
 @dataclass(frozen=True)
 class RegistryMetric:
-    """A metric of a registry. name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
-    help, labels, kind: as Prometheus has them."""
+    """A metric of a registry. name: without the suffixes that Prometheus adds to counters ('_total') and histograms."""
 
     name: str
     help: str

@@ -224,10 +224,7 @@ def note_run(store: Store, tracker: Tracker) -> None:
 
 @contextmanager
 def record_run(store: Store, run: RunState, secure: Callable[[Iterable[str]], None]) -> Iterator[Tracker]:
-    """Keep a run's state in the registry while inside; yields the listener for its events.
-
-    secure: see `Guard.secure`.
-    """
+    """Keep a run's state in the registry while inside; yields the listener for its events."""
     tracker = new_tracker(run)
     recorder = RunRecorder(store, tracker, secure)
     recorder.start()

@@ -113,8 +113,6 @@ class KeptLog:
             self._left_out += dropped_bytes
 
 
-# A run's state as it reads at a moment: whether its driver is lost, how long it took, how long it will still take.
-
 # A driver that has missed this many signs of life counts as dead, also on another machine.
 MISSED_BEATS = 3
 

@@ -2,8 +2,19 @@ from dataclasses import replace
 
 import pytest
 
-from builders.execution.jobs import Job, JobEvent, Needs, ProcessLimits, ReducedRequest, Retrying, ignore_event
-from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
+from builders.execution.jobs import (
+    MOST_LOST,
+    Job,
+    JobEvent,
+    Needs,
+    ProcessLimits,
+    ReducedRequest,
+    Retrying,
+    ignore_event,
+    more_memory,
+    next_try,
+    run_with_retries,
+)
 from enginesmith.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job
 

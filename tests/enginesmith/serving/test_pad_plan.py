@@ -9,7 +9,7 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.state import Padding, padding_of
 from enginesmith.core.types import TensorSpec
-from enginesmith.serving.pad_plan import plan_padding
+from enginesmith.serving.buckets import plan_padding
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING
 
 

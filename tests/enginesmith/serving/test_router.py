@@ -10,8 +10,7 @@ from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.state import Padding
 from enginesmith.core.types import TensorSpec
 from enginesmith.serving.buckets import RoutedEngine
-from enginesmith.serving.counts import RouterCounts
-from enginesmith.serving.router import Router
+from enginesmith.serving.router import Router, RouterCounts
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
 
 EDGES = Padding(PADDING.inputs, {"sequence": (8, 16)})

@@ -94,7 +94,6 @@ class Criterion:
     that allows any statement.
     note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
     assumed: a remark on the interval.
-    name: of what is compared.  verdict: PASS, FAIL or INSUFFICIENT.
     """
 
     name: str
@@ -360,9 +359,6 @@ def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: f
     needed_count = math.ceil(count * (provable / margin) ** 2)
     figures = estimate, low, high, margin + lower_error + Z_POWER * error, provable, needed_count, count
     return Criterion("score", "score", margin, verdict_of(low, high, margin), *figures)
-
-
-# A criterion as text: its interval, and which effects its data can show.
 
 
 def describe(criterion: Criterion) -> str:

@@ -267,7 +267,6 @@ def measure_once(
     """Open an engine in this process and run it at each of its sizes.
 
     seconds, least: of each size's runs, as in `loop.latencies`.  imports: imports the runtime, which is timed apart.
-    buckets: the inputs of each size.
     Raises what `imports`, `opens` and the session raise.
     """
     import_s = time_call(imports) if imports else None

@@ -103,7 +103,6 @@ def measure_engine(
     seconds: for each bucket, over all processes.  workdir: for the results of the processes.  imports: imports the
     runtime, which is then timed apart and must not have been imported here.  streams: how many sessions run at once,
     each in a thread, for the throughput; 1: none is measured.  processes: one after the other; 1: in this process.
-    buckets: the inputs of each size.
     Raises what `imports`, `opens` and the session raise.
     """
     task = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)

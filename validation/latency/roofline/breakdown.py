@@ -70,7 +70,6 @@ def diagnose_run(
     """What bounds a run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler.
 
     footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
-    seconds: the time of a run.
     """
     compute_s = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved_bytes = sum(cost.moved_bytes for cost in costs)
@@ -152,7 +151,6 @@ def break_down(
     """The breakdown of a run. seconds: the median of runs at this bucket, without a profiler.
 
     profile: None where the runtime shows none.  roofs: None where the machine's limits were not measured.
-    graph: costs of the graph that the engine was built from.
     """
     run_costs = executed_costs(profile)
     kernels_s = sum(node.seconds for node in profile.nodes) if profile else None

@@ -209,10 +209,7 @@ def cost_of(
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Sequence[str]) -> GraphCost:
-    """The cost of a graph from those of its nodes; its dtype is that of most operations.
-
-    working_bytes, unsized_nodes: as in `GraphCosts`.
-    """
+    """The cost of a graph from those of its nodes; its dtype is that of most operations."""
     operation_counts = operations_by_dtype(costs)
     return GraphCost(
         name="all",

@@ -252,7 +252,7 @@ DYNAMIC = {
     ("enginesmith.core.names", "on_first_use"): "public names of a package, which its own modules do not use",
     ("enginesmith.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginesmith.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
-    ("enginesmith.user_code.published", "PublishedModules"): "code of a version, by the digests in its manifest",
+    ("enginesmith.user_code.channel", "PublishedModules"): "code of a version, by the digests in its manifest",
 }
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.operations.compare import report
-from pipeline.operations.compare.recommend import recommend
-from pipeline.operations.compare.run import _compare_alone
+from pipeline.operations.compare.run import _compare_alone, recommend
 
 FLEET = ("cpu", "sm_80", "sm_89")
 
