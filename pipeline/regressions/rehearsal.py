@@ -44,15 +44,7 @@ from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, 
 from pipeline.compile.steps.engines import BuildEngine, gpu_labels, recall_engine
 from pipeline.compile.steps.keys import bucket_inputs, code_key, engine_limits, model_shapes
 from pipeline.compile.steps.proofs import CRASHED, CheckEngine, engine_check
-from pipeline.operations.validate import (
-    PublishedEnsemble,
-    ensemble_not_here,
-    entries_of,
-    open_version,
-    published_proof,
-    spec_of,
-    why_not_here,
-)
+from pipeline.operations import validate
 from pipeline.outcome import engine_of, make_report
 from pipeline.progress.events import Finished
 from pipeline.regressions.findings import BucketTimes
@@ -287,18 +279,19 @@ class Rehearser:
             for name, part in parts.items():
                 if part.verdict == verdict:
                     return result(new, part.verdict, f"graph {name!r}: {part.why}", machine=part.machine)
-        if obstacle := ensemble_not_here(store, manifest, entry):
+        if obstacle := validate.ensemble_not_here(store, manifest, entry):
             return self.without_run(manifest, entry, new, f"its graphs move; not run here as a whole: {obstacle}")
         for name, part in parts.items():
             engines[name] = renew(engines[name], part.new, self.context).entry
-        with open_version(manifest, store) as version:
-            if not isinstance(version, PublishedEnsemble):
-                raise IntegrityError(f"{manifest.reference} is no ensemble; restore it")
-            unit = EnsembleUnit.of(entry, engines)
-            new_entry = unit.stored_entry(entry.inputs, entry.outputs, store)
-            context = replace(self.context, local=self.open("new", self.upgrade.pins)[1])
-            proof = prove(version.built.request_proof(unit), f"{manifest.reference} {entry.unit}", context)
-            report = version.judge(new_entry, proof)
+        unit, context = (
+            EnsembleUnit.of(entry, engines),
+            replace(self.context, local=self.open("new", self.upgrade.pins)[1]),
+        )
+        new_entry = unit.stored_entry(entry.inputs, entry.outputs, store)
+        with workdir() as folder:
+            built = validate.read_ensemble(manifest, store, folder)
+            proof = prove(built.request_proof(unit), f"{manifest.reference} {entry.unit}", context)
+            report = validate.PublishedEnsemble(manifest, built).judge(new_entry, proof)
         blob = store.put_bytes(canonical_json(report.to_json()))
         status, sqnr_db = (report.verdict, report.reason), least_sqnr_db(proof.checks)
         new = Trial(new_entry.toolchain, *status, new_entry.digest, sqnr_db, dict(proof.metrics), report=blob)
@@ -322,7 +315,7 @@ class RehearseUnit:
         manifest = lookup.load(store, self.model, self.version)
         if manifest.digest != self.digest:
             raise IntegrityError(f"{manifest.reference} was replaced meanwhile; rehearse again")
-        entry = next(peer for peer in entries_of(manifest, store, None, None) if peer.unit == self.unit)
+        entry = next(peer for peer in validate.entries_of(manifest, store, None, None) if peer.unit == self.unit)
         return Rehearser(self.upgrade, RunContext(store, executor, executor)).rehearse(manifest, entry)
 
 
@@ -336,7 +329,7 @@ def rehearse(served_versions: Sequence[Served], rehearser: Rehearser, words: str
     units, plans = dict[tuple[str, str], UnitRehearsal](), list[VersionPlan]()
 
     def rehearse_units(manifest: Manifest) -> list[UnitRehearsal]:
-        entries = filter(upgrade.old_pins, entries_of(manifest, store, None, None))
+        entries = filter(upgrade.old_pins, validate.entries_of(manifest, store, None, None))
         trials = [rehearser.rehearse(manifest, entry) for entry in entries]
         units.update({(trial.version, trial.unit): trial for trial in trials})
         return trials
@@ -359,7 +352,7 @@ class _Unit:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return spec_of(self.manifest)
+        return validate.spec_of(self.manifest)
 
     def rehearse(self) -> UnitRehearsal:
         entry, context, golden = self.entry, self.rehearser.context, self.manifest.golden
@@ -399,10 +392,10 @@ class _Unit:
     def _why_not_old(self) -> str | None:
         """Why the engine in service cannot be run here with the versions that it was built with; None when it can."""
         try:
-            self.rehearser.open("old", self.rehearser.upgrade.old_pins(self.entry))
+            python, _ = self.rehearser.open("old", self.rehearser.upgrade.old_pins(self.entry))
         except (InputError, UnavailableError) as error:
             return str(error)
-        return why_not_here(self.entry)
+        return validate.why_not_here(self.entry) if python == sys.executable else None
 
     def _run(self, which: Side, step: Literal["build", "proof", "latency"], request: Request[Any]) -> Any:
         context, upgrade = self.rehearser.context, self.rehearser.upgrade
@@ -438,7 +431,7 @@ class _Unit:
             proof: Proof = self._run(which, "proof", check)
         except EnginesmithError as error:
             proof = Proof((replace(CRASHED, note=_reason(error)),))
-        old_proof = published_proof(self.entry, store)
+        old_proof = validate.published_proof(self.entry, store)
         report = make_report(entry, self.manifest.golden, [old_proof, proof])
         tasks = name_task_checks(proof.checks)
         metrics = {name: check.value for name, check in tasks.items() if check.value is not None}

@@ -15,7 +15,7 @@ from enginesmith.core.codec import encode_document
 from enginesmith.core.text import format_metrics
 from enginesmith.registry.manifest import load_pinned
 from enginesmith.registry.store.base import open_store
-from pipeline.cli.operations.check import Share
+from pipeline.cli.operations.check import Slower
 from pipeline.cli.run_options import local_context
 
 if TYPE_CHECKING:
@@ -55,14 +55,7 @@ class _RehearseOptions:
     seconds: Annotated[
         float, Option("Seconds to time the two engines of each unit.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 8.0
-    slower: Annotated[
-        float,
-        Option(
-            "An engine stays if its median latency rises by more than this share, with 95 % confidence.",
-            type=Share(),
-            shown="3%",
-        ),
-    ] = 0.03
+    slower: Slower = 0.03
 
     def words(self) -> str:
         """These options as they are typed, without --apply."""
