@@ -283,14 +283,12 @@ class Rehearser:
             return self.without_run(manifest, entry, new, f"its graphs move; not run here as a whole: {obstacle}")
         for name, part in parts.items():
             engines[name] = renew(engines[name], part.new, self.context).entry
-        unit, context = (
-            EnsembleUnit.of(entry, engines),
-            replace(self.context, local=self.open("new", self.upgrade.pins)[1]),
-        )
+        unit, (_, executor) = EnsembleUnit.of(entry, engines), self.open("new", self.upgrade.pins)
         new_entry = unit.stored_entry(entry.inputs, entry.outputs, store)
         with workdir() as folder:
             built = validate.read_ensemble(manifest, store, folder)
-            proof = prove(built.request_proof(unit), f"{manifest.reference} {entry.unit}", context)
+            context, name = replace(self.context, local=executor), f"{manifest.reference} {entry.unit}"
+            proof = prove(built.request_proof(unit), name, context)
             report = validate.PublishedEnsemble(manifest, built).judge(new_entry, proof)
         blob = store.put_bytes(canonical_json(report.to_json()))
         status, sqnr_db = (report.verdict, report.reason), least_sqnr_db(proof.checks)

@@ -1,6 +1,7 @@
 """Verdicts of a rehearsal: what moves, what stays and why, what a build alone leaves unknown, and where units run."""
 
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,9 @@ from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.rehearsal import Rehearser, Upgrade
 from pipeline.regressions.rehearsal_verdicts import Trial, UnitRehearsal, judge_trials, plan_version
-from tests.pipeline.projects import Project, raising
+from tests.pipeline.projects import raising
 from validation.latency.machine import machine
 
-MODEL: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
 OLD = Trial({"onnxruntime": "1"}, "proven", "", "a" * 64, 40.0, {"accuracy": 0.99})
 EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)
 
@@ -48,77 +48,70 @@ def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, time
     assert found[0] == verdict and why in found[1]
 
 
-def channel(name: str, proven_only: bool = False) -> Any:
-    return SimpleNamespace(name=name, proven_only=proven_only, active_rollout=None)
-
-
 @pytest.mark.parametrize(
-    ("verdicts", "plan"),
-    [(["moves", "moves"], "moves"), (["moves", "unknown"], "unknown"), (["unknown", "stays"], "stays")],
+    ("verdicts", "channels", "plan"),
+    [
+        (["moves", "moves"], {"candidate": False, "stable": False}, "moves"),
+        (["moves", "unknown"], {"candidate": False}, "unknown"),
+        (["unknown", "stays"], {"candidate": False}, "stays"),
+        (["moves", "unproven"], {"stable": True}, "moves"),  # proven engines alone are served
+        (["moves", "unproven"], {"stable": True, "candidate": False}, "unknown"),
+        (["moves", "unproven"], {}, "unknown"),
+    ],
 )
-def test_a_version_moves_with_all_its_units_or_has_no_commands(verdicts, plan, tmp_path):
-    units = [UnitRehearsal("m@1", "cpu", OLD, OLD, verdict) for verdict in verdicts]
-    channels = channel("candidate"), channel("stable")
-    found = plan_version(MODEL, channels, units, "--toolchain=onnxruntime==2", open_store(tmp_path, create=True))
-    assert found.verdict == plan and bool(found.commands) == (plan == "moves")
-    if found.commands:
-        assert found.commands == ("enginesmith rehearse m@1 --toolchain=onnxruntime==2 --apply",)
-        assert found.back == ("enginesmith rollback m:candidate", "enginesmith rollback m:stable")
+def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_commands(verdicts, channels, plan, tmp_path):
+    old = {"unproven": replace(OLD, status="unproven")}
+    units = [UnitRehearsal("m@1", "cpu", old.get(verdict, OLD), OLD, verdict) for verdict in verdicts]
+    units = [replace(unit, verdict="unknown") if unit.verdict == "unproven" else unit for unit in units]
+    served: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
+    manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
+    words, store = "--toolchain=onnxruntime==2", open_store(tmp_path, create=True)
+    found = plan_version(manifest, tuple(served), units, words, store)
+    moves = plan == "moves"
+    assert (found.verdict, found.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
+    assert found.back == (tuple(f"enginesmith rollback m:{name}" for name in channels) if moves else ())
 
 
-def test_what_no_channel_serves_holds_no_version_up(tmp_path):
-    idle = UnitRehearsal("m@1", "gpu", replace(OLD, status="unproven"), OLD, "unknown")
-    units = [UnitRehearsal("m@1", "cpu", OLD, OLD, "moves"), idle]
-    proven, every = channel("stable", proven_only=True), channel("candidate")
-    for channels, verdict in [((proven,), "moves"), ((proven, every), "unknown"), ((), "unknown")]:
-        assert plan_version(MODEL, channels, units, "", open_store(tmp_path, create=True)).verdict == verdict
-
-
-@pytest.fixture
-def rehearser(built: Project, monkeypatch: pytest.MonkeyPatch) -> Rehearser:
-    """For version 1 of the built project, whose engines no machine at hand can build or run."""
-    monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
-    monkeypatch.setattr(rehearsal.discovery, "capabilities_of", lambda _: SimpleNamespace(tunes_on_target=True))
-    return Rehearser(Upgrade({"onnxruntime": "2"}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
-
-
-def test_what_another_machine_measured_counts_where_none_is_at_hand(rehearser, built, monkeypatch):
+def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_is_at_hand(built, monkeypatch):
     _, manifest = built.published()
-    entry = manifest.engines[0]
-    assert rehearser.rehearse(manifest, entry).why == "neither built nor run here: no GPU here"
+    entry, slow = manifest.engines[0], replace(EQUAL, ratio=1.2, low=1.1, high=1.3)
     trial = replace(OLD, digest=entry.digest, report=entry.report)
-    slow = replace(EQUAL, ratio=1.2, low=1.1, high=1.3)
-    measured = UnitRehearsal(
-        manifest.reference, entry.unit, trial, trial, "stays", "", slow, replace(machine(), cpu="x")
-    )
-    with monkeypatch.context() as patched:
-        patched.setattr(rehearsal._Unit, "rehearse", lambda _: measured)
-        replace(rehearser, results={}).rehearse(manifest, entry)
-    for slower, verdict in [(0.03, "stays"), (0.5, "moves")]:
-        found = replace(rehearser, results={}, upgrade=replace(rehearser.upgrade, slower=slower)).rehearse(
-            manifest, entry
-        )
-        assert (found.verdict, found.machine) == (verdict, measured.machine)
-    other = replace(rehearser, results={}, upgrade=Upgrade({"onnxruntime": "3"}))
-    assert other.rehearse(manifest, entry).verdict == "unknown"
+    there = replace(machine(), cpu="another")
+    measured = UnitRehearsal(manifest.reference, entry.unit, trial, trial, "stays", "slow", slow, there)
 
-
-def test_each_unit_is_rehearsed_on_a_ray_worker_and_unknown_where_none_takes_it(rehearser, built, monkeypatch):
-    _, manifest = built.published()
-    entry = manifest.engines[0]
-    for kind in ("no-node", "crash"):
-        rehearser.remote = SimpleNamespace(run=raising(StepError("tiny@1: no node with sm_90; start one", kind)))
-        if kind == "crash":
-            with pytest.raises(StepError, match="no node with"):
-                replace(rehearser, results={}).rehearse(manifest, entry)
-        else:
-            assert rehearser.rehearse(manifest, entry).why.startswith("no node with sm_90; start one; neither built")
-    result = UnitRehearsal(manifest.reference, entry.unit, OLD, OLD, "moves", "", EQUAL, replace(machine(), cpu="x"))
-    monkeypatch.setattr(rehearsal._Unit, "rehearse", lambda _: result)
-
-    def run(job: Any, *_: object) -> Any:
+    def work(job: Any, *_: object) -> Any:
         request = decode_request(json.loads(json.dumps(encode_request(job.request))))
-        value: Any = encode(request.run(WorkerContext(built.folder, job.store)))
+        with monkeypatch.context() as patched:
+            patched.setattr(rehearsal._Unit, "rehearse", lambda _: results.pop(0))
+            value: Any = encode(request.run(WorkerContext(built.folder, job.store)))
         return decode(json.loads(json.dumps(value)), UnitRehearsal)
 
-    assert replace(rehearser, results={}, remote=SimpleNamespace(run=run)).rehearse(manifest, entry) == result
+    def rehearse(run: Any = None, pin: str = "2", slower: float = 0.03) -> UnitRehearsal:
+        context, remote = RunContext(built.store, LocalExecutor(), LocalExecutor()), run and SimpleNamespace(run=run)
+        return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, remote).rehearse(manifest, entry)
+
+    monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
+    monkeypatch.setattr(rehearsal.discovery, "capabilities_of", lambda _: SimpleNamespace(tunes_on_target=True))
+    assert rehearse().why == "neither built nor run here: no GPU here"
+    nobody, lost = (raising(StepError("tiny@1: no node with sm_90; start one", kind)) for kind in ("no-node", "crash"))
+    assert rehearse(nobody).why.startswith("no node with sm_90; start one; neither built")
+    with pytest.raises(StepError, match="no node with"):
+        rehearse(lost)
+    untimed = replace(measured, verdict="unknown", why="it could not be timed", times=None)
+    results = [untimed, measured]
+    assert (rehearse(work), rehearse().verdict) == (untimed, "unknown"), "it is timed again the next time"
+    assert rehearse(work) == measured
+    assert [(found.verdict, found.machine) for found in (rehearse(), rehearse(nobody))] == [("stays", there)] * 2
+    assert (rehearse(slower=0.5).verdict, rehearse(pin="3").verdict) == ("moves", "unknown")
+
+
+def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monkeypatch, tmp_path):
+    monkeypatch.setattr(rehearsal, "make_environment", lambda pins, _: tmp_path / "-".join(pins.values()))
+    (tmp_path / "1.30.0").touch()
+    rehearser = Rehearser(Upgrade({"onnxruntime": "2"}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
+    entry = built.published()[1].engines[0]
+    sides = [rehearser.open(side, rehearser.upgrade.old_pins(entry)) for side in ("old", "new")]
+    assert [python for python, _ in sides] == [sys.executable] * 2
+    assert sides[0][1] is not sides[1][1], "both are timed at once, each alone in its executor"
+    old = replace(entry, toolchain={**entry.toolchain, "onnxruntime": "1.30.0"})
+    assert rehearser.open("old", rehearser.upgrade.old_pins(old))[0] == str(tmp_path / "1.30.0")

@@ -66,6 +66,9 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     for old, new in zip(before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
         assert (new.report != old.report) == (new.target == "cpu" and new.usable)
+    served = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
+    channels = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served}
+    assert channels == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
     again = built.run("rehearse", *WORDS, "--apply", "--json")
     refusal = "stable: refuses it until the rollout of 2 ends"
     assert again.json["applied"] == [], "nothing is left that a channel could take"
