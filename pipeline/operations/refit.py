@@ -227,11 +227,11 @@ def publish_refitted(base: Manifest, other: Manifest, items: Sequence[WantedRefi
 
 @dataclass(frozen=True)
 class RenewedEngine:
-    """A unit of a version with another engine, its approval and its record."""
+    """A unit of a version with another engine, its approval and its record; an ensemble's has none."""
 
     entry: EngineEntry
     approved: Approved
-    record: Recorded
+    record: Recorded | None
 
 
 def publish_again(
@@ -249,15 +249,16 @@ def publish_again(
     failed_entries: units without one.  channel: the one to move to the new version.
     Raises as `publish`.
     """
-    units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in new_engines), *failed_entries)}
+    new_entries = [*(engine.entry for engine in new_engines), *failed_entries]
+    units = {entry.unit: entry.digest if base.graphs else entry.build_key for entry in new_entries}
     approvals, other_entries = _keep(base, set(units), context)
     approvals += [(engine.entry, engine.approved) for engine in new_engines]
     positions = {entry.unit: position for position, entry in enumerate(base.engines)}
     approvals.sort(key=lambda pair: positions.get(pair[0].unit, len(positions)))
     dropped_names = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
-    records = [engine.record for engine in new_engines]
-    origins = {f"{REFITTED} {engine.entry.unit}": engine.record.refitted_from for engine in new_engines}
-    kernels = {name: digest for name, digest in origins.items() if digest}
+    records = [engine.record for engine in new_engines if engine.record]
+    origins = {f"{REFITTED} {engine.entry.unit}": engine.record for engine in new_engines}
+    kernels = {name: record.refitted_from for name, record in origins.items() if record and record.refitted_from}
     manifest = replace(
         base,
         version="",

@@ -20,7 +20,7 @@ from enginesmith.core.names import check_model, check_version, version_order
 from enginesmith.core.parsing import parse_json, this_process
 from enginesmith.core.reports.proof import PASSED, Report, describe_unmeasured, find_unmeasured
 from enginesmith.core.requirements import Json
-from enginesmith.core.types import PRECISIONS, Target
+from enginesmith.core.types import Target
 from enginesmith.registry.evidence.attestations import MAX_BYTES, judge_entries
 from enginesmith.registry.manifest import (
     USABLE,
@@ -202,8 +202,7 @@ class PublishedEnsemble:
     def check(self, entry: EngineEntry, store: Store) -> ProveEnsemble:
         """What proves an engine."""
         engines = {graph.name: engine for graph, _, engine in pinned_engines(store, self.manifest, entry)}
-        precision = next(name for name in PRECISIONS if name == entry.precision)
-        return self.built.request_proof(EnsembleUnit(entry.hardware, precision, engines, {}))
+        return self.built.request_proof(EnsembleUnit.of(entry, engines))
 
     def judge(self, entry: EngineEntry, proof: Proof, cpu: str | None = None) -> Report:
         """The report on an engine with its proof. cpu: as of `make_report`."""

@@ -4,14 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError
 from enginesmith.core.parsing import user
 from enginesmith.core.reports.latency import MachineKind
 from enginesmith.core.reports.proof import PASSED, approve
+from enginesmith.core.state import PinnedGraph
 from enginesmith.core.text import join_first
-from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
+from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, make_request, pinned_engines
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.channels import promote
+from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.operations.refit import RenewedEngine, publish_again
@@ -19,6 +23,8 @@ from pipeline.operations.validate import read_report
 from pipeline.regressions.check import judge_pair
 from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair
 from pipeline.regressions.pairs import CheckOptions
+from pipeline.rollout.operations import Operator, start
+from pipeline.values import Recorded
 
 Decision = Literal["moves", "stays", "unknown"]
 # 6 dB is twice the error. The weights are equal, so engines of two toolchains should differ by less.
@@ -45,11 +51,16 @@ class Trial:
     median_s: float | None = None
     report: str | None = None
 
+    @classmethod
+    def of(cls, entry: EngineEntry) -> "Trial":
+        """What is on record of a published engine."""
+        return cls(entry.toolchain, entry.status, entry.reason, entry.digest)
+
 
 @dataclass(frozen=True)
 class UnitRehearsal:
     """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one.
-    version: whose unit it is."""
+    version: whose unit it is.  machine: where the new engine was tried; None where it was not."""
 
     version: str
     unit: str
@@ -58,18 +69,20 @@ class UnitRehearsal:
     verdict: Decision
     why: str = ""
     times: BucketTimes | None = None
+    machine: MachineKind | None = None
 
 
 @dataclass(frozen=True)
 class VersionPlan:
     """The channels that serve a version, the commands that move them, and those that take that back; no commands unless
-    all units move that these channels serve."""
+    all units move that these channels serve. notes: what is special about how a channel moves, or why it cannot."""
 
     version: str
     channels: tuple[str, ...]
     verdict: Decision
     commands: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,9 +105,11 @@ def judge_trials(
     times: BucketTimes | None,
     remarks: Sequence[str] = (),
     options: CheckOptions | None = None,
+    is_timed: bool = True,
 ) -> tuple[Decision, str]:
     """Whether a unit moves to the new toolchain, and why not. remarks: why something was not measured.  unit: its name.
-    old, new: what came of it with each toolchain.  times: None where both were not timed.  options: limits."""
+    old, new: what came of it with each toolchain.  times: None where both were not timed.  options: limits.
+    is_timed: False for an ensemble, whose graphs are timed."""
     if new.status == "failed":
         return "stays", f"the new engine fails: {new.reason}"
     if new.status not in PASSED:
@@ -114,82 +129,122 @@ def judge_trials(
         warning_texts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
     if warning_texts:
         return "unknown", join_first(warning_texts, 2, "; ")
-    return ("moves", "") if times else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
+    return (
+        ("moves", "")
+        if times or not is_timed
+        else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
+    )
 
 
 def plan_version(
-    manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str
+    manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str, store: Store
 ) -> VersionPlan:
-    """What brings a version to its channels with the new toolchain, and what takes it back. Units that no channel
-    serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
-    name, names = manifest.reference, tuple(channel.name for channel in channels)
-    proven_only = bool(channels) and all(channel.proven_only for channel in channels)
+    """What brings a version to its channels with the new toolchain, and what takes it back. Units of a model that no
+    channel serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
+    name, channel_names = manifest.reference, tuple(channel.name for channel in channels)
+    proven_only = bool(channels) and not manifest.graphs and all(channel.proven_only for channel in channels)
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
     if verdicts != {"moves"}:
-        return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
-    rollbacks = tuple(f"enginesmith rollback {manifest.model}:{channel_name}" for channel_name in names)
-    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), rollbacks)
+        return VersionPlan(name, channel_names, "stays" if "stays" in verdicts else "unknown")
+    rollbacks, notes = list[str](), list[str]()
+    for channel in channels:
+        if rollout := channel.active_rollout:
+            notes.append(f"{channel.name}: refuses it until the rollout of {rollout.version} ends")
+            continue
+        rollbacks.append(f"enginesmith rollback {manifest.model}:{channel.name}")
+        if plan := policies.of_channel(store, manifest.model, channel.name).rollout:
+            notes.append(f"{channel.name}: a rollout in waves {', '.join(map(str, plan.waves))}")
+    commands = (f"enginesmith rehearse {name} {words} --apply",) if rollbacks or not channels else ()
+    return VersionPlan(name, channel_names, "moves", commands, tuple(rollbacks), tuple(notes))
 
 
 @dataclass(frozen=True)
 class Applied:
     """A version that was published with the engines that move. channels: name -> why it did not move there; '' where it
-    did."""
+    did, or where its rollout began.  rollouts: the channels that it comes to in waves."""
 
     before: str
     version: str
     channels: Mapping[str, str]
+    rollouts: tuple[str, ...] = ()
 
 
-def apply(rehearsal: Rehearsal, versions: Sequence[Served], context: RunContext) -> list[Applied]:
+def apply(rehearsal: Rehearsal, served_versions: Sequence[Served], context: RunContext) -> list[Applied]:
     """Publish each version that moves again, with its new engines and what was measured of them, and bring it to the
-    channels that serve it; what a channel's policy asks for holds. Repeated, it publishes and moves nothing again.
+    channels that serve it; what a channel's policy asks for holds, waves too. Repeated, it publishes and moves nothing
+    again.
 
     Raises as `publish`."""
-    moving_versions = {plan.version for plan in rehearsal.plan if plan.verdict == "moves"}
+    moving_versions = {plan.version for plan in rehearsal.plan if plan.commands}
     reason = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     moves = list[Applied]()
-    for manifest, channels in versions:
-        if (name := manifest.reference) not in moving_versions:
-            continue
-        units = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
-        new_engines = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
-        publication = publish_again(manifest, new_engines, [], "rehearsed", context, why=reason)
-        refusals = {}
-        for channel in channels:
-            try:
-                promote(
-                    context.store,
-                    publication.manifest,
-                    channel.name,
-                    by=user(),
-                    why=reason,
-                    proven_only=channel.proven_only,
-                    random_inputs=channel.move.random_inputs,
-                )
-            except InputError as error:
-                refusals[channel.name] = str(error)
-        moves.append(
-            Applied(name, publication.version, {channel.name: refusals.get(channel.name, "") for channel in channels})
-        )
+    for manifest, channels in served_versions:
+        if manifest.reference in moving_versions:
+            new_manifest = _publish(manifest, rehearsal, reason, context)
+            refusals, rollouts = dict[str, str](), list[str]()
+            for channel in channels:
+                try:
+                    rollouts += [channel.name] if _bring(new_manifest, channel, reason, context.store) else []
+                    refusals[channel.name] = ""
+                except (InputError, ConflictError) as error:
+                    refusals[channel.name] = str(error)
+            moves.append(Applied(manifest.reference, new_manifest.version, refusals, tuple(rollouts)))
     return moves
 
 
-def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
+def _bring(manifest: Manifest, channel: Channel, reason: str, store: Store) -> bool:
+    """Bring a version to a channel; whether that is a rollout, as its policy asks for. Raises as `start` and `promote`
+    do."""
+    if (rollout := channel.active_rollout) and rollout.manifest == manifest.digest:
+        return True
+    proven_only, random_inputs = channel.proven_only, channel.move.random_inputs
+    if plan := policies.of_channel(store, manifest.model, channel.name).rollout:
+        operator = Operator(user(), store.now(), reason)
+        start(store, manifest, channel.name, plan, operator, proven_only=proven_only, random_inputs=random_inputs)
+        return True
+    promote(store, manifest, channel.name, by=user(), why=reason, proven_only=proven_only, random_inputs=random_inputs)
+    return False
+
+
+def _publish(manifest: Manifest, rehearsal: Rehearsal, reason: str, context: RunContext) -> Manifest:
+    """The version with its new engines, itself where it has none. Of an ensemble, its graphs with theirs come first."""
+    name, graphs, pins = manifest.reference, dict[str, Manifest](), list[PinnedGraph]()
+    trials = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
+    for graph in manifest.graphs:
+        graphs[graph.name] = new = _publish(load_pinned(context.store, graph), rehearsal, reason, context)
+        pins.append(replace(graph, version=new.version, manifest=new.digest))
+    new_engines = [
+        _renew_whole(manifest, entry, trials[entry.unit], graphs, context)
+        if graphs
+        else renew(entry, trials[entry.unit], context)
+        for entry in manifest.engines
+        if entry.unit in trials
+    ]
+    base = replace(manifest, graphs=tuple(pins))
+    publication = publish_again(base, new_engines, [], "rehearsed", context, why=reason) if new_engines else None
+    return publication.manifest if publication else manifest
+
+
+def _renew_whole(
+    manifest: Manifest, entry: EngineEntry, trial: Trial, graphs: Mapping[str, Manifest], context: RunContext
+) -> RenewedEngine:
+    """A unit of an ensemble with the new engines of its graphs. Raises IntegrityError where they are not those of the
+    trial."""
+    engines = dict[str, EngineEntry]()
+    for graph, _, engine in pinned_engines(context.store, manifest, entry):
+        engines[graph.name] = next(peer for peer in graphs[graph.name].engines if peer.unit == engine.unit)
+    new_entry = EnsembleUnit.of(entry, engines).stored_entry(entry.inputs, entry.outputs, context.store)
+    return _approve(new_entry, trial, None, context)
+
+
+def renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
     """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
     request = replace(make_request(entry), toolchain=tuple(sorted(trial.toolchain.items())))
     record = recall_engine(request, context)
-    approval = approve(read_report(str(trial.report), context.store))
-    if record is None or record.digest != trial.digest or approval is None:
+    if record is None:
         raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
-    report = approval.report
     new_entry = replace(
         entry,
-        status=report.verdict,
-        reason=report.reason,
-        report=report.digest,
-        checks=report.counts,
-        sqnr_db=report.sqnr_db,
         toolchain=dict(request.toolchain),
         build_key=request.key,
         digest=record.digest,
@@ -198,4 +253,14 @@ def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngi
         requires=record.requires,
         notes=record.notes,
     )
-    return RenewedEngine(new_entry, approval, record)
+    return _approve(new_entry, trial, record, context)
+
+
+def _approve(entry: EngineEntry, trial: Trial, record: Recorded | None, context: RunContext) -> RenewedEngine:
+    """A unit with what was measured of it. Raises IntegrityError where a trial is of another engine."""
+    approval = approve(read_report(str(trial.report), context.store))
+    if entry.digest != trial.digest or approval is None:
+        raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
+    report = approval.report
+    entry = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
+    return RenewedEngine(replace(entry, checks=report.counts, sqnr_db=report.sqnr_db), approval, record)

@@ -18,7 +18,7 @@ from enginesmith.core.types import Tensors
 from enginesmith.exchange.mirror import mirror
 from enginesmith.exchange.oci import export_oci
 from enginesmith.registry.evidence.attestations import attestations
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.channels import promote, rollback
 from enginesmith.registry.versions.index import show_version
@@ -31,8 +31,11 @@ from pipeline.operations.golden import golden_of
 from pipeline.operations.validate import pending_of, spec_of, validate
 from pipeline.operations.validate import validate_pending as prove
 from pipeline.outcome import Outcome
+from pipeline.regressions import rehearsal
+from pipeline.regressions.rehearsal_verdicts import Trial, UnitRehearsal, apply
 from tests.ensembles import DECODER, ENCODER, PAIR, change, rewrite, write_ensemble
 from tests.pipeline.projects import arrays
+from validation.latency.machine import machine
 
 
 def opens(path: Path) -> Callable[[Tensors], Tensors]:
@@ -199,3 +202,36 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(built: tuple[Path, Out
     assert statuses["fp32"].status == "proven" and statuses["int8"].status == "failed"
     assert statuses["int8"].digest is None and "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
     assert "with one engine among graphs in fp32: encoder alone" in statuses["int8"].reason
+
+
+def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
+    built: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The toolchain is the same, so that engines and proofs are on record; what was measured of a graph is drawn up."""
+
+    def unit(self: rehearsal._Unit) -> UnitRehearsal:
+        trial = replace(Trial.of(self.entry), report=self.entry.report)
+        verdict = "stays" if self.entry.unit == staying else "moves"
+        return UnitRehearsal(self.manifest.reference, self.entry.unit, trial, trial, verdict, "slow", None, machine())
+
+    monkeypatch.setattr(rehearsal._Unit, "rehearse", unit)
+    monkeypatch.setattr(rehearsal.Rehearser, "recall", lambda *_: None)
+    store = open_store(str(shutil.copytree(built[0] / "registry", tmp_path / "registry")))
+    promote(store, load(store, "pair", "1"), "mine", proven_only=True)
+    upgrade = rehearsal.Upgrade({"onnxruntime": ort.__version__})
+    for staying, expected in [("cpu int8 onnxruntime", "stays"), ("", "moves")]:
+        with local_context(store, quiet=True) as context:
+            served = rehearsal.list_served(store, upgrade, ["pair@1"])
+            found = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context))
+            wholes = {item.unit: (item.verdict, item.why) for item in found.units if item.version == "pair@1"}
+            assert wholes["cpu fp32 ensemble"] == ("moves", "")
+            assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying else "")
+            assert [(plan.version, plan.verdict) for plan in found.plan] == [("pair@1", expected)]
+            applied = apply(found, served, context)
+    assert [(item.before, item.version, item.channels["mine"]) for item in applied] == [("pair@1", "2", "")]
+    before, after = load(store, "pair", "1"), load(store, "pair", "2")
+    assert [pin.reference for pin in after.graphs] == ["pair-encoder@2", "pair-decoder@2"]
+    for entry in (entry for entry in after.engines if entry.usable):
+        assert [engine.unit for *_, engine in pinned_engines(store, after, entry)]
+    assert [(entry.unit, entry.status) for entry in after.engines] == [(e.unit, e.status) for e in before.engines]
+    assert rollback(store, "pair", "mine").version == "1"

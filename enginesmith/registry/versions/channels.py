@@ -9,6 +9,7 @@ A move forward by which nodes lose targets or precisions is refused unless the l
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
@@ -32,43 +33,35 @@ from enginesmith.registry.versions.lookup import find_lost_of
 from enginesmith.registry.versions.policies import AcceptedLosses, CanaryPass, list_losses, loss_refusal
 
 
-def promote(
-    store: Store,
-    manifest: Manifest,
-    name: str,
-    *,
-    by: str = "",
-    why: str = "",
-    proven_only: bool = False,
-    random_inputs: bool = False,
-    canaries: Sequence[CanaryPass] = (),
-    from_other_registry: bool = False,
-    counts: Callable[[Attestation], bool] | None = None,
-    ending: tuple[Rollout, Rollout] | None = None,
-    accepted_losses: AcceptedLosses = (),
-) -> Channel:
-    """Point a channel at a version; nothing changes if it points there already.
+class MoveTerms(TypedDict, total=False):
+    """What a move takes into account beside the version.
 
+    proven_only: whether the channel serves only the proven engines then.
     random_inputs: whether engines proven on random inputs alone are accepted, which the move records.
     canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
     another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
-    ending: the rollout whose end this move is, as it must be, and as it is then.
+    ending: the rollout whose end this move is, as it must be, and as it is then.  accepted_losses: what nodes may lose.
+    """
+
+    proven_only: bool
+    random_inputs: bool
+    canaries: Sequence[CanaryPass]
+    from_other_registry: bool
+    counts: Callable[[Attestation], bool] | None
+    ending: tuple[Rollout, Rollout] | None
+    accepted_losses: AcceptedLosses
+
+
+def promote(
+    store: Store, manifest: Manifest, name: str, *, by: str = "", why: str = "", **terms: Unpack[MoveTerms]
+) -> Channel:
+    """Point a channel at a version; nothing changes if it points there already.
+
     Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
     the channel keeps changing or serves another version than a canary's baseline by now, IntegrityError if the version
     was deleted or has lost a blob.
     """
-    refusal = policy_refusal(
-        store,
-        manifest,
-        name,
-        proven_only=proven_only,
-        random_inputs=random_inputs,
-        canaries=canaries,
-        counts=counts,
-        in_waves=ending is not None,
-        accepted_losses=accepted_losses,
-    )
-    if refusal:
+    if refusal := policy_refusal(store, manifest, name, in_waves=bool(terms.get("ending")), **terms):
         raise InputError(refusal)
     with hold_change(store, [manifest.model], f"promoting {manifest.reference} to {name}") as guard:
         secure_version(guard, manifest)
@@ -76,21 +69,8 @@ def promote(
             lines = [f"  {manifest.blobs()[digest]} ({digest}): {loss}" for digest, loss in losses.items()]
             remedy = f"restore it, or build again; `enginesmith registry fsck {manifest.reference}` says more"
             raise IntegrityError("\n".join([f"channel {name!r}: {manifest.reference} is damaged; {remedy}:", *lines]))
-        guard.secure(canary.report for canary in canaries)
-        return point(
-            guard,
-            manifest,
-            name,
-            by,
-            why,
-            proven_only=proven_only,
-            random_inputs=random_inputs,
-            canaries=canaries,
-            from_other_registry=from_other_registry,
-            ending=ending,
-            counts=counts,
-            accepted_losses=accepted_losses,
-        )
+        guard.secure(canary.report for canary in terms.get("canaries", ()))
+        return point(guard, manifest, name, by, why, **terms)
 
 
 def point(
@@ -185,22 +165,15 @@ def rollback(
 
 
 def policy_refusal(
-    store: Store,
-    manifest: Manifest,
-    name: str,
-    *,
-    proven_only: bool = False,
-    random_inputs: bool = False,
-    canaries: Sequence[CanaryPass] = (),
-    counts: Callable[[Attestation], bool] | None = None,
-    in_waves: bool = False,
-    accepted_losses: AcceptedLosses = (),
+    store: Store, manifest: Manifest, name: str, *, in_waves: bool = False, **terms: Unpack[MoveTerms]
 ) -> str | None:
     """The reason why a channel does not accept a version, with the rule and the remedy; None if it does.
 
     in_waves: whether a rollout brings it; else a channel whose policy asks for one, or that has one, refuses.
     """
-    entries = judge_entries(store, manifest, counts)
+    counts, accepted_losses = terms.get("counts"), terms.get("accepted_losses", ())
+    proven_only, random_inputs = terms.get("proven_only", False), terms.get("random_inputs", False)
+    entries, canaries = judge_entries(store, manifest, counts), terms.get("canaries", ())
     policy = policies.of_channel(store, manifest.model, name)
     early_refusal = (
         None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)

@@ -23,6 +23,7 @@ from enginesmith.registry.manifest import (
     function_sources,
     write_engines,
 )
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.publish import find_published, publish, published_without
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove, request_proof
 from pipeline.compile.ensembles.whole import ChainedGraph, WholeData
@@ -47,6 +48,11 @@ class EnsembleUnit:
     precision: Precision
     engines: Mapping[str, EngineEntry]
     lacking: Mapping[str, str]
+
+    @classmethod
+    def of(cls, entry: EngineEntry, engines: Mapping[str, EngineEntry]) -> "EnsembleUnit":
+        """The unit of a published engine, with these engines of its graphs."""
+        return cls(entry.hardware, entry.precision, engines, {})
 
     @property
     def name(self) -> str:
@@ -85,6 +91,13 @@ class EnsembleUnit:
             requires=requires or (for_target(self.target),),
             notes=tuple(f"{graph}: {entry.unit}" for graph, entry in self.engines.items()),
         )
+
+    def stored_entry(
+        self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], store: Store
+    ) -> EngineEntry:
+        """`entry` with the engine, a document that names those of the graphs, stored as a blob."""
+        content, entry = write_engines(self.engines), self.entry(inputs, outputs)
+        return replace(entry, digest=store.put_bytes(content), size_bytes=len(content), suffix=SUFFIX)
 
 
 def list_units(
@@ -165,8 +178,7 @@ def judge_unit(unit: EnsembleUnit, ensemble: BuiltEnsemble, golden: str, context
     entry = unit.entry(ensemble.golden.inputs, ensemble.outputs)
     if not entry.usable:
         return UnitResult(entry)
-    content = write_engines(unit.engines)
-    entry = replace(entry, digest=context.store.put_bytes(content), size_bytes=len(content), suffix=SUFFIX)
+    entry = unit.stored_entry(ensemble.golden.inputs, ensemble.outputs, context.store)
     obstacle = entry.reason if entry.status == "unproven" else None
     proof = Proof() if obstacle else prove(ensemble.request_proof(unit), unit.name, context)
     report = make_report(entry, golden, [proof], obstacle, remarks=blame(proof.checks))

@@ -1,16 +1,25 @@
-"""Verdicts of a rehearsal: what moves, what stays and why, and what a build alone leaves unknown."""
+"""Verdicts of a rehearsal: what moves, what stays and why, what a build alone leaves unknown, and where units run."""
 
+import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from enginesmith.core.errors import InputError, StepError
+from builders.execution.jobs import WorkerContext, decode_request, encode_request
+from builders.execution.local import LocalExecutor
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import StepError
+from enginesmith.registry.store.base import open_store
+from pipeline.compile.run_context import RunContext
 from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
+from pipeline.regressions.rehearsal import Rehearser, Upgrade
 from pipeline.regressions.rehearsal_verdicts import Trial, UnitRehearsal, judge_trials, plan_version
 from tests.pipeline.projects import raising
+from validation.latency.machine import machine
 
 OLD = Trial({"onnxruntime": "1"}, "proven", "", "a" * 64, 40.0, {"accuracy": 0.99})
 EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)
@@ -40,50 +49,69 @@ def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, time
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "plan"),
-    [(["moves", "moves"], "moves"), (["moves", "unknown"], "unknown"), (["unknown", "stays"], "stays")],
+    ("verdicts", "channels", "plan"),
+    [
+        (["moves", "moves"], {"candidate": False, "stable": False}, "moves"),
+        (["moves", "unknown"], {"candidate": False}, "unknown"),
+        (["unknown", "stays"], {"candidate": False}, "stays"),
+        (["moves", "unproven"], {"stable": True}, "moves"),  # proven engines alone are served
+        (["moves", "unproven"], {"stable": True, "candidate": False}, "unknown"),
+        (["moves", "unproven"], {}, "unknown"),
+    ],
 )
-def test_a_version_moves_with_all_its_units_or_has_no_commands(verdicts, plan):
-    units = [UnitRehearsal("m@1", "cpu", OLD, OLD, verdict) for verdict in verdicts]
-    manifest: Any = SimpleNamespace(model="m", reference="m@1")
-    channels: Any = [SimpleNamespace(name=name, proven_only=False) for name in ("candidate", "stable")]
-    found = plan_version(manifest, tuple(channels), units, "--toolchain=onnxruntime==2")
-    assert found.verdict == plan and bool(found.commands) == (plan == "moves")
-    if found.commands:
-        assert found.commands == ("enginesmith rehearse m@1 --toolchain=onnxruntime==2 --apply",)
-        assert found.back == ("enginesmith rollback m:candidate", "enginesmith rollback m:stable")
+def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_commands(verdicts, channels, plan, tmp_path):
+    old = {"unproven": replace(OLD, status="unproven")}
+    units = [UnitRehearsal("m@1", "cpu", old.get(verdict, OLD), OLD, verdict) for verdict in verdicts]
+    units = [replace(unit, verdict="unknown") if unit.verdict == "unproven" else unit for unit in units]
+    served: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
+    manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
+    words, store = "--toolchain=onnxruntime==2", open_store(tmp_path, create=True)
+    found = plan_version(manifest, tuple(served), units, words, store)
+    moves = plan == "moves"
+    assert (found.verdict, found.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
+    assert found.back == (tuple(f"enginesmith rollback m:{name}" for name in channels) if moves else ())
 
 
-def test_what_no_channel_serves_holds_no_version_up():
-    manifest: Any = SimpleNamespace(model="m", reference="m@1")
-    idle = UnitRehearsal("m@1", "gpu", replace(OLD, status="unproven"), OLD, "unknown")
-    units = [UnitRehearsal("m@1", "cpu", OLD, OLD, "moves"), idle]
-    proven: Any = SimpleNamespace(name="stable", proven_only=True)
-    every: Any = SimpleNamespace(name="candidate", proven_only=False)
-    assert plan_version(manifest, (proven,), units, "").verdict == "moves"
-    assert plan_version(manifest, (proven, every), units, "").verdict == "unknown"
-    assert plan_version(manifest, (), units, "").verdict == "unknown"
+def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_is_at_hand(built, monkeypatch):
+    _, manifest = built.published()
+    entry, slow = manifest.engines[0], replace(EQUAL, ratio=1.2, low=1.1, high=1.3)
+    trial = replace(OLD, digest=entry.digest, report=entry.report)
+    there = replace(machine(), cpu="another")
+    measured = UnitRehearsal(manifest.reference, entry.unit, trial, trial, "stays", "slow", slow, there)
 
+    def work(job: Any, *_: object) -> Any:
+        request = decode_request(json.loads(json.dumps(encode_request(job.request))))
+        with monkeypatch.context() as patched:
+            patched.setattr(rehearsal._Unit, "rehearse", lambda _: results.pop(0))
+            value: Any = encode(request.run(WorkerContext(built.folder, job.store)))
+        return decode(json.loads(json.dumps(value)), UnitRehearsal)
 
-def test_what_no_ray_worker_takes_is_unknown_and_other_failures_are_told(monkeypatch):
-    entry: Any = SimpleNamespace(
-        unit="sm_90 fp32 tensorrt", backend="tensorrt", options={}, hardware=None, toolchain={}, status="unproven",
-        reason="", digest="a" * 64,
-    )  # fmt: skip
+    def rehearse(run: Any = None, pin: str = "2", slower: float = 0.03) -> UnitRehearsal:
+        context, remote = RunContext(built.store, LocalExecutor(), LocalExecutor()), run and SimpleNamespace(run=run)
+        return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, remote).rehearse(manifest, entry)
+
     monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
-    monkeypatch.setattr(rehearsal, "ReadToolchain", lambda *_: None)
-    monkeypatch.setattr(rehearsal, "request_of", lambda _: None)
-    environments: Any = SimpleNamespace(on_ray=True, python="the Ray worker", new=None)
-    manifest: Any = SimpleNamespace(model="m", reference="m@1")
-    unit = rehearsal._Unit(environments, manifest, None, entry, {})
+    monkeypatch.setattr(rehearsal.discovery, "capabilities_of", lambda _: SimpleNamespace(tunes_on_target=True))
+    assert rehearse().why == "neither built nor run here: no GPU here"
+    nobody, lost = (raising(StepError("tiny@1: no node with sm_90; start one", kind)) for kind in ("no-node", "crash"))
+    assert rehearse(nobody).why.startswith("no node with sm_90; start one; neither built")
+    with pytest.raises(StepError, match="no node with"):
+        rehearse(lost)
+    untimed = replace(measured, verdict="unknown", why="it could not be timed", times=None)
+    results = [untimed, measured]
+    assert (rehearse(work), rehearse().machine) == (untimed, None), "it is timed again the next time"
+    assert rehearse(work) == measured
+    assert [(found.verdict, found.machine) for found in (rehearse(), rehearse(nobody))] == [("stays", there)] * 2
+    assert (rehearse(slower=0.5).verdict, rehearse(pin="3").verdict) == ("moves", "unknown")
 
-    def run(kind: str):
-        monkeypatch.setattr(
-            rehearsal._Unit, "_run", raising(StepError("versions for m@1: no node with sm_90; start one", kind))
-        )
-        return unit.rehearse()
 
-    found = run("no-node")
-    assert (found.verdict, found.why) == ("unknown", "not built: no node with sm_90; start one")
-    with pytest.raises(InputError, match="the Ray worker runs no jobs"):
-        run("crash")
+def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monkeypatch, tmp_path):
+    monkeypatch.setattr(rehearsal, "make_environment", lambda pins, _: tmp_path / "-".join(pins.values()))
+    (tmp_path / "1.30.0").touch()
+    rehearser = Rehearser(Upgrade({"onnxruntime": "2"}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
+    entry = built.published()[1].engines[0]
+    sides = [rehearser.open(side, rehearser.upgrade.old_pins(entry)) for side in ("old", "new")]
+    assert [python for python, _ in sides] == [sys.executable] * 2
+    assert sides[0][1] is not sides[1][1], "both are timed at once, each alone in its executor"
+    old = replace(entry, toolchain={**entry.toolchain, "onnxruntime": "1.30.0"})
+    assert rehearser.open("old", rehearser.upgrade.old_pins(old))[0] == str(tmp_path / "1.30.0")

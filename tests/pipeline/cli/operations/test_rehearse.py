@@ -43,29 +43,40 @@ def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_p
 def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     rehearsed: tuple[Path, Result], tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    """The toolchain is the same here, so that a verdict is drawn up, and the measured trials come from the record."""
+    """The toolchain is the same here, so that a verdict is drawn up, and the measured trials come from the record. The
+    policy of the channel `stable` asks for waves."""
     from pipeline.regressions import rehearsal
 
     shutil.copytree(rehearsed[0], tmp_path / "place")
     built = Project(tmp_path / "place" / "project", capsys)
-    monkeypatch.setattr(rehearsal, "judge_trials", lambda *_: ("moves", ""))
+    monkeypatch.setattr(rehearsal, "judge_trials", lambda *_, **__: ("moves", ""))
     monkeypatch.setattr(rehearsal._Unit, "_prove", None)
+    assert built.run("promote", "tiny@1", "stable", "--proven-only").code == 0
+    assert built.run("registry", "policy", "set", "tiny:stable", "--wave", "50%,100%").code == 0
     again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
-    assert again in built.run("rehearse", *WORDS).out
+    said = built.run("rehearse", *WORDS).out
+    assert again in said and "stable: a rollout in waves 50%, 100%" in said
     (built.folder / "tiny.yaml").unlink()  # nothing of it is read
     done = built.run("rehearse", *WORDS, "--apply")
     assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
     assert "enginesmith rollback tiny:candidate    # to undo it" in done.out
+    assert "stable: a rollout began; `enginesmith rollout watch tiny:stable` runs it" in done.out
     store = built.store
     before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
     for old, new in zip(before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
         assert (new.report != old.report) == (new.target == "cpu" and new.usable)
+    served = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
+    channels = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served}
+    assert channels == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
     again = built.run("rehearse", *WORDS, "--apply", "--json")
-    assert [item["version"] for item in again.json["applied"]] == ["2"]
-    assert built.run("rollback", "tiny:candidate").code == 0
-    channel = read_channel(store, "tiny", "candidate")
-    assert channel is not None and channel.version == "1"
+    refusal = "stable: refuses it until the rollout of 2 ends"
+    assert again.json["applied"] == [], "nothing is left that a channel could take"
+    assert [refusal] == [note.strip() for plan in again.json["plan"] for note in plan["notes"]]
+    for name in ("candidate", "stable"):
+        assert built.run("rollback", f"tiny:{name}").code == 0
+        channel = read_channel(store, "tiny", name)
+        assert channel is not None and channel.version == "1" and not channel.active_rollout
 
 
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:
@@ -78,5 +89,7 @@ def test_an_environment_with_another_version_is_refused(built: Project) -> None:
 
 def test_a_toolchain_that_builds_nothing_here_is_named_beside_those_that_do(built: Project) -> None:
     done = built.run("rehearse", "tiny", "--toolchain", "nothing==1", "--python", sys.executable)
-    assert done.code == 2 and "no served engine is built with nothing; they are built with" in done.err
+    assert done.code == 2 and "no served engine would change with nothing 1; they are built with" in done.err
+    done = built.run("rehearse", "--toolchain", SAME, "--python", sys.executable)
+    assert done.code == 2 and f"no served engine would change with {SAME.replace('==', ' ')}; they are" in done.err
     assert built.run("rehearse", "tiny", "--toolchain", "--index-url").code == 2
