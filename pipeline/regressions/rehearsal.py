@@ -242,10 +242,8 @@ class _Unit:
                 remarks.append("it ran on a Ray worker, where it cannot be timed beside the engine in service")
             times = self._time((new_entry, entry), remarks) if is_proven and not remarks else None
             if times:
-                old_trial, new_trial = (
-                    replace(old_trial, median_s=times.served_s),
-                    replace(new_trial, median_s=times.new_s),
-                )
+                old_trial = replace(old_trial, median_s=times.served_s)
+                new_trial = replace(new_trial, median_s=times.new_s)
             trial_pair = TrialPair(old_trial, new_trial, times, tuple(remarks))
         blobs = [digest for trial in (old_trial, new_trial) for digest in (trial.digest, trial.report) if digest]
         context.remember("rehearsal", key, encode(trial_pair), blobs)
