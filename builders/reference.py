@@ -140,3 +140,23 @@ def accepts(model: bytes) -> bool:
     except ModelError:
         return False
     return True
+
+
+def list_signatures() -> dict[tuple[str, str], tuple[list[str], list[str]]]:
+    """By domain and name of an operator, the types of its inputs and outputs in order: variables such as 'T', and
+    'tensor(int32)' where there is only one. Operators that onnx does not have are among them."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    signatures = {}
+    for schema in get_all_operator_schema():
+        only_types = {
+            constraint.type_param_str: constraint.allowed_type_strs[0]
+            for constraint in schema.type_constraints
+            if len(constraint.allowed_type_strs) == 1
+        }
+        input_types, output_types = (
+            [only_types.get(formal.typeStr, formal.typeStr) for formal in formals]
+            for formals in (schema.inputs, schema.outputs)
+        )
+        signatures[schema.domain, schema.name] = input_types, output_types
+    return signatures

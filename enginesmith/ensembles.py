@@ -300,10 +300,8 @@ class Ensemble(Session):
                 nodes[graph.name] = _open_graph(file, engine_document, graph.sources, opens)
                 stateful_engines |= {graph.name: engine_document} if "state" in engine_document else {}
             graphs = {name: node.sources for name, node in nodes.items()}
-            loader, parts_path = (
-                functions or load_function,
-                path.parent / parts_folder(ensemble.model, ensemble.version),
-            )
+            loader = functions or load_function
+            parts_path = path.parent / parts_folder(ensemble.model, ensemble.version)
             for function in ensemble.functions:
                 run = loader(parts_path / function.name, function.file, function.function, function.files)
                 nodes[function.name] = function_node(

@@ -114,8 +114,8 @@ def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarr
     import numpy as np
 
     sizes = check(inputs).sizes
-    # ascontiguousarray makes a vector of a scalar
-    return [np.ascontiguousarray(inputs[spec.name]).reshape(inputs[spec.name].shape) for spec in check.specs], sizes
+    # not ascontiguousarray, which makes a vector of a scalar
+    return [np.asarray(inputs[spec.name], order="C") for spec in check.specs], sizes
 
 
 def checked_outputs(

@@ -197,11 +197,9 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
             raise ModelError(
                 f"{source_file} has the name of {module_path.stem!r}, a module that is loaded already; rename the file"
             )
-    search_path, bytecode_setting, finder = (
-        list(sys.path),
-        sys.dont_write_bytecode,
-        FindIn([str(folder) for folder in folders]),
-    )
+    search_path = list(sys.path)
+    bytecode_setting = sys.dont_write_bytecode
+    finder = FindIn([str(folder) for folder in folders])
     sys.path[:0] = [str(folder) for folder in folders]
     sys.meta_path.insert(0, finder)
     sys.dont_write_bytecode = True

@@ -90,10 +90,8 @@ def missed_version(store: Store, model: str, channel: str, target: Target, grace
     never served, where there is no verdict of it against what the channel serves now. Raises IntegrityError for
     a damaged registry.
     """
-    live_channel, versions = (
-        channel_state.read_channel(store, check_model(model), check_channel(channel)),
-        lookup.versions(store, model),
-    )
+    live_channel = channel_state.read_channel(store, check_model(model), check_channel(channel))
+    versions = lookup.versions(store, model)
     if live_channel is None or not versions:
         return None
     newest_manifest = lookup.load(store, model, versions[-1])

@@ -1,12 +1,14 @@
 """What a model says of itself, for a draft of its spec: axes, metrics, states."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import onnx
 
+from builders.onnx_graphs.weights import is_external, to_array
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, without_states
 from enginesmith.core.types import PLUS, TensorSpec
@@ -20,14 +22,14 @@ _WEIGHTED: Mapping[str, tuple[int, int]] = {
     "MatMul": (-1, -2),
 }
 _SAME_AXES = frozenset({"Cast", "Identity"})
+# Operators that read shapes, among other numbers.
+_SHAPING = frozenset({"Reshape", "Expand", "ConstantOfShape", "Concat", "Tile"})
 
 
 def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
     """(input, axis) and the only size with which the graph can run: the channels of a convolution, the features of a
     matrix product. Looked at are weights that the input meets first, behind casts and transpositions too."""
-    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    constant_nodes = [node for node in graph.node if node.op_type == "Constant"]
-    weights |= {node.output[0]: tuple(attribute.t.dims) for node in constant_nodes for attribute in node.attribute}
+    weights = {name: tuple(tensor.dims) for name, tensor in _constants(graph).items()}
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         users.setdefault(node.input[0] if node.input else "", []).append(node)
@@ -57,6 +59,26 @@ def _sizes(
             if -len(axes) <= axis < len(axes) and -len(dims) <= weight_index < len(dims):
                 groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
                 yield axes[axis], dims[weight_index] * (groups if node.op_type == "Conv" else 1)
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    constant_nodes = [node for node in graph.node if node.op_type == "Constant"]
+    return tensors | {node.output[0]: attribute.t for node in constant_nodes for attribute in node.attribute}
+
+
+def find_sizes(graph: onnx.GraphProto) -> list[int]:
+    """The six sizes that constant shapes, and tables to be added, have most often: an exporter that traces writes those
+    of its example into them, whatever axes it calls dynamic."""
+    tensors = _constants(graph)
+    counts = Counter[int]()
+    for node in graph.node:
+        for tensor in (tensors[name] for name in node.input if name in tensors):
+            if node.op_type in _SHAPING and tensor.data_type == onnx.TensorProto.INT64 and not is_external(tensor):
+                counts.update({*to_array(tensor).ravel().tolist()})
+            elif node.op_type in ("Add", "Sub", "Mul"):
+                counts.update({*tensor.dims})
+    return [size for size, _ in counts.most_common() if size > 1][:6]
 
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.

@@ -19,6 +19,7 @@ from pipeline.drafts.facts import (
     FoundDim,
     FoundModel,
     begin_empty,
+    find_sizes,
     find_states,
     fixed_axes,
     model_name,
@@ -37,7 +38,7 @@ from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
 # Operators whose weights int8 makes smaller and faster.
-_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
+_HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "RNN", "LSTM", "GRU", "Attention", "Einsum"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 # A model of more bytes is not copied to count its multiplications.
@@ -82,7 +83,9 @@ def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
     if unknown_inputs:
         return model_facts
     output_specs = [spec_of(value, "output") for value in tidy_model.graph.output]
-    model_facts = find_dims(model_facts, lambda: open_graph(tidy_model, path, model_facts.name))
+    model_facts = find_dims(
+        model_facts, lambda: open_graph(tidy_model, path, model_facts.name), likely_sizes=find_sizes(tidy_model.graph)
+    )
     states = find_states(model_facts.inputs, output_specs, _sources(tidy_model))
     notes = (*model_facts.notes, *_share(tidy_model, model_facts), *_refusals(tidy_model))
     return begin_empty(replace(model_facts, states=states, notes=notes), output_specs)
@@ -120,10 +123,8 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
         return {}
-    input_specs, output_specs = (
-        [spec_of(value, "input") for value in inputs],
-        [spec_of(value, "output") for value in output_values],
-    )
+    input_specs = [spec_of(value, "input") for value in inputs]
+    output_specs = [spec_of(value, "output") for value in output_values]
     states = find_states(input_specs, output_specs, _sources(model))
     state_outputs = {state.output for state in states}
     metric = suggest_metric(

@@ -23,8 +23,8 @@ from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundMo
 from validation.golden.golden_set import edge_sizes
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
-# times; 512 and 576 are windows of audio.
-_SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 8, 4, 3, 2, 1)
+# times; 512 and 576 are windows of audio. 1 comes last.
+_SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 192, 299, 384, 10, 8, 4, 3, 2)
 # Batches that are tried where 1 does not run: groups of frames or views that lie along axis 0.
 _BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -54,12 +54,16 @@ def open_graph(model: onnx.ModelProto, path: Path, title: str) -> Run:
 
 
 def find_dims(
-    facts: FoundModel, open_model: Callable[[], Run], known_sizes: Mapping[str, int] = MappingProxyType({})
+    facts: FoundModel,
+    open_model: Callable[[], Run],
+    known_sizes: Mapping[str, int] = MappingProxyType({}),
+    likely_sizes: Sequence[int] = (),
 ) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
     open_model: gives what runs it, or raises ModelError.  known_sizes: at which it is said to run, which are tried
-    first. Where the graph does not load, or runs at no size that is tried, sizes are guessed and the reason says so.
+    first.  likely_sizes: of any dim, which are tried beside the usual ones. Where the graph does not load, or runs at
+    no size that is tried, sizes are guessed and the reason says so.
     """
     shapes = (spec.shape for spec in facts.inputs)
     names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
@@ -69,7 +73,7 @@ def find_dims(
         probe = _Probe(open_model(), facts.inputs)
     except ModelError as error:
         return _guess_all(facts, names, f"not tried: {str(error)[:160]}")
-    sizes = probe.find_running(names, known_sizes)
+    sizes = probe.find_running(names, known_sizes, likely_sizes)
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
         return _guess_all(facts, names, reason)
@@ -153,9 +157,11 @@ class _Probe:
             return False
         return True
 
-    def find_running(self, names: Sequence[str], known_sizes: Mapping[str, int]) -> dict[str, int] | None:
+    def find_running(
+        self, names: Sequence[str], known_sizes: Mapping[str, int], likely_sizes: Sequence[int]
+    ) -> dict[str, int] | None:
         """Sizes at which the graph runs, the known ones first; None where none of those that are tried do."""
-        for sizes in chain([dict(known_sizes)] if known_sizes else [], _candidates(names)):
+        for sizes in chain([dict(known_sizes)] if known_sizes else [], _candidates(names, likely_sizes)):
             if self.runs(sizes):
                 return sizes
             if self.is_over:  # the sizes of a dozen dims are 8**12
@@ -223,19 +229,21 @@ class _Probe:
         return np.ones(shape, spec.dtype)
 
 
-def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others."""
+def _candidates(names: Sequence[str], likely_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
+    """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others.
+
+    likely_sizes: which are tried after the usual ones."""
     batch_names = [name for name in names if is_batch(name)]
     free_dims = [name for name in names if name not in batch_names]
     unit_sizes = dict.fromkeys(names, 1)
     for count in range(len(free_dims), 0, -1):
         for name_group in itertools.combinations(free_dims, count):
-            yield from ({**unit_sizes, **dict.fromkeys(name_group, size)} for size in _SIZES[:-1])
+            yield from ({**unit_sizes, **dict.fromkeys(name_group, size)} for size in (*_SIZES, *likely_sizes))
     yield unit_sizes
     yield from (
         {**dict.fromkeys(free_dims, _SIZES[0]), **dict.fromkeys(batch_names, size)} for size in _BATCHES if batch_names
     )
-    for sizes in itertools.product(_SIZES[:8], repeat=len(free_dims)):
+    for sizes in itertools.product((*likely_sizes, *_SIZES)[:8], repeat=len(free_dims)):
         if len(set(sizes)) > 1:
             yield {**unit_sizes, **dict(zip(free_dims, sizes, strict=True))}
 

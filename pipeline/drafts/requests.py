@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import math
 import struct
 import zlib
 from collections import Counter
@@ -22,7 +23,7 @@ from enginesmith.recording.json_lines import JsonLinesReader
 from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
 from pipeline.drafts.facts import is_batch
 from validation.data.batches import leading_dim
-from validation.data.samples import Samples
+from validation.data.samples import Samples, resize
 from validation.data.stored import find_arrays
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
@@ -304,6 +305,8 @@ def _read_input(
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
 # ranges change little beyond some hundreds of samples.
 MOST_GOLDEN, MOST_CALIBRATION, SHARE = 64, 512, 0.2
+# Of fewer, there would be too little data for a golden set.
+FEWEST_EQUAL = 10
 # More are not read: of traffic some hundreds suffice, and a small archive can hold any number of zeros.
 MOST_READ = 100_000
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -328,7 +331,8 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
 
     Which request goes where follows from its content, so that equal requests, of which one is kept, and the order of
     the file change nothing. A request for a batch counts as one for each sample. All that are kept have the sizes that
-    most have. scaling: of images, see `read_requests`.
+    most have; where fewer than `FEWEST_EQUAL` have those, the others are cut or repeated to them. scaling: of images,
+    see `read_requests`.
 
     Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
     different requests.
@@ -345,7 +349,18 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
             _keep(groups.setdefault(shapes, {}), digest, request)
     if not count:
         raise DataError(f"{path} holds no requests; give at least two")
-    usual_shapes, usual_count = counts.most_common(1)[0]
+    by_size = sorted(counts, key=lambda shapes: sum(math.prod(shape) for _, shape in shapes))
+    usual_shapes = max(by_size[len(by_size) // 2], *by_size, key=lambda shapes: counts[shapes])
+    all_sizes = [check_inputs(inputs, next(iter(group.values()))) for group in groups.values()]
+    sizes = check_inputs(inputs, next(iter(groups[usual_shapes].values())))
+    fitted_count = 0
+    if counts[usual_shapes] < FEWEST_EQUAL:
+        for digest, request in [
+            pair for shapes in by_size if shapes != usual_shapes for pair in groups[shapes].items()
+        ]:
+            _keep(groups[usual_shapes], digest, resize(request, inputs, sizes))
+            fitted_count += 1
+    usual_count = counts[usual_shapes] + fitted_count
     if usual_count < 2:
         request_text = f"{pluralize(count, 'request')}, {usual_count} of equal sizes that differ"
         raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
@@ -361,14 +376,14 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     notes = [
         f"{pluralize(drop_count, 'request')} left out: {reason}" for drop_count, reason in drop_counts if drop_count
     ]
+    if fitted_count:
+        notes.append(f"{pluralize(fitted_count, 'request')} cut or repeated to {usual_text}: few have equal sizes")
     if count == MOST_READ and next(samples, None) is not None:
         notes.append(f"only the first {MOST_READ} requests were read")
-    all_sizes = [check_inputs(inputs, next(iter(group.values()))) for group in groups.values()]
     ranges = {
         name: (min(dim_sizes[name] for dim_sizes in all_sizes), max(dim_sizes[name] for dim_sizes in all_sizes))
         for name in all_sizes[0]
     }
-    sizes = check_inputs(inputs, usual_requests[0])
     return SplitRequests(tuple(calibration), tuple(usual_requests[:golden_count]), tuple(notes), sizes, ranges)
 
 

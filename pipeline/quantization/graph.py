@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from builders.onnx_graphs.bodies import drop_unread, list_bodies, list_reads, set_items
 from builders.onnx_graphs.weights import has_external, with_weights, without_weights
+from builders.reference import list_signatures
 from enginesmith.core.errors import ModelError
 
 T = TypeVar("T")
@@ -135,7 +136,26 @@ def element_types(model: ModelProto) -> dict[str, int]:
     inferred_graph = onnx.shape_inference.infer_shapes(without_weights(model)).graph
     values = (*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.HasField("tensor_type")}
-    return types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    if any(name not in types for node in model.graph.node for name in node.output):
+        _add_types(model.graph, types)
+    return types
+
+
+def _add_types(graph: GraphProto, types: dict[str, int]) -> None:
+    """Add, in place, the types behind operators that onnxruntime has beside onnx's, which onnx's inference stops at.
+
+    graph: tidy."""
+    signatures = list_signatures()
+    for node in graph.node:
+        inputs, outputs = signatures.get((node.domain, node.op_type), ((), ()))
+        bound_types = {text: types[name] for text, name in zip(inputs, node.input, strict=False) if name in types}
+        # The last of the outputs repeats where there may be any number of them.
+        for text, name in itertools.zip_longest(outputs, node.output, fillvalue=outputs[-1] if outputs else ""):
+            fixed_name = text.removeprefix("tensor(").removesuffix(")").upper()
+            element_type = bound_types.get(text, dict(TensorProto.DataType.items()).get(fixed_name))
+            if name in node.output and element_type:
+                types.setdefault(name, element_type)
 
 
 def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:

@@ -182,10 +182,8 @@ class _Scope:
         as it is."""
         if node.op_type != "Loop":
             return body
-        graph, outer_shapes = (
-            GraphProto(),
-            {name: self.shapes[name] for name in list_captured(node) if name in self.shapes},
-        )
+        graph = GraphProto()
+        outer_shapes = {name: self.shapes[name] for name in list_captured(node) if name in self.shapes}
         graph.CopyFrom(body)
         initial_names = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
         state_shapes = {

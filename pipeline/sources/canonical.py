@@ -9,7 +9,8 @@ Canonicalising twice changes nothing, and the same input gives the same bytes in
 import re
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -249,14 +250,10 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     memory."""
     check_lengths(model)
     light_model = without_weights(model)
-    infer, size = onnx.shape_inference.infer_shapes, light_model.ByteSize()
     try:
         # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
-        with limit_memory(_CHECKING_BYTES + 8 * size):
-            try:
-                shaped_model = infer(light_model, check_type=True, strict_mode=True, data_prop=True)
-            except onnx.shape_inference.InferenceError:  # computing values fails where two longer lists are added
-                shaped_model = infer(light_model, check_type=True, strict_mode=True)
+        with limit_memory(_CHECKING_BYTES + 8 * light_model.ByteSize()):
+            shaped_model = _infer(light_model)
             for value in shaped_model.graph.output:
                 if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
                     raise ModelError(
@@ -275,3 +272,19 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     for field in ("node", "output", "value_info"):
         set_items(getattr(model.graph, field), getattr(shaped_model.graph, field))
     return model
+
+
+def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with shapes inferred. A shape that it states of an output, and that is wrong, gives way to the inferred
+    one, as in onnxruntime. Raises InferenceError."""
+    infer = partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=True)
+    with suppress(onnx.shape_inference.InferenceError):
+        return infer(model, data_prop=True)
+    with suppress(onnx.shape_inference.InferenceError):  # computing values fails where two longer lists are added
+        return infer(model)
+    bare_model = onnx.ModelProto()
+    bare_model.CopyFrom(model)
+    for value in bare_model.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return infer(bare_model)

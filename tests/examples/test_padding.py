@@ -94,10 +94,8 @@ def test_answers_are_those_of_the_unpadded_request(name: str) -> None:
 def test_a_mask_that_is_padded_with_ones_is_seen() -> None:
     """The comparison above can fail."""
     shapes: list[tuple[int, ...]] = []
-    run, wrong = (
-        run_of("encoder", "", shapes),
-        Padding({**MASKED.inputs, "attention_mask": {"batch": 1.0, "sequence": 1.0}}),
-    )
+    run = run_of("encoder", "", shapes)
+    wrong = Padding({**MASKED.inputs, "attention_mask": {"batch": 1.0, "sequence": 1.0}})
     profile = ShapeProfile(tuple((spec.name, (1, 1), (4, 32), (4, 32)) for spec in TOKENS))
     engine = RoutedEngine("encoder", run, TOKENS, CASES["encoder"][2], (profile,))
     found = Router([engine], Padding(wrong.inputs, {"sequence": (32,)})).run(tokens(2, 9))

@@ -36,11 +36,9 @@ def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, al
         )
         part = NodeProto()
         part.CopyFrom(node)
-        part.name, part.input[:], part.output[:] = (
-            prefix,
-            [f"{prefix}/x", f"{prefix}/w", *([] if index else node.input[2:])],
-            [f"{prefix}/y"],
-        )
+        part.name = prefix
+        part.input[:] = [f"{prefix}/x", f"{prefix}/w", *([] if index else node.input[2:])]
+        part.output[:] = [f"{prefix}/y"]
         nodes.append(part)
         parts.append(f"{prefix}/y")
     nodes.append(helper.make_node("Add", parts, [node.output[0]], node.name))

@@ -79,10 +79,8 @@ class Allowance:
     def calls(self, start: float) -> Callable[[int], bool]:
         """A function of how many calls were made: whether to make another. start: when sizes were begun, in seconds."""
         now = self.clock()
-        more_allowed, few_allowed = (
-            self._more(LEAST_CALLS, now, start + self.seconds),
-            self._more(LEAST_CALLS, now, now + self.few_s),
-        )
+        more_allowed = self._more(LEAST_CALLS, now, start + self.seconds)
+        few_allowed = self._more(LEAST_CALLS, now, now + self.few_s)
         return lambda done: more_allowed(done) or (done < FEW_CALLS and few_allowed(done))
 
     def _more(self, least_count: int, start: float, end: float) -> Callable[[int], bool]:

@@ -194,7 +194,7 @@ class RepeatedCalls:
                 buffers[name][...] = copy.array()
             self._compare(case, self._answer(buffers), self.refilled, f"{case.name} in arrays that were refilled")
         for case in self._pair[:1]:
-            arrays = {name: np.asfortranarray(copy.array()) for name, copy in case.copies.items()}
+            arrays = {name: np.asarray(copy.array(), order="F") for name, copy in case.copies.items()}
             for array in arrays.values():
                 array.setflags(write=False)
             label = f"{case.name} in read-only arrays in Fortran's order"

@@ -266,9 +266,10 @@ class Samples:
 def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Array]:
     """The tensors of `specs`, sliced or tiled to `sizes` of the named dims: element i is element i modulo the length.
 
-    Dims that `sizes` lacks keep their length. Raises DataError where an axis to be filled is empty.
+    Dims that `sizes` lacks keep their length. Integers that may be places or lengths along a dim that gets shorter stay
+    within it: the ends of a graph's edges are among its nodes. Raises DataError where an axis to be filled is empty.
     """
-    new_tensors = {}
+    new_tensors, cut_lengths = {}, dict[int, int]()
     all_sizes = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
     for spec in specs:
         tensor, sums = tensors[spec.name], dict(spec.sums)
@@ -280,8 +281,21 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
                     reason = f"there is nothing to fill {target_length} from"
                     raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {reason}")
                 tensor = np.take(tensor, np.arange(target_length) % length, axis)
+                if tensor.shape[axis] < length:
+                    cut_lengths[length] = min(tensor.shape[axis], cut_lengths.get(length, length))
         new_tensors[spec.name] = tensor
-    return new_tensors
+    return {name: _hold_places(tensor, cut_lengths) for name, tensor in new_tensors.items()}
+
+
+def _hold_places(tensor: Array, cut_lengths: Mapping[int, int]) -> Array:
+    """Integers, none beyond a length that was cut, as places along what is left of the shortest such one, or in a
+    vector as lengths of it; anything else, and a mask, as it is. cut_lengths: old -> new."""
+    largest = int(tensor.max(initial=0)) if tensor.dtype.kind in "iu" and tensor.min(initial=0) >= 0 else 0
+    length = min((length for length in cut_lengths if length >= largest), default=0)
+    if largest <= 1 or not length:
+        return tensor
+    new_length = tensor.dtype.type(cut_lengths[length])
+    return np.asarray(tensor % new_length if tensor.ndim > 1 else np.minimum(tensor, new_length))
 
 
 def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:

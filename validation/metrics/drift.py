@@ -184,10 +184,8 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
     agree_mask, class_count, threshold = _agree(e, a), e.shape[1], 0.0
     if class_count == 1:
         threshold = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
-        decisions, agreement = (
-            (e[:, 0] > threshold).astype(int),
-            agree_mask & ((e > threshold) == (a > threshold))[:, 0],
-        )
+        decisions = (e[:, 0] > threshold).astype(int)
+        agreement = agree_mask & ((e > threshold) == (a > threshold))[:, 0]
     else:
         decisions, agreement = np.argmax(e, axis=1), agree_mask
     with np.errstate(invalid="ignore", over="ignore"):

@@ -142,10 +142,8 @@ def _simulate_one_queue(
         now += seconds
     count = np.diff(batch_ends)
     waits, service_s = np.repeat(starts, count) - at, np.repeat(batch_times, count)
-    batch_sizes, members = (
-        np.diff(cumulative_samples.astype(np.int64)[batch_ends]),
-        np.repeat(np.arange(len(count)), count),
-    )
+    batch_sizes = np.diff(cumulative_samples.astype(np.int64)[batch_ends])
+    members = np.repeat(np.arange(len(count)), count)
     return SimulatedService(waits, service_s, batch_sizes, float(sum(batch_times)), now - arrivals[0], members)
 
 

@@ -374,12 +374,12 @@ def _swap(graph: GraphProto, reads: Counter[str]) -> int:
         inner_name, result = f"{cast.output[0]}/cast_first", cast.output[0]
         cast.input[0], cast.output[0] = transpose.input[0], inner_name
         new_node.input[0], new_node.output[0] = inner_name, result
-        graph.node.insert(list(graph.node).index(cast) + 1, new_node)
         reads[transpose.output[0]] -= 1
         if reads[transpose.output[0]]:
-            new_node.name += "/cast_first"
+            new_node.name = inner_name  # two Casts of one Transpose make two nodes of it
         else:
             graph.node.remove(transpose)
+        graph.node.insert(list(graph.node).index(cast) + 1, new_node)  # a copy
     return len(swap_pairs)
 
 

@@ -51,7 +51,7 @@ class Lane:
 
     def bind(self, inputs: Tensors, outputs: Sequence[TensorSpec]) -> None:
         """Copy the inputs to the GPU and make buffers for the outputs. Raises EnginesmithError."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
         if self._captures and self._runs:  # the context is as its graph wants it: shapes and addresses stay
             for name, array in arrays.items():
                 self._device.put(self._place + name, array)

@@ -120,10 +120,8 @@ def _run(
     """ONNX's outputs: of all steps, and the last of each state."""
     must(direction in ("forward", "reverse", "bidirectional"), f"direction {direction!r} is none of ONNX's")
     if layout:
-        x, starts = (
-            xp.permute(x, (1, 0, 2)),
-            [start if start is None else xp.permute(start, (1, 0, 2)) for start in starts],
-        )
+        x = xp.permute(x, (1, 0, 2))
+        starts = [start if start is None else xp.permute(start, (1, 0, 2)) for start in starts]
     functions = _functions(xp, activations or [*usual] * int(weight.shape[0]))
     outputs, final_states = [], []
     for index in range(int(weight.shape[0])):

@@ -309,10 +309,8 @@ class TritonPlace(SharedFolder):
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:
     """The paths of an engine's libraries for a machine, absolute: a relative one would be looked up by the loader."""
-    platform, cuda_major = (
-        machine.platform or f"{sys.platform}-{this_kind().machine}",
-        numbers(machine.cuda or "0")[0],
-    )
+    platform = machine.platform or f"{sys.platform}-{this_kind().machine}"
+    cuda_major = numbers(machine.cuda or "0")[0]
     builds = (library.build_for(platform, cuda_major) for library in engine.requires if isinstance(library, Library))
     return [str(folder.absolute() / build.sha256) for build in builds if build]
 

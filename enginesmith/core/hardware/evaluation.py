@@ -206,10 +206,8 @@ def _describe_difference(name: str, built_value: str, present_value: str) -> str
     """'made with Python 3.11.6, and 3.11.7 is here'; of instructions only those that differ."""
     if name != INSTRUCTIONS:
         return f"made with {name} {built_value}, and {present_value} is here"
-    missing_flags, extra_flags = (
-        sorted({*built_value.split()} - {*present_value.split()}),
-        sorted({*present_value.split()} - {*built_value.split()}),
-    )
+    missing_flags = sorted({*built_value.split()} - {*present_value.split()})
+    extra_flags = sorted({*present_value.split()} - {*built_value.split()})
     phrases = [f"lacks {', '.join(missing_flags)}"] if missing_flags else []
     phrases += [f"has {', '.join(extra_flags)} beside them"] if extra_flags else []
     return f"made for a CPU with other instructions; this one {' and '.join(phrases)}"

@@ -346,10 +346,8 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         for check in checks
         if check.name == UNSEEN_CLASSES
     ]
-    summary, suffix = (
-        f"{pluralize(len(checks), 'check')} passed",
-        _describe_waived(checks) + (f"; not judged: {join_first(unjudged_texts)}" if unjudged_texts else ""),
-    )
+    summary = f"{pluralize(len(checks), 'check')} passed"
+    suffix = _describe_waived(checks) + (f"; not judged: {join_first(unjudged_texts)}" if unjudged_texts else "")
     if any(check.name == RANDOM_INPUTS for check in checks):
         return ON_RANDOM, f"{summary} with random inputs (give real ones in golden.data){suffix}"
     return "proven", summary + suffix

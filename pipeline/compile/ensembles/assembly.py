@@ -164,10 +164,8 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
         for dim in (dim for dim in ensemble.named_dims(name) if dim.name in first_dims):
             earlier_dim = dims.get(dim.name, dim)
             multiple = lcm(earlier_dim.multiple, dim.multiple)
-            low, high = (
-                -(-max(earlier_dim.min, dim.min) // multiple) * multiple,
-                min(earlier_dim.max, dim.max) // multiple * multiple,
-            )
+            low = -(-max(earlier_dim.min, dim.min) // multiple) * multiple
+            high = min(earlier_dim.max, dim.max) // multiple * multiple
             opt = min(max(earlier_dim.opt // multiple * multiple, low), high)
             dims[dim.name] = Dim(dim.name, low, opt, high, multiple=multiple)
     return dims

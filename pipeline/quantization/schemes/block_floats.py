@@ -97,10 +97,8 @@ class BlockFormat:
         for scales in _candidates(amax, global_scale(weight)):
             errors = np.square(self.round(blocks / scales[:, None]) * scales[:, None] - blocks)
             error = (errors if importances is None else errors * importances).sum(axis=1)
-            best_scales, least_error = (
-                np.where(error < least_error, scales, best_scales),
-                np.minimum(error, least_error),
-            )
+            best_scales = np.where(error < least_error, scales, best_scales)
+            least_error = np.minimum(error, least_error)
         return best_scales
 
     def encode(self, weight: Floats) -> tuple[Array, Array, np.float32]:
@@ -483,11 +481,9 @@ class _Twin:
         is_fp4 = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
         if codes is None or not block_size or not (is_fp4 or node.domain == "trt"):
             return False
-        block_format, dtype, scale = (
-            FORMATS["nvfp4" if is_fp4 else "mxfp8"],
-            attribute_of(node, "output_dtype", 0),
-            None,
-        )
+        block_format = FORMATS["nvfp4" if is_fp4 else "mxfp8"]
+        dtype = attribute_of(node, "output_dtype", 0)
+        scale = None
         scales_name = node.input[1]
         if is_fp4:
             dtype, producer = TensorProto.FLOAT, self.makers[scales_name]

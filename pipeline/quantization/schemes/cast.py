@@ -29,8 +29,10 @@ from pipeline.quantization.ranges import CastNotes, Ranges
 from pipeline.quantization.schemes.half_floats import (
     FLOAT,
     HALVES,
+    LARGEST_FACTOR,
     HalfFormat,
     can_narrow,
+    find_inexact,
     find_too_large,
     narrowable_positions,
     retype,
@@ -213,7 +215,9 @@ def cast_float(
         with suppress(ModelError):  # where onnx cannot convert it, the convolutions stay in fp32
             graph = tidy(raise_opset(graph, _BF16_OPSET))
     types = element_types(graph)
-    float_nodes = _find_kept(graph, half, types, keep, ranges)
+    float_nodes = _find_kept(graph, half, types, keep, ranges, LARGEST_FACTOR)
+    if len(float_nodes) == len(graph.graph.node):  # of a graph of squares alone, whether they fit is left to the proof
+        float_nodes = _find_kept(graph, half, types, keep, ranges, 1.0)
     rewrite = _CastRewrite(graph, half, types, {node.node for node in float_nodes}, keep_io)
     rewrite.run()
     notes = CastNotes(half.name, rewrite.cast, tuple(float_nodes), tuple(rewrite.underflowed), tuple(rewrite.floored))
@@ -221,9 +225,16 @@ def cast_float(
 
 
 def _find_kept(
-    model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
+    model: ModelProto,
+    half: HalfFormat,
+    types: dict[str, int],
+    keep: Sequence[str],
+    ranges: Ranges | None,
+    growth: float,
 ) -> list[FloatNode]:
-    misfits, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
+    misfits = {**find_inexact(model, half, ranges), **find_too_small(model, half, ranges)}
+    misfits |= find_too_large(model, half, ranges, growth)
+    opset = opset_of(model)
     return [
         FloatNode(node.name, node.op_type, reason)
         for node in model.graph.node

@@ -96,10 +96,8 @@ def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
 def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
     """In place: SpaceToDepth in front of the convolution, and its weight and attributes over blocks; the new site."""
     values, graph_names = to_array(constants(model.graph)[site.weight]), _names(model)
-    blocks_name, weight_name = (
-        unused_name(f"{site.activation}_blocks", graph_names),
-        unused_name(f"{site.weight}_blocks", graph_names),
-    )
+    blocks_name = unused_name(f"{site.activation}_blocks", graph_names)
+    weight_name = unused_name(f"{site.weight}_blocks", graph_names)
     model.graph.initializer.append(from_array(_block_kernel(values, axes), weight_name, find_external(model.graph)))
     model.graph.node.append(
         helper.make_node(

@@ -2,19 +2,21 @@
 
 That a tensor is too large is known from, best first: its measured range; the value of a constant; and, where nothing
 was measured, propagation: an additive mask of -1e9 makes the sum it is added to just as large, until an operator that
-bounds its result ends it.
+bounds its result ends it. What grows with the square of the inputs needs more room than they do.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
 from builders.onnx_graphs.weights import to_array
 from enginesmith.arrays import Array
 from pipeline.quantization.ranges import Ranges
+from validation.fuzz.cases import FACTORS
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,11 @@ FLOAT = TensorProto.FLOAT
 # Their result type follows an attribute, or the input in a way that the schema does not state; of
 # MeanVarianceNormalization and TreeEnsemble onnxruntime loads no fp16 form, although onnx has one.
 _DRAWING = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-_UNCASTABLE = {*_DRAWING, "EyeLike", "MeanVarianceNormalization", "TreeEnsemble"}
+_UNCASTABLE = {*_DRAWING, "AffineGrid", "EyeLike", "MeanVarianceNormalization", "TreeEnsemble"}
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0
+# A proof multiplies inputs by as much (`magnitude_checks`).
+LARGEST_FACTOR = max(FACTORS.values())
 _REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
 _ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
 _INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}
@@ -65,6 +69,24 @@ _MOVING = {"Concat", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Un
 _PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
 # Results that leave fp16 for quite ordinary inputs (a square passes it at 256, an exponential at 11.1).
 _EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
+
+# Results that grow with each factor, and those that no inputs make large.
+_MULTIPLYING = {"Einsum", "MatMul", "Mul"}
+_BOUNDED = {
+    *("Erf", "GroupNormalization", "HardSigmoid", "InstanceNormalization", "LayerNormalization"),
+    *("LpNormalization", "MeanVarianceNormalization", "RMSNormalization", "Sigmoid", "Sign", "Softmax", "Softsign"),
+    *("Tanh", "Sin", "Cos"),
+}
+_SQUARE = 1.5
+# Operators that read places or angles: from which operand, and the error of a place that does no harm: none of a grid,
+# which has unit 1 for half an image, 1/16 pixel of a box, 1/256 radian.
+_PLACES = {
+    "Cos": (0, 2.0**-8),
+    "GridSample": (1, 0.0),
+    "NonMaxSuppression": (0, 2.0**-4),
+    "RoiAlign": (1, 2.0**-4),
+    "Sin": (0, 2.0**-8),
+}
 
 
 def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> bool:
@@ -126,8 +148,9 @@ def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> 
     return parameters[min(index, len(parameters) - 1)].type_str
 
 
-def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
-    """The tensors of a tidy model that `half` cannot hold, each with the reason."""
+def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None, growth: float = 1.0) -> dict[str, str]:
+    """The tensors of a tidy model that `half` cannot hold, each with the reason. growth: by how much inputs may be
+    larger than those that were measured, as far as their squares are concerned."""
     reasons = dict[str, str]()
     for tensor in model.graph.initializer:
         if tensor.data_type == FLOAT:
@@ -139,29 +162,80 @@ def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
                     f"constant {tensor.name!r} reaches {amax:g}, {half.name} ends at {half.largest:g}"
                 )
     for value in model.graph.input:
-        if reason := _check_measured(value.name, half, ranges):
+        if reason := _check_measured(value.name, half, ranges, HEADROOM):
             reasons[value.name] = reason
+    degrees = _degrees(model.graph)
     for node in model.graph.node:
         for name in node.output:
-            measured_names = _check_measured(name, half, ranges)
+            headroom = max(HEADROOM, growth ** degrees[name]) if degrees[name] >= _SQUARE else HEADROOM
+            measured_names = _check_measured(name, half, ranges, headroom)
             if reason := _find_inherited(node, reasons, half) if measured_names is None else measured_names:
                 reasons[name] = reason
     return reasons
 
 
-def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str | None:
+def _degrees(graph: GraphProto) -> dict[str, float]:
+    """By tensor, the power of the inputs' scale that it grows with: 2 of a product of two activations, 1 of its root, 0
+    of a ratio of two such, and of what has bounds. A norm leaves fp16 long before what is divided by it does."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    degrees = {value.name: float(value.type.tensor_type.elem_type == FLOAT) for value in graph.input}
+    degrees |= dict.fromkeys(constants, 0.0)
+    for node in graph.node:
+        powers = [degrees.get(name, 0.0) for name in node.input if name] or [0.0]
+        exponent = constants.get(node.input[1]) if node.op_type == "Pow" else None
+        if node.op_type in _BOUNDED:
+            degree = 0.0
+        elif node.op_type in _MULTIPLYING:
+            degree = sum(powers)
+        elif node.op_type == "Div":
+            degree = max(powers[0] - powers[1], 0.0)
+        elif node.op_type == "Sqrt":
+            degree = powers[0] / 2
+        elif node.op_type == "ReduceSumSquare" or exponent is not None:
+            degree = powers[0] * (2.0 if exponent is None else float(np.max(to_array(exponent), initial=0.0)))
+        else:
+            degree = max(powers)
+        degrees |= dict.fromkeys(node.output, min(degree, 8.0))
+    return degrees
+
+
+def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
+    """The tensors of a tidy model of which the absolute error counts, and `half` makes too large, with the reason: the
+    places where images are sampled, boxes, angles; and what these are computed of, up to layers with weights."""
+    reasons = dict[str, str]()
+    rounding = float(ml_dtypes.finfo(half.dtype).eps) / 2
+    constants = {tensor.name for tensor in model.graph.initializer}
+    makers = {name: node for node in model.graph.node for name in node.output}
+    computed_names = {name for name, node in makers.items() if node.op_type in _PASSING | {"Div", "MatMul"}}
+    layers = (node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in constants)
+    computed_names -= {node.output[0] for node in layers}
+    for node in reversed(model.graph.node):
+        index, allowed_error = _PLACES.get(node.op_type, (0, math.inf))
+        amax = ranges.reach(node.input[index]) if ranges and node.op_type in _PLACES else None
+        if node.op_type in _PLACES and (amax is None or amax * rounding > allowed_error):
+            name = node.input[index]
+            if name in computed_names or name not in makers:
+                reasons.setdefault(name, f"{node.op_type} reads places of {name!r}: {half.name} rounds them too far")
+        if reason := next((reasons[name] for name in node.output if name in reasons), ""):
+            sources = node.input[:1] if node.op_type in _MOVING | _INDEXING - {"Where"} else node.input
+            reasons = {**dict.fromkeys(computed_names.intersection(sources), reason), **reasons}
+    return reasons
+
+
+def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None, headroom: float) -> str | None:
     """The reason when a measured tensor is too large, '' when it is not, None when it was not measured."""
     amax = ranges.reach(name) if ranges else None
     if amax is None:
         return None
-    if amax * HEADROOM <= half.largest:
+    if amax * headroom <= half.largest:
         return ""
-    return f"tensor {name!r} reached {amax:g} in calibration, {half.name} ends at {half.largest:g}"
+    growth_text = "" if headroom == HEADROOM else " and grows with the square of the inputs"
+    return f"tensor {name!r} reached {amax:g} in calibration{growth_text}, {half.name} ends at {half.largest:g}"
 
 
 def _find_inherited(node: NodeProto, reasons: Mapping[str, str], half: HalfFormat) -> str | None:
     """Why the unmeasured results of a node may be too large."""
-    if half.narrow_range and node.op_type in _EXPLOSIVE:
+    if half.narrow_range and (node.op_type in _EXPLOSIVE or (node.op_type == "Mul" and len({*node.input}) == 1)):
         return f"{node.op_type} {node.name!r} may leave {half.name}, and its range was not measured"
     if node.op_type not in _PASSING:
         return None

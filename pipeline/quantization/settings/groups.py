@@ -450,11 +450,9 @@ def _descend(rounded_rows: Real, rows: Real, moments: Real, steps: Real, levels:
         slopes = moments @ (rounded_rows - rows)
         for start in range(0, rows.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
-            gradient, old_rows, hessian = (
-                slopes[:, block].copy(),
-                rounded_rows[:, block].copy(),
-                moments[:, block, block],
-            )
+            gradient = slopes[:, block].copy()
+            old_rows = rounded_rows[:, block].copy()
+            hessian = moments[:, block, block]
             for i in range(gradient.shape[1]):
                 column = slice(start + i, start + i + 1)
                 targets = rounded_rows[:, column] - gradient[:, i : i + 1] / hessian[:, i : i + 1, i : i + 1]

@@ -121,6 +121,19 @@ def test_an_ir_version_that_no_runtime_reads_yet_is_no_obstacle(tmp_path: Path) 
     assert "the graph ran at 1 and 8" in look_at_onnx(path, "m.onnx").dims["batch"].why
 
 
+def test_sizes_that_an_exporter_wrote_into_the_graph_are_tried(tmp_path: Path) -> None:
+    shape = node("Constant", [], ["s"], value=numpy_helper.from_array(np.array([13, -1])))
+    nodes = [
+        shape,
+        node("Transpose", ["x"], ["t"]),
+        node("Reshape", ["t", "s"], ["r"]),
+        node("MatMul", ["r", "w"], ["y"]),
+    ]
+    path = write(tmp_path / "m.onnx", nodes, [value("x", [8, "length"])], [value("y", ["rows", 4])])
+    (dim,) = drafted(path).named_dims()
+    assert (dim.min, dim.max) == (13, 13)
+
+
 def test_a_batch_of_which_only_multiples_run_is_found(tmp_path: Path) -> None:
     shape = node("Constant", [], ["s"], value=numpy_helper.from_array(np.array([-1, 4, 8])))
     path = write(tmp_path / "m.onnx", [shape, node("Reshape", ["x", "s"], ["y"])], [X], [value("y", ["n", 4, 8])])

@@ -172,6 +172,17 @@ def test_an_archive_of_zeros_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         split_requests(tmp_path / "a.npz", INPUTS, DIMS, "unit")
 
 
+@pytest.mark.parametrize(("lengths", "length"), [(range(1, 9), 5), ([2, 3, 3, 5], 3)])
+def test_of_few_of_equal_sizes_the_others_are_cut_or_repeated(tmp_path: Path, lengths: list[int], length: int) -> None:
+    lines = [{"x": [[n + 0.25 * k for k in range(count)]]} for n, count in enumerate(lengths)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    inputs, dims = (TensorSpec("x", "float32", ("batch", "length")),), (Dim("batch", 1, 1, 1), Dim("length", 1, 4, 99))
+    split = split_requests(tmp_path / "a.jsonl", inputs, dims, "unit")
+    found = [request["x"] for request in (*split.calibration, *split.golden)]
+    assert len(found) == len(lines) and {array.shape for array in found} == {(1, length)}
+    assert "cut or repeated to x" in split.left_out[0] and split.ranges["length"] == (min(lengths), max(lengths))
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_however_many_there_are_each_different_one_is_used_once(values: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -114,6 +114,23 @@ def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
     assert sqnr_db(run(model, large), run(emulate(kept), large, False)) > 55
 
 
+def test_what_grows_with_the_square_of_the_inputs_needs_room_for_the_largest_that_a_proof_tries() -> None:
+    text = "q = Mul(x, x) m = ReduceMean(q) r = Sqrt(m) n = Div(x, r) p = Mul(n, n) y = MatMul(p, w)"
+    ranges = Ranges({**dict.fromkeys("qmp", (0.0, 20.0)), "r": (0.0, 4.5)}, "minmax", "0" * 64, 1)
+    assert kept_nodes(x_net(text), ranges=ranges) == {"Mul_q", "ReduceMean_m", "Sqrt_r"}
+
+
+def test_places_and_large_angles_are_computed_in_fp32_up_to_the_layer_that_gives_them() -> None:
+    text = """
+        l = MatMul(x, w) a = Mul(l, f) c = Cos(a) s = Sin(l) t = Mul(c, s)
+        g = Reshape(l, k) d = Add(g, one) i = Reshape(t, m) h = GridSample(i, d) y = Reshape(h, n)
+    """
+    constants = {"f": np.float32(9), "one": np.float32(1), "k": np.array([1, -1, 1, 2]), "m": np.array([1, 1, -1, 5])}
+    ranges = Ranges({"a": (0.0, 9.0), "l": (0.0, 1.0)}, "minmax", "0" * 64, 1)
+    kept = kept_nodes(x_net(text, **constants, n=np.array([-1, 5])), ranges=ranges)
+    assert kept == {"Mul_a", "Cos_c", "Reshape_g", "Add_d", "GridSample_h"}
+
+
 def test_measured_ranges_need_headroom() -> None:
     model = x_net("a = Relu(x) y = MatMul(a, w)")
     fits = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
@@ -268,7 +285,9 @@ def test_a_normalisation_that_onnxruntime_has_in_fp32_alone_stays() -> None:
 
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
-CHAIN = build("float[N] x", "float[N] y", "a = Mul(x, k) b = Add(a, x) y = Mul(b, b)", {"k": np.float32(0.3)})
+CHAIN = build(
+    "float[N] x", "float[N] y", "a = Mul(x, k) b = Add(a, x) c = Identity(b) y = Mul(b, c)", {"k": np.float32(0.3)}
+)
 EMULATED = {name: emulate(cast_float(CHAIN, name)[0]) for name in DTYPES}
 
 
@@ -289,7 +308,7 @@ def test_every_tensor_is_rounded_once_to_nearest_even(x: np.ndarray, precision: 
 
 
 def test_fp16_overflow_shows_although_onnxruntime_hides_it() -> None:
-    model = build("float[N] x", "float[N] y", "a = Mul(x, x) y = Sqrt(a)", {})
+    model = build("float[N] x", "float[N] y", "b = Identity(x) a = Mul(x, b) y = Sqrt(a)", {})
     half, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
     assert np.isposinf(run(emulate(half), x, optimized=False)).all()
     assert run(half, x) == 1000  # the day this fails, onnxruntime computes fp16 for real

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from enginesmith.core.errors import ModelError
-from pipeline.quantization.graph import finish, opset_of, raise_opset, sort_nodes, tidy
+from pipeline.quantization.graph import element_types, finish, opset_of, raise_opset, sort_nodes, tidy
 from pipeline.quantization.insertion_points import activations, prepare_model
 from tests.pipeline.quantization.small_nets import attention_net, build, constant, conv_net, maker
 
@@ -42,6 +42,15 @@ def test_nodes_get_unique_names_and_keep_those_they_have() -> None:
     model = build("float[N] x", "float[N] y", "a = Relu(x) b = Relu(a) y = Relu(b)", {})
     model.graph.node[0].name = model.graph.node[1].name = "same"
     assert [node.name for node in tidy(model).graph.node] == ["same", "same_2", "Relu_y"]
+
+
+def test_types_are_known_behind_operators_that_onnx_does_not_have() -> None:
+    text = "e, mask = com.microsoft.EmbedLayerNormalization(i, , w, w, , g, g) a, b = Split(e) y = Add(a, b)"
+    weights = {"w": np.ones((8, 4), "f4"), "g": np.ones(4, "f4")}
+    model = build("int32[N,4] i", "float[N,4,2] y", text, weights)
+    model.opset_import.add(domain="com.microsoft", version=1)
+    types = element_types(tidy(model))
+    assert {name: types[name] for name in ("e", "mask", "a", "b")} == {"e": 1, "mask": 6, "a": 1, "b": 1}
 
 
 def test_constant_nodes_become_initializers() -> None:

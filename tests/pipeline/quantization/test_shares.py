@@ -143,10 +143,8 @@ def test_a_graph_with_hardly_any_of_its_format_is_refused_whether_or_not_it_was_
 def written(folder: Path, model: ModelProto, precision: Any, scheme: QuantizationScheme) -> WrittenGraph:
     """A graph as the step writes it, calibrated where it needs that."""
     store = open_store(folder / "registry", create=True)
-    path, shapes = (
-        folder / "model.onnx",
-        ModelShapes((TensorSpec("x", "float32", (4, "batch", 64)),), (Dim("batch", 1, 2, 4),)),
-    )
+    path = folder / "model.onnx"
+    shapes = ModelShapes((TensorSpec("x", "float32", (4, "batch", 64)),), (Dim("batch", 1, 2, 4),))
     onnx.save(model, path)
     np.savez(folder / "samples.npz", x=np.random.default_rng(1).normal(size=(2, 4, 1, 64)).astype(np.float32))
     observations = None

@@ -112,10 +112,8 @@ def test_pictures_of_traffic():
     assert {title: text.count(f">{title}</text>") for title in titles} == titles and "present: up to 8" in text
     assert "requests per second by hour" in text and 'viewBox="0 0 640 1300"' in text
     assert text == summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
-    hours, parts = (
-        ["00:00", "01:00", "UTC, from 2026-03-02T00:00:00+00:00"],
-        [f"{part} % up to" for part in (50, 90, 99)],
-    )
+    hours = ["00:00", "01:00", "UTC, from 2026-03-02T00:00:00+00:00"]
+    parts = [f"{part} % up to" for part in (50, 90, 99)]
     assert re.findall(r"<text[^>]*>([^<]*)", text) == [
         *(*"01234", "batch of a request", *("0", "50", "100", "150", "200"), "4", "requests"),
         *(

@@ -97,6 +97,20 @@ def test_an_engine_that_misreads_arrays_as_they_lie_is_seen(fault: str) -> None:
     assert failed(checks) == {"calls refilled"} and "Fortran" in checks["calls refilled"].case
 
 
+def test_a_number_is_no_vector_in_any_order() -> None:
+    class Scaled(Linear):
+        inputs = (*SPECS, TensorSpec("s", "float32", ()))
+
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            if inputs["s"].shape:
+                raise EnginesmithError("'s' is a number")
+            return {"y": super().run(inputs)["y"] * inputs["s"]}
+
+    numbers = [{**arrays, "s": np.array(2, np.float32)} for arrays in GOLDEN]
+    golden = freeze(numbers, Scaled.inputs, DIMS, Scaled().run)
+    assert failed(tried(Scaled(), Scaled(), golden=golden, shapes=(Scaled.inputs, DIMS))) == set()
+
+
 def test_what_is_set_up_after_many_calls_of_one_size_is_called() -> None:
     class Captured(Linear):
         size, row = 0, 0

@@ -306,6 +306,17 @@ def test_resize_takes_elements_modulo_length(batch, seq, new_batch, new_seq):
     assert resized["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
 
 
+def test_places_and_lengths_stay_within_a_dim_that_is_cut():
+    specs = [TensorSpec("x", "float32", ("nodes", 4)), TensorSpec("ends", "int64", (2, "edges"))]
+    specs += [TensorSpec(name, "int64", (3,)) for name in ("lengths", "ids", "mask")]
+    tensors = {"x": np.ones((9, 4), np.float32), "ends": np.arange(18).reshape(2, 9) % 9}
+    tensors |= {"lengths": np.array([9, 7, 1]), "ids": np.array([10, 7, 1]), "mask": np.array([0, 1, 1])}
+    result = resize(tensors, specs, {"nodes": 5})
+    assert result["ends"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3]] * 2 and result["lengths"].tolist() == [5, 5, 1]
+    assert all((result[name] == tensors[name]).all() for name in ("ids", "mask"))
+    assert (resize(tensors, specs, {"nodes": 12})["ends"] == tensors["ends"]).all()
+
+
 def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
     with pytest.raises(DataError, match="empty along 'seq'"):
         resize({"x": np.ones((1, 2, 0), np.float32)}, [SPEC], {"seq": 3})

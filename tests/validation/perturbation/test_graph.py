@@ -157,10 +157,8 @@ def test_16_bit_roundings_can_be_left_out(tmp_path):
 
 
 def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
-    wanted, cast = (
-        answers(tmp_path, mlp(), **rows()),
-        answers(tmp_path, emulate(cast_float(mlp(), "fp16")[0]), **rows()),
-    )
+    wanted = answers(tmp_path, mlp(), **rows())
+    cast = answers(tmp_path, emulate(cast_float(mlp(), "fp16")[0]), **rows())
     found = answers(tmp_path, with_rounding(mlp(), "fp16"), **rows())
     errors = [np.square(value - wanted).sum() for value in (found, cast)]
     assert 0.5 < errors[0] / errors[1] < 2

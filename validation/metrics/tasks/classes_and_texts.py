@@ -265,10 +265,8 @@ class Perplexity(Score[Following, Array]):
         expected_logprobs, candidate_logprobs = (
             array[row_indices, tokens[row_indices]] for array in (expected, answers)
         )
-        self._kept, self._nats = (
-            self._kept + float((candidate_logprobs - expected_logprobs).sum()),
-            self._nats - float(candidate_logprobs.sum()),
-        )
+        self._kept = self._kept + float((candidate_logprobs - expected_logprobs).sum())
+        self._nats = self._nats - float(candidate_logprobs.sum())
         self._places, self._tokens = self._places + len(row_indices), self._tokens + len(row_indices)
 
     def values(self) -> list[TaskValue]:

@@ -193,10 +193,8 @@ def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
-    blob_digest, fetcher = (
-        BlobDigest(store.put_bytes(DATA)),
-        BlobFetcher(BlobCache(tmp_path / "cache") if cached else None),
-    )
+    blob_digest = BlobDigest(store.put_bytes(DATA))
+    fetcher = BlobFetcher(BlobCache(tmp_path / "cache") if cached else None)
     told: list[tuple[int, int]] = []
     dest = tmp_path / "out" / "engine"
     assert (

@@ -135,10 +135,8 @@ def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site) -> N
             list(behind.list("models/"))
     site.fault, site.listed = ["listed"], b'[{"name": "..", "type": "directory"}, {"name": "/etc", "type": "file"}]'
     assert list(behind.list("models/")) == []
-    site.fault, site.listed = (
-        ["listed"],
-        b"[%b, %b, %b]" % (b'{"name": "a/b", "type": "file"}', *[b'{"name": "c", "type": "file"}'] * 2),
-    )
+    site.fault = ["listed"]
+    site.listed = b"[%b, %b, %b]" % (b'{"name": "a/b", "type": "file"}', *[b'{"name": "c", "type": "file"}'] * 2)
     assert list(behind.children("models/")) == ["c"]
     site.fault, site.listed = ["listed"] * 99, b'[{"name": "a", "type": "directory"}]'
     with pytest.raises(IntegrityError, match="without an end"):
