@@ -15,6 +15,8 @@ from enginesmith.cli.options import (
     Duration,
     command,
     emit_json,
+    number_option,
+    path_option,
     reference_argument,
     references_argument,
     say,
@@ -118,9 +120,7 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
 
 @command("list")
 @click.argument("model", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of models or versions."
-)
+@number_option("--limit", click.IntRange(1), 100, "Maximum number of models or versions.")
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
 def list_models(
@@ -174,19 +174,12 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 @click.option(
     "--grace", type=Duration(), default=f"{GRACE.days}d", show_default=True, help="Time from marking to deleting."
 )
-@click.option(
-    "--keep-versions",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Number of newest versions to keep for each model.",
-)
-@click.option(
+@number_option("--keep-versions", click.IntRange(1), 10, "Number of newest versions to keep for each model.")
+@number_option(
     "--keep-moves",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="Number of newest moves to keep for each channel, so that it can be rolled back.",
+    click.IntRange(1),
+    5,
+    "Number of newest moves to keep for each channel, so that it can be rolled back.",
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """List garbage: files that nothing needs. With --delete, mark it, and delete garbage marked for at least --grace.
@@ -400,12 +393,7 @@ def sign(
 
 @command("verify")
 @reference_argument
-@click.option(
-    "--public-key",
-    type=click.Path(path_type=Path),
-    show_default="the trust policy decides",
-    help="Public key in PEM that must have signed the version.",
-)
+@path_option("--public-key", "Public key in PEM that must have signed the version.", "the trust policy decides")
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
     """Check that the version REF has the signatures that --public-key or --trust requires. Exit code 1 if not."""
     if public_key is None and trust is None:

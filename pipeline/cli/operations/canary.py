@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import EngineChoice, Group, Option, emit_json, say, takes
+from enginesmith.cli.options import FOLDER, EngineChoice, Group, Option, emit_json, say, takes
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError, UnknownNameError
@@ -72,7 +72,11 @@ class _RunOptions:
     warmup: Annotated[int, Option("Number of requests at the start that are not judged.", type=click.IntRange(0))] = 20
     out: Annotated[
         Path | None,
-        Option("Folder for observations, report.json and its HTML page.", shown="canary-CANDIDATE-against-BASELINE"),
+        Option(
+            "Folder for observations, report.json and its HTML page.",
+            shown="canary-CANDIDATE-against-BASELINE",
+            type=FOLDER,
+        ),
     ] = None
     after: _After
 
@@ -137,7 +141,7 @@ class _JudgeOptions:
         "failed"
     )
     out: Annotated[
-        Path | None, Option("Folder for report.json and its HTML page.", shown="the folder of --candidate")
+        Path | None, Option("Folder for report.json and its HTML page.", shown="the folder of --candidate", type=FOLDER)
     ] = None
     after: _After
 

@@ -37,9 +37,7 @@ from pipeline.cli.serving.rollout import GivenPlan, describe_plan
 
 @command()
 @click.argument("where", metavar="NAME[:CHANNEL]")
-@click.option(
-    "--limit", type=click.IntRange(1), show_default="all", help="Maximum number of moves of each channel, newest first."
-)
+@number_option("--limit", click.IntRange(1), None, "Maximum number of moves of each channel, newest first.", "all")
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
     """Show who moved a channel, when, why, and with which canary.
 

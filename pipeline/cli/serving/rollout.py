@@ -10,11 +10,11 @@ import click
 from enginesmith.cli.options import (
     Duration,
     Group,
-    ListenAddress,
     Option,
     accept_loss_option,
     channel_argument,
     emit_json,
+    listen_option,
     number_option,
     random_inputs_option,
     reference_argument,
@@ -357,14 +357,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 
 
 @rollout.command("receive")
-@click.option(
-    "--listen",
-    type=ListenAddress(),
-    metavar="HOST:PORT",
-    default="127.0.0.1:8470",
-    show_default=True,
-    help="Address to listen on; port 0: any free port.",
-)
+@listen_option("127.0.0.1:8470")
 def receive_reports(listen: HttpAddress, registry: str) -> None:
     """Run a server that stores the reports of nodes that cannot write to the registry (`pull --follow --report URL`).
 
