@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,24 @@ _DECODER = """
 _GRAPHS = {"encoder": (_ENCODER, [(8, 16)]), "decoder": (_DECODER, [(8, 16), (16, 10)])}
 
 
-def write_ensemble(
-    folder: Path, pair: dict[str, Any] = PAIR, encoder: dict[str, Any] = ENCODER, decoder: dict[str, Any] = DECODER
-) -> Path:
-    """The two graphs, data of the whole and three specs in a new folder; the path of the ensemble's spec."""
+def write_graphs(folder: Path, graphs: Mapping[str, tuple[str, list[tuple[int, int]]]]) -> np.random.Generator:
+    """Graphs as text, by their names, with random weights of these shapes in a new folder; what drew the weights."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for name, (text, shapes) in _GRAPHS.items():
+    for name, (text, shapes) in graphs.items():
         model = onnx.parser.parse_model(text)
         for index, shape in enumerate(shapes, 1):
             drawn = rng.normal(size=shape, scale=shape[0] ** -0.5).astype(np.float32)
             model.graph.initializer.append(numpy_helper.from_array(drawn, f"w{index}"))
         onnx.save(model, folder / f"{name}.onnx")
+    return rng
+
+
+def write_ensemble(
+    folder: Path, pair: dict[str, Any] = PAIR, encoder: dict[str, Any] = ENCODER, decoder: dict[str, Any] = DECODER
+) -> Path:
+    """The two graphs, data of the whole and three specs in a new folder; the path of the ensemble's spec."""
+    rng = write_graphs(folder, _GRAPHS)
     for name, count in (("calibration", 48), ("golden", 12)):
         np.savez(folder / f"{name}.npz", **draw(rng, count))
     for name, spec in (("encoder", encoder), ("decoder", decoder), ("pair", pair)):

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import yaml
-from onnx import numpy_helper
 
 from tests.ensembles import ENCODER as PLAIN
+from tests.ensembles import write_graphs
 
 ENCODER: dict[str, Any] = {
     **PLAIN,
@@ -73,14 +72,7 @@ def write_stateful_ensemble(
 ) -> Path:
     """The two graphs, data of the whole (texts of eight tokens) and three specs in a new folder; the path of the
     ensemble's spec."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for name, (text, shapes) in _GRAPHS.items():
-        model = onnx.parser.parse_model(text)
-        for index, shape in enumerate(shapes, 1):
-            drawn = rng.normal(size=shape, scale=shape[0] ** -0.5).astype(np.float32)
-            model.graph.initializer.append(numpy_helper.from_array(drawn, f"w{index}"))
-        onnx.save(model, folder / f"{name}.onnx")
+    rng = write_graphs(folder, _GRAPHS)
     for name, texts in (("calibration", 10), ("golden", 4)):
         np.savez(folder / f"{name}.npz", **draw(rng, texts))
     for name, spec in (("encoder", encoder), ("decoder", decoder), ("told", told)):
