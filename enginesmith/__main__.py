@@ -8,8 +8,12 @@ from enginesmith.rooms import prefer_own
 
 def main() -> NoReturn:
     """Run the command line with this process's arguments, and exit: raises SystemExit."""
-    prefer_own()
-    importlib.import_module("enginesmith.cli").main()
+    try:
+        prefer_own()
+        cli = importlib.import_module("enginesmith.cli")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    cli.main()
     raise SystemExit(0)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,20 @@ _DECODER = """
 _GRAPHS = {"encoder": (_ENCODER, [(8, 16)]), "decoder": (_DECODER, [(8, 16), (16, 10)])}
 
 
+def write_graphs(folder: Path, graphs: Mapping[str, tuple[str, list[tuple[int, int]]]]) -> np.random.Generator:
+    """Graphs as text, by their names, with random weights of these shapes in a new folder; what drew the weights."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name, (text, shapes) in graphs.items():
+        save_graph(folder / f"{name}.onnx", text, shapes, rng)
+    return rng
+
+
 def write_ensemble(
     folder: Path, pair: dict[str, Any] = PAIR, encoder: dict[str, Any] = ENCODER, decoder: dict[str, Any] = DECODER
 ) -> Path:
     """The two graphs, data of the whole and three specs in a new folder; the path of the ensemble's spec."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for name, (text, shapes) in _GRAPHS.items():
-        save_graph(folder / f"{name}.onnx", text, shapes, rng)
+    rng = write_graphs(folder, _GRAPHS)
     for name, count in (("calibration", 48), ("golden", 12)):
         np.savez(folder / f"{name}.npz", **draw(rng, count))
     for name, spec in (("encoder", encoder), ("decoder", decoder), ("pair", pair)):

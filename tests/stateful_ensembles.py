@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 
 from tests.ensembles import ENCODER as PLAIN
-from tests.ensembles import save_graph
+from tests.ensembles import write_graphs
 
 ENCODER: dict[str, Any] = {
     **PLAIN,
@@ -72,10 +72,7 @@ def write_stateful_ensemble(
 ) -> Path:
     """The two graphs, data of the whole (texts of eight tokens) and three specs in a new folder; the path of the
     ensemble's spec."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for name, (text, shapes) in _GRAPHS.items():
-        save_graph(folder / f"{name}.onnx", text, shapes, rng)
+    rng = write_graphs(folder, _GRAPHS)
     for name, texts in (("calibration", 10), ("golden", 4)):
         np.savez(folder / f"{name}.npz", **draw(rng, texts))
     for name, spec in (("encoder", encoder), ("decoder", decoder), ("told", told)):

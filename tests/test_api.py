@@ -93,11 +93,12 @@ def test_a_loaded_spec_is_refused_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"targets": ""}, {"precisions": " ,"}, {"backends": ""}])
-def test_an_empty_name_does_not_mean_everything(tmp_path: Path, options: Any) -> None:
+def test_an_empty_name_does_not_mean_everything(tmp_path: Path, capsys: Any, options: Any) -> None:
     write_project(tmp_path / "project")
-    project = Project(tmp_path / "project")
+    project = Project(tmp_path / "project", capsys)
     with pytest.raises(InputError, match="has no name; give one, or leave it out for all of the spec"):
         enginesmith.build(project.spec, registry=project.registry, **options)
+    assert project.run("plan", project.spec, *(f"--{name[:-1]}={text}" for name, text in options.items())).code == 2
 
 
 def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 import psutil
@@ -22,6 +23,15 @@ def until(look: Callable[[], Value | None], what: str = "", pause_s: float = 0.0
         assert time.monotonic() < end, f"{what or look}: not within {PATIENCE_S:g} s"
         time.sleep(pause_s)
     return found
+
+
+def run_threads(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls at the same time, each in a thread of its own, and wait for their ends."""
+    threads = [Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def text_of(path: Path) -> str:

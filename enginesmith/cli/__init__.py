@@ -9,6 +9,7 @@ import importlib
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -16,7 +17,7 @@ import click
 from enginesmith.cli.options import Group, TakesGlobals
 from enginesmith.cli.streams import code_of_lost, leave, prepare_streams
 from enginesmith.cli.streams import write_stderr as say
-from enginesmith.core.errors import EnginesmithError, SpecError
+from enginesmith.core.errors import EnginesmithError, InputError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS
 
@@ -214,8 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     status = 0
     settings: dict[str, str] = {}
     try:
-        # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
-        status = enginesmith(arguments, standalone_mode=False, obj=settings) or 0
+        status = _call(arguments, settings)
     except (click.Abort, KeyboardInterrupt):
         resume_note = (
             "" if settings.get(_COMMAND) in _KEEP_NOTHING else "; what was finished is kept, and is not done again"
@@ -239,6 +239,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         status = code_of_lost(error)
     leave(status)
+
+
+def _call(arguments: Sequence[str] | None, settings: dict[str, str]) -> int:
+    """Run the command line, and return its exit code. Raises InputError for text that is not UTF-8, and for a current
+    folder that was deleted."""
+    try:
+        # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
+        return enginesmith(arguments, standalone_mode=False, obj=settings) or 0
+    except UnicodeEncodeError as error:
+        if "surrogate" not in error.reason:
+            raise
+        text = error.object[max(0, error.start - 40) : error.end + 40]
+        raise InputError(f"{text!r} is not UTF-8; write it in UTF-8, and use a locale with UTF-8") from None
+    except FileNotFoundError:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise InputError("the current folder was deleted; change to another one") from None
+        raise
 
 
 def _entries(error: EnginesmithError) -> list[str]:

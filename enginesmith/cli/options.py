@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import timedelta
@@ -144,10 +145,15 @@ def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> 
 
 
 def path_option(
-    name: str, meaning: str, default_text: bool | str = False, **kind: bool
+    name: str, meaning: str, default_text: bool | str = False, default: Path | None = None, **kind: bool
 ) -> Callable[[Callback], Callback]:
     """An option for a path. default_text: what help says is taken without it.  kind: settings of `click.Path`."""
-    return click.option(name, type=click.Path(path_type=Path, **kind), show_default=default_text, help=meaning)
+    path_type = click.Path(path_type=Path, **kind)
+    return click.option(name, type=path_type, default=default, show_default=default_text, help=meaning)
+
+
+# A folder that is written into; a file there is refused before anything is done.
+FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def require_svg(path: Path) -> None:
@@ -246,6 +252,9 @@ class TakesGlobals(click.Command):
             "stated_registry": settings["registry"],
         }
         ctx.params.update({name: values[name] for name in _PASSED if name in parameters})
+        for text in ctx.params.values():
+            if isinstance(text, str):
+                text.encode()  # UnicodeEncodeError, of which `main` makes a message, before anything is written
         return other_args
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -368,7 +377,7 @@ def several(name: str, meaning: str, default_text: str | None) -> Option:
         shown=default_text,
         metavar=f"{name.upper()}S",
         multiple=True,
-        callback=lambda _context, _option, names: ",".join(names) or None,
+        callback=lambda _context, _option, names: ",".join(names) if names else None,
     )
 
 
@@ -436,8 +445,10 @@ def log_format() -> str:
 
 
 def emit_json(value: object) -> None:
-    """Print a JSON value on stdout. Raises ValueError for NaN, which JSON does not have."""
-    echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
+    """Print a JSON value on stdout, in ASCII unless that is UTF-8. Raises ValueError for NaN, which JSON does not
+    have."""
+    is_ascii = sys.stdout.encoding.lower() != "utf-8"
+    echo(visible_json(json.dumps(value, indent=2, ensure_ascii=is_ascii, allow_nan=False)))
 
 
 def emit(as_json: bool, document: object, show: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:

@@ -10,6 +10,7 @@ import click
 from enginesmith.cli.layouts import FOR_KSERVE, FOR_TRITON, LayoutOptions, show_placed, write_objects
 from enginesmith.cli.options import (
     COUNT,
+    FOLDER,
     POSITIVE,
     TARGET,
     Option,
@@ -159,7 +160,7 @@ def _is_url(text: str) -> bool:
 class PullOptions:
     """All options of `pull`."""
 
-    dest: Annotated[Path, Option("Folder for the engine.", shown="the current folder")] = Path()
+    dest: Annotated[Path, Option("Folder for the engine.", shown="the current folder", type=FOLDER)] = Path()
     machine: MachineOptions
     proven_only: Annotated[bool, Option("Only proven engines.")] = False
     allow_unsigned: Annotated[bool, Option("Also pull unsigned attachments that contain code.")] = False

@@ -19,6 +19,7 @@ from enginesmith.cli.options import (
     duration,
     emit_json,
     number_option,
+    path_option,
     reference_argument,
     references_argument,
     say,
@@ -392,12 +393,7 @@ def sign(
 
 @command("verify")
 @reference_argument
-@click.option(
-    "--public-key",
-    type=click.Path(path_type=Path),
-    show_default="the trust policy decides",
-    help="Public key in PEM that must have signed the version.",
-)
+@path_option("--public-key", "Public key in PEM that must have signed the version.", "the trust policy decides")
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
     """Check that the version REF has the signatures that --public-key or --trust requires. Exit code 1 if not."""
     if public_key is None and trust is None:

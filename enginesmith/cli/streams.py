@@ -86,7 +86,7 @@ def _check(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         file if stream.write_through else io.BufferedWriter(file),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",  # what the locale cannot write
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

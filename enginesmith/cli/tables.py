@@ -120,7 +120,7 @@ def print_table(
         if note:
             console.print(Text(visible(note), "dim italic"))
     text = console_output.get()
-    console.file.write(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
+    click.echo(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")), nl=False)
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:

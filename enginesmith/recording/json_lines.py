@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from enginesmith.core import parsing
-from enginesmith.core.errors import DataError, UnavailableError
+from enginesmith.core.errors import DataError, InputError, UnavailableError
 
 Record = Mapping[str, object]
 
@@ -110,11 +111,15 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+# How a file of JSON objects begins, one a line; the first may be half written.
+_FIRST_LINE = re.compile(rb'\s*(\{[ \t]*("|\Z)|\Z)')
+
+
 class LineFile:
     """A file of JSON lines to append to, created readable by its owner only (mode 600). header: its first line.
     most_bytes: it never grows beyond that.
 
-    Raises UnavailableError where it cannot be written.
+    Raises UnavailableError where it cannot be written, InputError for a file of something else, which stays as it is.
     """
 
     def __init__(self, path: Path, header: Mapping[str, object], most_bytes: int) -> None:
@@ -157,9 +162,13 @@ class LineFile:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UnavailableError(f"opening {self.path}: {error.strerror or error}; name another file") from error
+        if os.fstat(fd).st_size and not _FIRST_LINE.match(os.pread(fd, 100, 0)):
+            os.close(fd)
+            raise InputError(f"{self.path} is no file of JSON lines, and is left as it is; name another file")
+        return fd
 
     def _append(self, data: bytes) -> bool:
         fcntl.flock(self._fd, fcntl.LOCK_EX)

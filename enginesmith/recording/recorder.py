@@ -63,7 +63,8 @@ class Recorder(_Log):
     that.  made: where the traffic is from, if it is not real.  model: the name of the model that is asked.
     kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
     path: the file.  seed: of the choice of what is kept; None: another one each time.
-    Raises InputError for a share or size out of range, UnavailableError for a file that cannot be opened.
+    Raises InputError for a share or size out of range and for a file of something else, UnavailableError for one that
+    cannot be opened.
     """
 
     def __init__(

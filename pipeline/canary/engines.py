@@ -239,7 +239,7 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
 def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
     """What the engine's process runs: answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
-    with ExitStack() as exit_stack, suppress(EOFError, BrokenPipeError):
+    with ExitStack() as exit_stack, suppress(EOFError, ConnectionError):
         try:
             session = exit_stack.enter_context(opener())
         except Exception as error:

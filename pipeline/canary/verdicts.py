@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginesmith.core.codec import Excerpt, decode
-from enginesmith.core.errors import ConflictError, InputError, UnknownNameError, digest_of_bytes
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError, digest_of_bytes
 from enginesmith.core.hardware.machine import describe_host, parse_targets
 from enginesmith.core.requirements import JsonObject
 from enginesmith.core.text import join_first, now, pluralize
@@ -110,7 +110,11 @@ def read_report_file(path: Path) -> CanaryReport:
     if not path.is_file():
         raise InputError(f"{path}: no such file; `enginesmith canary run` writes report.json into its --out folder")
     with reachable(f"reading {path}"), path.open("rb") as stream:
-        return read_report(stream.read(MOST_BYTES + 1))
+        data = stream.read(MOST_BYTES + 1)
+    try:
+        return read_report(data)
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pipeline.compile.steps.keys import engine_limits, model_shapes
 from pipeline.compile.steps.proofs import CompiledLimits
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
-from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.spec.model import ModelSpec, rewrite_spec
 from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
 from validation.comparison.sessions import golden_drifts
@@ -304,19 +304,13 @@ def write_frozen(path: Path, digest: str) -> None:
     new_text = _with_frozen(text, digest)
     if new_text is None:
         raise InputError(f"{path}: golden is not a block of lines; write there: frozen: {digest}")
-    new_path = path.with_name(f".{path.name}.new")
-    try:
-        new_path.write_text(new_text, encoding="utf-8")
-        new_spec = load_spec(new_path)
-        if (
-            new_spec.golden is None
-            or new_spec.golden.frozen != digest
-            or unfreeze(new_spec).model_dump() != unfreeze(load_spec(path)).model_dump()
-        ):
-            raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
-        new_path.replace(path)
-    finally:
-        new_path.unlink(missing_ok=True)
+
+    def reads_as_meant(old: ModelSpec, new: ModelSpec) -> bool:
+        is_frozen = new.golden is not None and new.golden.frozen == digest
+        return is_frozen and unfreeze(new).model_dump() == unfreeze(old).model_dump()
+
+    if not rewrite_spec(path, new_text, reads_as_meant):
+        raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
 
 
 def _with_frozen(text: str, digest: str) -> str | None:

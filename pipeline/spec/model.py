@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,6 +12,7 @@ from pydantic import model_validator
 from enginesmith.core.errors import InputError, SpecError
 from enginesmith.core.hardware import machine
 from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, TensorSpec, list_sums
+from enginesmith.registry.store.files import reachable
 from pipeline.sources.hub import fetch
 from pipeline.spec.document import Kind, is_ensemble, load_document, locate
 from pipeline.spec.quantization import Calibration
@@ -312,6 +313,23 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     except SpecError as error:
         raise SpecError(_address_lines(error.lines, path, address)) from None
     return spec
+
+
+def rewrite_spec(path: Path, text: str, reads_as_meant: Callable[[ModelSpec, ModelSpec], bool]) -> bool:
+    """Replace a spec's file (atomic write) if the new text reads as meant; return whether it does.
+
+    reads_as_meant: called with the old and the new spec. Raises UnavailableError where the file cannot be written.
+    """
+    new_path = path.with_name(f".{path.name}.new")
+    with reachable(f"writing {path}"):
+        try:
+            new_path.write_text(text, encoding="utf-8")
+            new_path.chmod(path.stat().st_mode & 0o777)
+            if is_as_meant := reads_as_meant(load_spec(path), load_spec(new_path)):
+                new_path.replace(path)
+            return is_as_meant
+        finally:
+            new_path.unlink(missing_ok=True)
 
 
 def _address_lines(lines: Sequence[str], path: Path, address: str) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.compile.steps.engines import build, recall_engine
 from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shapes
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
-from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.spec.model import ModelSpec, rewrite_spec
 from pipeline.spec.sections import server_backends
 from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, Measure, choose_buckets
 from pipeline.traffic.place import BucketOptions, SplitTrace, TrafficAtPlace, plan_task
@@ -198,15 +198,8 @@ def write_buckets(path: Path, edges: Mapping[str, Sequence[int]]) -> None:
     text = path.read_text(encoding="utf-8")
     for dim, sizes in edges.items():
         text = _with_buckets(text, dim, sizes, path)
-    new_path = path.with_name(f".{path.name}.new")
-    try:
-        new_path.write_text(text, encoding="utf-8")
-        new_path.chmod(path.stat().st_mode & 0o777)
-        if _rest(load_spec(new_path), {}) != _rest(load_spec(path), edges):
-            raise _misplaced(path, edges)
-        new_path.replace(path)
-    finally:
-        new_path.unlink(missing_ok=True)
+    if not rewrite_spec(path, text, lambda old, new: _rest(new, {}) == _rest(old, edges)):
+        raise _misplaced(path, edges)
 
 
 def _rest(spec: ModelSpec, edges: Mapping[str, Sequence[int]]) -> dict[str, object]:

@@ -6,7 +6,7 @@ Each check is a function of an open session that yields complaints; none means t
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from enginesmith.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of
 from tests.conformance.torture.graph import model, noise
 from tests.conformance.trial import answer_reason, fresh, request_for
+from tests.waiting import run_threads
 
 DIMS = (Dim("n", 2, 4, 6),)
 _W = noise(1, 4, 3)
@@ -261,11 +262,7 @@ def takes_two_threads(backend: Backend, engine: Engine) -> Iterator[str]:
     with backend.open(engine) as session:
         if reason := _wrong(session, inputs(4)):
             yield f"before there are threads: {reason}"
-        threads = [threading.Thread(target=use, args=(session, seed)) for seed in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(partial(use, session, seed) for seed in (1, 2))
     if found:
         yield f"two threads that call at the same time: {len(found)} of 64 calls: {found[0]}"
 

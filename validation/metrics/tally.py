@@ -75,7 +75,8 @@ class OutputTally:
             _at(case, int(row), expected_rows[row], actual_rows[row], float(quality[row]), expected.shape)
             for row in order
         ]
-        self.worst = _most([*self.worst, *(worst_row for worst_row in worst_rows if not worst_row.fine)])
+        candidates = [*self.worst, *(worst_row for worst_row in worst_rows if not worst_row.fine)]
+        self.worst = sorted(candidates, key=lambda row: row.badness, reverse=True)[:MOST_WORST]
 
     def spread(self, stage: str, output: str) -> Spread:
         """The spread of what was added."""
@@ -145,10 +146,6 @@ def samples_of(inputs: Iterable[Array], output: Array) -> int:
 def _parts(rows: int, length: int) -> list[slice]:
     step = max(1, CHUNK // max(length, 1))
     return [slice(start, start + step) for start in range(0, rows, step)] or [slice(0, 0)]
-
-
-def _most(rows: Sequence[Worst]) -> list[Worst]:
-    return sorted(rows, key=lambda row: row.badness, reverse=True)[:MOST_WORST]
 
 
 def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...]) -> Worst:

@@ -52,7 +52,11 @@ _Ended = tuple[bytes, str]
 
 
 def _check_command(line: str, what: str) -> None:
-    if not shlex.split(line):
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise InputError(f"the {what} {line!r} cannot be split into words: {error}") from None
+    if not words:
         raise InputError(f"the {what} is empty; give a command line")
 
 
@@ -69,8 +73,13 @@ def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdou
 
 
 def _check_url(url: str, what: str) -> None:
-    if (scheme := urlsplit(url).scheme) not in ("http", "https"):
-        raise InputError(f"{what} URL: scheme {scheme!r} is not http or https")
+    try:
+        parts = urlsplit(url)
+        is_named = bool(parts.hostname) and parts.port != 0  # of a wrong port, ValueError
+    except ValueError:
+        is_named = False
+    if not is_named or parts.scheme not in ("http", "https"):
+        raise InputError(f"the {what} URL must be http or https and have a host, as in http://HOST:PORT/PATH")
 
 
 def _ask(

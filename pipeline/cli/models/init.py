@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import FILE, command, emit_json, number_option, say
+from enginesmith.cli.options import command, emit_json, number_option, path_option, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
@@ -49,7 +49,7 @@ _OTHERS = {
 
 @command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
-@click.option("--out", type=FILE, show_default="MODEL's name and .yaml, beside the model", help="File to write.")
+@path_option("--out", "File to write.", "MODEL's name and .yaml, beside the model", dir_okay=False)
 @click.option(
     "--from-requests",
     "requests",

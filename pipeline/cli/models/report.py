@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 @command()
 @click.argument("source", metavar="REF|FILE")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("report.html"),
-    show_default=True,
-    help="File for the report.",
-)
+@path_option("--out", "File for the report.", True, default=Path("report.html"), dir_okay=False)
 def report(source: str, out: Path, registry: str, as_json: bool) -> None:
     """Write the HTML report of a version (REF) as of today, or of the report.json (FILE) of a version or a canary.
 
@@ -76,9 +70,8 @@ def sensitivity(
     if out is not None:
         from validation.reporting.quantization import frontier_svg
 
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "frontier.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
-        (out / "frontier.svg").write_text(frontier_svg(choice.recorded, standalone=True), "utf-8")
+        write_whole(out / "frontier.json", json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
+        write_whole(out / "frontier.svg", frontier_svg(choice.recorded, standalone=True).encode())
         say(f"wrote {out / 'frontier.json'} and {out / 'frontier.svg'}")
     emit(as_json, document, _print_choice, choice, summary)
 

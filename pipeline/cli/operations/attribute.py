@@ -26,7 +26,7 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import InputError
+from enginesmith.core.errors import InputError, UnavailableError
 from enginesmith.core.text import pluralize
 from enginesmith.registry.manifest import require_model
 from enginesmith.registry.store.base import open_store
@@ -136,6 +136,8 @@ def record(
 
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
+    if samples and traffic.exists() and traffic.stat().st_size:
+        raise InputError(f"{traffic} is not empty, and generated requests begin at time 0; name another file")
     origin, request_stream = "", _from_stdin()
     if samples and per_second:
         from enginesmith.recording.traffic import encode_inputs
@@ -155,8 +157,10 @@ def record(
                 f"{traffic}: {pluralize(recorder.kept, 'request')} recorded"
                 + (f", {recorder.lost} lost" if recorder.lost else "")
             )
-        if recorder.failure or recorder.full:
-            raise InputError(recorder.failure or f"{traffic} is full at {max_mib} MiB; raise --max-mib")
+        if recorder.failure:
+            raise UnavailableError(recorder.failure.removeprefix(f"{UnavailableError.__name__}: "))
+        if recorder.full:
+            raise InputError(f"{traffic} is full at {max_mib} MiB; raise --max-mib")
 
 
 def _from_stdin() -> Iterator[_Request]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import COUNT, POSITIVE, EngineChoice, Group, Option, emit_json, say, takes
+from enginesmith.cli.options import COUNT, FOLDER, POSITIVE, EngineChoice, Group, Option, emit_json, say, takes
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError, UnknownNameError
@@ -65,7 +65,11 @@ class _RunOptions:
     warmup: Annotated[int, Option("Number of requests at the start that are not judged.", type=click.IntRange(0))] = 20
     out: Annotated[
         Path | None,
-        Option("Folder for observations, report.json and its HTML page.", shown="canary-CANDIDATE-against-BASELINE"),
+        Option(
+            "Folder for observations, report.json and its HTML page.",
+            shown="canary-CANDIDATE-against-BASELINE",
+            type=FOLDER,
+        ),
     ] = None
     after: _After
 
@@ -130,7 +134,7 @@ class _JudgeOptions:
         "failed"
     )
     out: Annotated[
-        Path | None, Option("Folder for report.json and its HTML page.", shown="the folder of --candidate")
+        Path | None, Option("Folder for report.json and its HTML page.", shown="the folder of --candidate", type=FOLDER)
     ] = None
     after: _After
 

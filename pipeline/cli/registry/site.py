@@ -33,7 +33,7 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool) -> None:
 @listen_option("127.0.0.1:8080")
 @number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
 @click.option("--prefix", default="", metavar="/PATH", help="Path of the site below an ingress.")
-@path_option("--dest", "Folder for the files of the site.", default_text="a temporary folder")
+@path_option("--dest", "Folder for the files of the site.", default_text="a temporary folder", file_okay=False)
 def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, trust: Path | None) -> None:
     """Serve the registry as a website: the files of `enginesmith site write`, updated when the registry changes.
 

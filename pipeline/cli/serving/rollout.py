@@ -12,10 +12,10 @@ from enginesmith.cli.options import (
     Group,
     Option,
     accept_loss_option,
-    address,
     channel_argument,
     duration,
     emit_json,
+    listen_option,
     number_option,
     random_inputs_option,
     reference_argument,
@@ -347,14 +347,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 
 
 @rollout.command("receive")
-@click.option(
-    "--listen",
-    type=address,
-    metavar="HOST:PORT",
-    default="127.0.0.1:8470",
-    show_default=True,
-    help="Address to listen on; port 0: any free port.",
-)
+@listen_option("127.0.0.1:8470")
 def receive_reports(listen: HttpAddress, registry: str) -> None:
     """Run a server that stores the reports of nodes that cannot write to the registry (`pull --follow --report URL`).
 

@@ -74,6 +74,7 @@ def test_pull(mixed: Store, tmp_path: Path) -> None:
     pulled = told("pull", "digits", "--target", "sm_89", "--dest", out)
     assert (pulled["status"], pulled["version"]) == ("unproven", "2") and Path(pulled["path"]).is_file()
     assert {row["unit"] for row in pulled["rejected"]} == {"cpu fp32 onnxruntime", "sm_75 fp32 tensorrt-rtx"}
+    assert "is a file" in run("pull", "digits", "--dest", __file__).stderr
     result = run("pull", "digits", "--target", "cpu", "--dest", out)
     assert "digits-2-cpu-fp32.onnx" in result.stdout and "why:    built for cpu" in result.stdout
     assert "not:    sm_89 fp32 tensorrt-rtx: built for sm_89; this is cpu" in result.stdout and result.stderr == ""

@@ -1,12 +1,15 @@
 """The command line where its output cannot be written: no traceback, and an exit code that says so."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from enginesmith.__main__ import main
 from enginesmith.registry.store.base import open_store
 
 ENGINESMITH = f"{sys.executable} -m enginesmith"
@@ -51,6 +54,32 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
 def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
     assert shell(f"{ENGINESMITH} list --registry {registry}/gone 2> /dev/full").returncode == 3
     assert shell(f"{ENGINESMITH} nonsense 2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("cd $(mktemp -d) && rmdir $PWD && {} list", "the current folder was deleted"),
+        ("{} registry history $'m\\xff' --registry $(mktemp -d)", r"'m\udcff' is not UTF-8"),
+    ],
+)
+def test_what_the_callers_shell_explains_is_a_message(line: str, message: str) -> None:
+    done = shell(line.format(ENGINESMITH))
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_the_command_line_is_imported_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.import_module", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="130"):
+        main()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_table_and_json_are_written_in_any_locale(encoding: str) -> None:
+    code = "from enginesmith.cli import options, streams, tables; streams.prepare_streams(); "
+    code += "tables.print_table(['time'], [['5 \u03bcs']]); options.emit_json('\u2603')"
+    done = shell(f'PYTHONIOENCODING={encoding} {sys.executable} -c "{code}"')
+    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1]) == "\u2603"
 
 
 @pytest.mark.parametrize("command", ["debug schema", "--help"])

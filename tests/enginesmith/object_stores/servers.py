@@ -15,7 +15,8 @@ from tests.enginesmith.object_stores.kinds import KINDS
 
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[str]:
-    """Let a server answer in a thread until the block ends; its URL."""
+    """Let a server answer in a thread until the block ends, without a log; its URL."""
+    server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign]
     with server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

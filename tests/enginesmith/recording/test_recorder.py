@@ -83,6 +83,14 @@ def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
     assert len(found.requests) == 2 and not found.cut
 
 
+@pytest.mark.parametrize("data", [b"PK\3\4\n\0", b"import torch\nx", b'{\n  "a": 1\n}'])
+def test_a_file_of_something_else_stays_as_it_is(tmp_path, data):
+    (tmp_path / "model.py").write_bytes(data)
+    with pytest.raises(InputError, match="is left as it is"):
+        Recorder(tmp_path / "model.py")
+    assert (tmp_path / "model.py").read_bytes() == data
+
+
 def test_it_stops_at_its_size_and_keeps_a_sample(tmp_path):
     with Recorder(tmp_path / "small.jsonl", max_bytes=600) as recorder:
         kept = [recorder.append(inputs()) for _ in range(10)]

@@ -14,6 +14,7 @@ import yaml
 from enginesmith.core.errors import InputError, UnavailableError
 from pipeline.fleet import inventory
 from pipeline.fleet.inventory import Access, read_cluster
+from tests.enginesmith.object_stores.servers import serving
 from tests.pipeline.fleet import nodes
 
 TOKEN = "abc"
@@ -84,21 +85,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 @pytest.fixture
 def api() -> Iterator[Api]:
     every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED, nodes.NO_GFD, nodes.CPU]
-    server = Api(every)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.silence.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server := Api(every)):
+        yield server
+        server.silence.set()
 
 
 def access(folder: Path, url: str, token: str = TOKEN, **options: Any) -> Access:

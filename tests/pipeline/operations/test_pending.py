@@ -1,7 +1,6 @@
 """Finding the engines that wait for a proof this machine can give."""
 
 import logging
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from pipeline.operations.validate import validate_pending as prove
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, publish_engines, report
-from tests.waiting import until
+from tests.waiting import run_threads, until
 
 
 def units(store: Store) -> dict[str, list[str]]:
@@ -123,11 +122,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(store, monkeyp
     def run() -> None:
         found.append(list(validate(manifest, RunContext(store, executor, executor), again=False)))
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads([run] * 3)
     assert sorted(ran) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
     assert len(found) == 3 and {item.verdict for items in found for item in items} == {"proven"}
     list(validate(manifest, RunContext(store, executor, executor)))

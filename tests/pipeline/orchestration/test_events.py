@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,9 @@ from pipeline.orchestration.gpu_workers import (
     was_sent,
 )
 from pipeline.spec.model import load_spec
+from tests.enginesmith.object_stores.servers import serving
 from tests.pipeline.projects import Project
+from tests.waiting import run_threads
 
 JUDGED_CANARY: Any = (
     SimpleNamespace(model="tiny", version="3", channel="stable"),
@@ -62,19 +64,14 @@ class Handler(BaseHTTPRequestHandler):
         """There is no CSRF token to be had, as on servers that are not told to ask for one."""
         self.send_error(404)
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    with Api() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        with temporary_settings(
-            {PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api", PREFECT_API_KEY: "hunter2"}
-        ):
-            yield server
-        server.shutdown()
+    with (
+        serving(server := Api()) as url,
+        temporary_settings({PREFECT_API_URL: f"{url}/api", PREFECT_API_KEY: "hunter2"}),
+    ):
+        yield server
 
 
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
@@ -127,11 +124,7 @@ def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Pat
 def test_of_many_runs_that_end_with_one_version_one_tells(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     args = (watch.send_published_once, store, "tiny", "3", "0" * 64)
-    threads = [Thread(target=copy_context().run, args=args) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(partial(copy_context().run, *args) for _ in range(4))
     assert len(api.taken) == 1
 
 

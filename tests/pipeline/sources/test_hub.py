@@ -1,7 +1,6 @@
 """Sources on the Hugging Face Hub, which a small server on loopback stands for; huggingface_hub itself downloads."""
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +20,7 @@ from pipeline.compile.steps.exports import source_digests
 from pipeline.intake.registration import bundle_of
 from pipeline.sources.hub import HubFile, fetch, list_locations
 from pipeline.spec.model import ModelSpec, load_spec
+from tests.enginesmith.object_stores.servers import serving
 from tests.pipeline.projects import SPEC, Project
 from tests.pipeline.quantization.small_nets import build
 
@@ -96,18 +96,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     constants = pytest.importorskip("huggingface_hub.constants")
     model, data = external()
     shown = Hub({"onnx/model.onnx": model, "onnx/model.onnx_data": data}, large=("onnx/model.onnx_data",))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, shown))
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    place = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", place)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    yield shown
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, shown))) as place:
+        monkeypatch.setattr(constants, "ENDPOINT", place)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        yield shown
 
 
 def spec_in(folder: Path, source: dict[str, Any]) -> Path:

@@ -1,11 +1,13 @@
 """Buckets written into specs: comments and layout stay."""
 
+from errno import ENOSPC
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
-from enginesmith.core.errors import InputError
+from enginesmith.core.errors import InputError, UnavailableError
 from pipeline.spec.model import load_spec
 from pipeline.traffic.buckets import write_buckets
 from tests.pipeline.projects import weights, write_model
@@ -54,6 +56,14 @@ def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, w
 def test_what_cannot_be_placed_is_told_and_the_file_stays(tmp_path, dims):
     path = spec_with(tmp_path, dims)
     with pytest.raises(InputError, match=r"under dims.length: buckets: \[3, 8\]"):
+        write_buckets(path, {"length": (3, 8)})
+    assert path.read_text() == HEAD + dims and [*tmp_path.glob(".*")] == []
+
+
+def test_a_disk_that_is_full_leaves_the_file(tmp_path, monkeypatch):
+    path = spec_with(tmp_path, dims := "dims: {batch: {max: 8}, length: {max: 9}}\n")
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError, match=f"writing {path}"):
+        patch.setattr(Path, "replace", Mock(side_effect=OSError(ENOSPC, "No space left on device")))
         write_buckets(path, {"length": (3, 8)})
     assert path.read_text() == HEAD + dims and [*tmp_path.glob(".*")] == []
 

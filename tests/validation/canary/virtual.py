@@ -10,6 +10,7 @@ import numpy as np
 from enginesmith.core.types import Tensors, TensorSpec
 from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import Rng
+from tests.waiting import run_threads
 from validation.canary.replay import ReplayClock, Timed, TrafficSegment, serve_requests
 
 
@@ -98,11 +99,7 @@ class Threads:
             serve_requests(self.engine, segment, found, time.clock(), 0.0)
             time.leave()
 
-        threads = [threading.Thread(target=work) for _ in range(self._in_flight)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads([work] * self._in_flight)
         return [one for one in found[segment.lead :] if one is not None]
 
 

@@ -65,10 +65,11 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
 
     Raises InputError for a dim that the model does not have, and a size outside of its range.
     """
-    stated_sizes = {name: int(size) for name, size in _ONE.findall(text)}
+    matches = _ONE.findall(text)
+    stated_sizes = {name: int(size) for name, size in matches}
     dims_by_name = {dim.name: dim for dim in dims}
     example = ",".join(f"{dim.name}={dim.opt}" for dim in dims) or "nothing: this model has no dynamic dims"
-    if _ONE.sub("", text).strip(" ,") or not stated_sizes:
+    if _ONE.sub("", text).strip(" ,") or not 0 < len(matches) == len(stated_sizes):
         raise InputError(f"bucket {text!r} is not NAME=SIZE,...; write {example}")
     for name, size in stated_sizes.items():
         if name not in dims_by_name:

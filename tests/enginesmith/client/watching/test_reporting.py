@@ -273,9 +273,6 @@ def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollou
             self.end_headers()
             self.wfile.write(b'{"requests": 7, "errors": 2}')
 
-        def log_message(self, *_):
-            pass
-
     with serving(http.server.HTTPServer(("127.0.0.1", 0), Endpoint)) as url:
         mine, _ = watcher(store, tmp_path / "a", clock, url=ReportUrl(url), health=HealthUrl(url))
         mine.once()

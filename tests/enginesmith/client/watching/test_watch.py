@@ -225,8 +225,9 @@ def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path, kind, last
     assert "took over 0.3 s and was killed" in str(failure)
     until(lambda: not any(started in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])))
     assert "cannot be started" in str(Command("/absent")({}))
-    with pytest.raises(InputError):
-        Command(" ")
+    for wrong in (" ", "reload 'server", "reload \\"):
+        with pytest.raises(InputError):
+            kind(wrong)
 
 
 def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
@@ -239,9 +240,6 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
             self.send_response(204 if len(got) > 1 else 503)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     with serving(HTTPServer(("127.0.0.1", 0), Handler)) as place:
         url = f"{place}/reload?token=secret"
         with pytest.raises(EnginesmithError, match="answers 503") as error:
@@ -251,8 +249,9 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
     url = url.replace("http://", "http://user:secret@")
     assert [told["version"] for told in got] == ["1", "1"] and got[1]["engine"] == str(swap.engine)
     assert "does not answer" in str(Post(url, timeout_s=1)({})) and "secret" not in str(Post(url)({}))
-    with pytest.raises(InputError, match="http or https"):
-        Post("file:///etc/passwd")
+    for wrong in ("file:///etc/passwd", "http://", "http://[::1", "http://host:65536/"):
+        with pytest.raises(InputError, match="http or https"):
+            Post(wrong)
 
 
 def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:

@@ -18,7 +18,7 @@ from enginesmith.registry.builds.build_history import LockHolder, hold_build_loc
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.enginesmith.registries import on_each_store
-from tests.waiting import until
+from tests.waiting import run_threads, until
 
 NAME = digest_of("what is worked on")
 
@@ -64,11 +64,7 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
                 at_once -= 1
                 done += 1
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads([work] * 6)
     assert (most, done) == (1, 6)
     assert store.read(build_lock_key(NAME)) is None
 

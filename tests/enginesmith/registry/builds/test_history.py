@@ -1,7 +1,7 @@
 """What builds took, and what is predicted from it."""
 
-import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -20,6 +20,7 @@ from enginesmith.registry.builds.build_history import (
 )
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import TOTALS, history_key
+from tests.waiting import run_threads
 
 PAST = Past("digits", "sm_89", "fp16", 1000, 10.0, 500.0, "built", "2026-01-01T00:00:00.000+00:00")
 
@@ -90,11 +91,7 @@ def test_concurrent_writers_lose_nothing(store: Store) -> None:
         remember_builds(store, {"rtx": [at(number, model=f"m{number}")]})
         remember_totals(store, {"rtx": [at(number)]}, hits=1, misses=2)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(partial(write, number) for number in range(8))
     assert {past.model for past in read_pasts(store.read(history_key("rtx")))} == {f"m{n}" for n in range(8)}
     totals = read_totals(store.read(TOTALS))
     assert [tally.count for tally in totals.builds] == [8] and (totals.hits, totals.misses) == (8, 16)

@@ -1,6 +1,6 @@
 import hashlib
 import os
-import threading
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,6 +9,7 @@ import pytest
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.registry.store.cache import BlobCache, local_cache
 from tests.enginesmith.registries import names_in, run_together
+from tests.waiting import run_threads
 
 
 def digest(data: bytes) -> str:
@@ -90,11 +91,7 @@ def test_threads_that_fill_and_evict_always_see_whole_blobs(tmp_path: Path) -> N
             with cache.hold(digest(data), giving(data)) as path:
                 wrong.extend([data] if path.read_bytes() != data else [])
 
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(partial(use, seed) for seed in range(4))
     assert wrong == []
 
 

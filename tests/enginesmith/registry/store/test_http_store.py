@@ -80,8 +80,6 @@ class Answering(http.server.BaseHTTPRequestHandler):
         if cut:
             self.close_connection = True
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @pytest.fixture
 def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:

@@ -65,8 +65,6 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:

@@ -96,9 +96,14 @@ def test_requests_from_stdin(tmp_path):
     assert "2 requests recorded" in done.stderr
     head, first, second = map(json.loads, path.read_text().splitlines())
     assert head["kind"] == "enginesmith-traffic" and first == lines[0] and second["at"] > 1e9
-    for place, text, said in ((path, '{"inputs": 3}\n', "inputs is missing"), (other, "[]\n", "an object is needed")):
-        bad = subprocess.run([*COMMAND, place], input=text, text=True, capture_output=True)
-        assert bad.returncode == 2 and said in bad.stderr
+    for words, typed, code, said in (
+        ([path], '{"inputs": 3}\n', 2, "inputs is missing"),
+        ([other], "[]\n", 2, "an object is needed"),
+        ([path, "--samples", path, "--per-second", "1"], "", 2, "error: " + str(path) + " is not empty"),
+        (["/dev/full"], text, 3, "error: writing /dev/full: No space left on device"),
+    ):
+        bad = subprocess.run([*COMMAND, *words], input=typed, text=True, capture_output=True)
+        assert bad.returncode == code and said in bad.stderr
     assert not other.exists()
 
 

@@ -1,7 +1,6 @@
 """What channels serve, as text, and its way into a ConfigMap by the real client of Kubernetes, over a socket."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,6 +16,7 @@ from enginesmith.registry.versions.index import list_all
 from pipeline.orchestration.metrics import channel_status
 from pipeline.orchestration.metrics.channel_status import ChannelStatus, ConfigMap, StatusWriter, describe
 from pipeline.orchestration.metrics.live import Exporter
+from tests.enginesmith.object_stores.servers import serving
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.pipeline.fleet.test_cluster import access
@@ -44,9 +44,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 def published(model: str = "digits", data: bytes = b"one", channel: str | None = "stable", store: Any = None) -> Any:
     """A store with a version that a channel serves."""
@@ -57,13 +54,8 @@ def published(model: str = "digits", data: bytes = b"one", channel: str | None =
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    server = Api()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server := Api()):
+        yield server
 
 
 def config_map(api: Api, folder: Path) -> ConfigMap:
