@@ -83,6 +83,7 @@ def _show(stack: ExitStack, folder: Path) -> None:
     worker = ["prefect", "worker", "start", "--pool", "enginesmith", "--name", "demo"]
     stack.enter_context(_process(worker, folder / "worker.log", environment))
     _run(["enginesmith", "prefect", "register", os.path.relpath(SPEC), "--registry", str(registry)], environment)
+    _await_line(url, "cannot reach the Ray cluster")
     print(f"starting Ray with a node for each of {', '.join(GENERATIONS)} ...", flush=True)
     stack.enter_context(_ray_cluster(ray_port))
     known = _follow(url, ["compile-model"], (0, 0))
@@ -125,6 +126,18 @@ def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int
             return said, over
         time.sleep(0.5)
     sys.exit(f"the runs did not end within {PATIENCE_S} s")
+
+
+def _await_line(url: str, words: str) -> None:
+    """Wait until a run says these words, and print the line."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for line in _post(f"{url}/logs/filter", {"sort": "TIMESTAMP_ASC"}):
+            if words in line["message"]:
+                print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
+                return
+        time.sleep(0.5)
+    sys.exit(f"no run said '{words}' within {PATIENCE_S} s")
 
 
 @contextmanager
