@@ -30,6 +30,8 @@ def _make(
     generator: np.random.Generator, graph: Mapping[str, Any], spec: TensorSpec, sizes: Mapping[str, int]
 ) -> Array:
     shape, lowered, kind = spec.at(sizes), spec.name.lower(), graph["inputs"]
+    if spec.name in graph.get("values", {}):
+        return np.full(shape, graph["values"][spec.name], spec.dtype)
     if "mask" in lowered:
         return np.ones(shape, spec.dtype)
     if "len" in lowered and spec.dtype.startswith("int"):
