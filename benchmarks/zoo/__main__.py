@@ -4,7 +4,7 @@ page.
     python -m benchmarks.zoo [--only NAME ...] [--again] [--backends onnxruntime ...] [--no-peers] [--longest 300]
     python -m benchmarks.zoo --write
 
-Packages are downloaded by pip into build/zoo, checked by digest and only their graphs unpacked. Small graphs come first.
+Packages are downloaded by pip into build/zoo, checked by digest, and only their graphs unpacked. Small ones come first.
 What came of a graph is JSON in its folder there: `result-BACKEND.json`, and `peers.json` of engines and other
 quantizers on unseen inputs. A graph that has a result is left out but with --again. --write builds nothing: docs/zoo.md
 gets a row for each result, and keeps those of its rows that have none here. Other backends come after onnxruntime, in
@@ -51,7 +51,7 @@ def main() -> int:
 
 def _in_order(names: Iterator[str]) -> list[str]:
     """The smallest file first; one that is not made yet is small."""
-    sizes = {name: 0 for name in names}
+    sizes = dict.fromkeys(names, 0)
     for name in sizes:
         graph = KNOWN["graphs"][name]
         if "package" in graph:
