@@ -24,7 +24,6 @@ from benchmarks.zoo import environment
 from benchmarks.zoo.building import FIRST, build, init, make_model, write_requests
 from benchmarks.zoo.packages import FOLDER, KNOWN
 from benchmarks.zoo.page import read, write_page
-from enginesmith.core.errors import EnginesmithError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
@@ -71,7 +70,7 @@ def take(name: str, graph: Mapping[str, Any], backends: list[str], peers: bool, 
             model = make_model(name, graph)
             write_requests(model, graph)
             drafted = init(model, backends, longest_s)
-        except (EnginesmithError, subprocess.CalledProcessError, SystemExit) as error:
+        except (Exception, SystemExit) as error:
             drafted = {"error": f"{type(error).__name__}: {error}"[:600], "code": 1}
     for backend in backends:
         result = drafted if drafted.get("error") else build(folder, backend, longest_s)

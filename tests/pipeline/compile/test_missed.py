@@ -132,6 +132,18 @@ def test_limits_that_only_float_keeps_refuse_the_unit(loud: Project) -> None:
     assert "the graph's limits: quantized alone it leaves" in found["int8"]["reason"] and WHY in found["int8"]["reason"]
 
 
+def test_a_cast_whose_bias_takes_the_digits_of_what_varies_ends_in_fp32(project: Project) -> None:
+    weights = np.random.default_rng(0).standard_normal((8, 4)).astype("f4") * np.float32([0.01, 1, 1, 1])
+    text = "<ir_version: 8, opset_import: ['': 17]> a (float[batch,8] x) => (float[batch,4] logits) {"
+    model = onnx.parser.parse_model(text.replace("'", '"') + "m = MatMul(x, w) logits = Add(m, b) }")
+    values = {"w": weights, "b": np.float32([-1000, 0, 0, 0])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in values.items())
+    onnx.save(model, project.folder / "tiny.onnx")
+    project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], golden={"data": "golden.npz", "labels": "label"})
+    row = rows(project)["fp16"]
+    assert row["status"] == "proven" and "in 16 bits an output missed its limits" in " ".join(row["notes"])
+
+
 def test_what_came_of_a_search_is_said() -> None:
     choice = SearchResult("", "", "", "", {"a": "why", "b": "why"}, 0.5, "")
     graph = missed._describe_search(Graph(GraphVariant("int8"), "", (), ()), "plain ranges missed it", choice)

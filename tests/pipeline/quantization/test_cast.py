@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from pipeline.quantization.graph import element_types, tidy
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.cast import cast_float, emulate, needs_emulation
+from pipeline.quantization.schemes.cast import cast_float, emulate, find_last_nodes, needs_emulation
 from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.small_nets import (
     NETS,
@@ -72,12 +72,23 @@ def test_inputs_and_outputs_are_cast_when_asked() -> None:
     assert sqnr_db(run(conv_net(), images()), run(result, half)) > 50
 
 
-@pytest.mark.parametrize("keep", ["Gemm_logits", "Gemm"])
-def test_nodes_are_kept_by_name_and_by_type(keep: str) -> None:
-    result, notes = cast_float(conv_net(), "fp16", keep=[keep])
+def test_nodes_are_kept_by_name() -> None:
+    result, notes = cast_float(conv_net(), "fp16", keep={"Gemm_logits": "the spec keeps it in fp32"})
     assert [(item.node, item.reason) for item in notes.float_nodes] == [("Gemm_logits", "the spec keeps it in fp32")]
     assert constant(result, "w3").dtype == np.float32
     assert "left in fp32: Gemm_logits (Gemm): the spec keeps it in fp32" in notes.lines()
+
+
+@pytest.mark.parametrize(
+    ("text", "last_nodes"),
+    [
+        ("m = MatMul(x, w) b = Add(m, c) y = Softmax(b)", {"Add_b", "Softmax_y"}),
+        ("h = Relu(x) y = Gemm(h, w, c)", {"Gemm_y"}),
+        ("y = MatMul(x, w)", set()),
+    ],
+)
+def test_the_last_nodes_follow_the_last_products(text: str, last_nodes: set[str]) -> None:
+    assert find_last_nodes(x_net(text, c=np.ones(5))).keys() == last_nodes
 
 
 @pytest.mark.parametrize("precision", HALF)
