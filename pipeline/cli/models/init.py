@@ -104,7 +104,8 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
-    model_facts, writers = _split(model_facts, requests, scaling) if requests else (model_facts, {})
+    file = path.parent / model_facts.source.get("onnx", "")
+    model_facts, writers = _split(model_facts, file, requests, scaling) if requests else (model_facts, {})
     text = write_spec(model_facts, *writers).encode()
     _write({path: text, **{path.parent / name: writers[name] for name in writers}}, force)
     say(f"wrote {path}: {pluralize(len(model_facts.inputs), 'input')}, {pluralize(len(model_facts.dims), 'dim')}")
@@ -263,17 +264,20 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
-def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
+def _split(
+    model: "FoundModel", file: Path, requests: Path, scaling: "Scaling"
+) -> tuple["FoundModel", dict[str, _Writer]]:
     """The model with dims that hold the sizes of the requests, and what writes each file of samples.
 
-    Its states are inputs like others: requests were taken from a caller, who gave all of the inputs."""
+    Its states are inputs like others: requests were taken from a caller, who gave all of the inputs.
+    file: of an ONNX model, whose dims of indices are tried on the requests."""
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
         raise InputError(model.refused or problem)
     from pipeline.drafts.facts import as_inputs
 
     try:
-        return _split_inputs(as_inputs(model), requests, scaling)
+        return _split_inputs(as_inputs(model), file, requests, scaling)
     except DataError as error:
         if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):
             raise DataError(
@@ -286,7 +290,11 @@ def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
         raise
 
 
-def _split_inputs(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
+def _split_inputs(
+    model: "FoundModel", file: Path, requests: Path, scaling: "Scaling"
+) -> tuple["FoundModel", dict[str, _Writer]]:
+    from builders.reference import open_interpreter
+    from pipeline.drafts.probing import hold_samples
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
@@ -298,7 +306,11 @@ def _split_inputs(model: "FoundModel", requests: Path, scaling: "Scaling") -> tu
     for omission in split.left_out:
         say(f"  {omission}")
     writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
-    return model.hold_sizes(split.sizes, split.ranges), writers
+    model = model.hold_sizes(split.sizes, split.ranges)
+    if file.is_file() and any("int" in spec.dtype for spec in model.inputs):  # floats are no indices
+        session = open_interpreter(file, model.name)
+        model = hold_samples(model, partial(session.run, None), split.golden, split.ranges)
+    return model, writers
 
 
 def _write(files: Mapping[Path, _Writer | bytes], force: bool) -> None:

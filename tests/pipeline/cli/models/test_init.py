@@ -68,6 +68,17 @@ def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_pa
     assert f"{dims[0]} is half of the least" in (tmp_path / "net.yaml").read_text() or dims[0] == 1
 
 
+def test_a_dim_that_indices_of_requests_point_into_is_not_cut_below_them(tmp_path: Path) -> None:
+    inputs = [value("x", ["nodes", 2]), value("edges", ["edges"], onnx.TensorProto.INT64)]
+    model = write(tmp_path / "net.onnx", [helper.make_node("Gather", ["x", "edges"], ["y"])], inputs)
+    generator = np.random.default_rng(0)
+    x, edges = generator.standard_normal((30, 40, 2)).astype("f4"), np.tile(np.arange(40), (30, 2))
+    np.savez(tmp_path / "requests.npz", x=x, edges=generator.permuted(edges, axis=1))
+    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
+    dims = load_spec(tmp_path / "net.yaml").dims
+    assert (dims["nodes"].min, dims["edges"].min) == (40, 40) and dims["nodes"].max > 40
+
+
 def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
     rows = helper.make_node("Reshape", ["x", "shape"], ["y"])
     shape = helper.make_node("Constant", [], ["shape"], value_ints=[0, 91, 11])
