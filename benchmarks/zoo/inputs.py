@@ -53,7 +53,8 @@ def _make(
     if kind in ("page", "seal", "table", "line", "photo", "turned"):
         made = _scale(made, graph.get("scaling", "imagenet"))
     if kind == "tokens":
-        made = made % graph.get("most", {}).get(spec.name, 29) + 1
+        most, least = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
+        made = made % (most - least + 1) + least
     return made.astype(spec.dtype)
 
 
