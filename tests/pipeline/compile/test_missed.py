@@ -12,10 +12,10 @@ import pytest
 from enginesmith.core.errors import EnginesmithError
 from pipeline.compile import composition
 from pipeline.compile import plan as missed
-from pipeline.values import Graph, GraphVariant, SearchResult
 from tests.one_server import OneServer
 from tests.pipeline.projects import Project, Result, capture, raising, write_project
 from tests.pipeline.quantization.search.outlier_nets import WIDTH, noise, outlier_net
+from tests.pipeline.quantization.small_nets import build
 from tests.waiting import PATIENCE_S
 
 WHY = "searched, because plain ranges missed quantization "
@@ -133,22 +133,12 @@ def test_limits_that_only_float_keeps_refuse_the_unit(loud: Project) -> None:
 
 
 def test_a_cast_whose_bias_takes_the_digits_of_what_varies_ends_in_fp32(project: Project) -> None:
-    weights = np.random.default_rng(0).standard_normal((8, 4)).astype("f4") * np.float32([0.01, 1, 1, 1])
-    text = "<ir_version: 8, opset_import: ['': 17]> a (float[batch,8] x) => (float[batch,4] logits) {"
-    model = onnx.parser.parse_model(text.replace("'", '"') + "m = MatMul(x, w) logits = Add(m, b) }")
-    values = {"w": weights, "b": np.float32([-1000, 0, 0, 0])}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in values.items())
-    onnx.save(model, project.folder / "tiny.onnx")
+    weights = np.random.default_rng(0).standard_normal((8, 4)) * [0.01, 1, 1, 1]
+    text, values = "m = MatMul(x, w) logits = Add(m, b)", {"w": weights, "b": [-1000.0, 0, 0, 0]}
+    onnx.save(build("float[batch,8] x", "float[batch,4] logits", text, values), project.folder / "tiny.onnx")
     project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], golden={"data": "golden.npz", "labels": "label"})
     row = rows(project)["fp16"]
     assert row["status"] == "proven" and "in 16 bits an output missed its limits" in " ".join(row["notes"])
-
-
-def test_what_came_of_a_search_is_said() -> None:
-    choice = SearchResult("", "", "", "", {"a": "why", "b": "why"}, 0.5, "")
-    graph = missed._describe_search(Graph(GraphVariant("int8"), "", (), ()), "plain ranges missed it", choice)
-    assert graph.searched is not None
-    assert graph.searched.endswith("50.0 % of the multiplications with weights in int8, 2 nodes left in float")
 
 
 def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,12 +47,8 @@ def test_the_cast_graph_computes_the_same_function(net: str, precision: str, flo
     make, data, _ = NETS[net]
     result, _ = cast_float(make(), precision)
     assert sqnr_db(run(make(), data()), run(emulate(result), data(), optimized=False)) > floor_db
-
-
-@pytest.mark.parametrize("net", NETS)
-def test_fp16_runs_on_the_cpu(net: str) -> None:
-    make, data, _ = NETS[net]
-    assert sqnr_db(run(make(), data()), run(cast_float(make(), "fp16")[0], data())) > 55
+    # onnxruntime's CPU has no bf16 kernels
+    assert precision == "bf16" or sqnr_db(run(make(), data()), run(result, data())) > 55
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -132,9 +128,7 @@ def test_measured_ranges_need_headroom() -> None:
     assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
     notes = cast_float(model, "fp16", ranges=near)[1]
     assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
-
-
-def test_an_input_that_overflows_is_not_cast() -> None:
+    # an input too
     assert kept_nodes(x_net("y = Relu(x)"), ranges=Ranges({"x": (0.0, 1e6)}, "minmax", "0" * 64, 1)) == {"Relu_y"}
 
 
@@ -261,20 +255,20 @@ def test_a_constant_output_is_given_as_it_is() -> None:
     np.testing.assert_array_equal(run(result, {"x": np.zeros((1, 5), "f4")}), np.asarray([0.1, 0.2, 0.3], "f4"))
 
 
-@pytest.mark.parametrize("reduction", ["add", "max", "none"])
-def test_a_scatter_that_reduces_stays_in_fp32(reduction: str) -> None:
-    """onnxruntime's CPU has a kernel that takes fp16 and raises when it runs; message passing over edges is made so."""
-    text = f'h = MatMul(x, w)\n y = ScatterND<reduction="{reduction}">(h, rows, h)'
-    model = x_net(text, rows=np.arange(16)[:, None] // (2 if reduction != "none" else 1))
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        *((f'ScatterND<reduction="{reduction}">(h, rows, h)', ["ScatterND"]) for reduction in ("add", "max")),
+        ('ScatterND<reduction="none">(h, all, h)', []),
+        ("MeanVarianceNormalization<axes=[1]>(h)", ["MeanVarianceNormalization"]),
+    ],
+)
+def test_what_onnxruntimes_cpu_has_in_fp32_alone_stays(text: str, kept: list[str]) -> None:
+    """Of a scatter that reduces, as message passing over edges is made, it has a kernel that raises when it runs."""
+    rows = np.arange(16)[:, None]
+    model = x_net(f"h = MatMul(x, w)\n y = {text}", rows=rows // 2, all=rows)
     result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.float_nodes] == ([] if reduction == "none" else ["ScatterND"])
-    assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
-
-
-def test_a_normalisation_that_onnxruntime_has_in_fp32_alone_stays() -> None:
-    model = x_net("h = MatMul(x, w) y = MeanVarianceNormalization<axes=[1]>(h)")
-    result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.float_nodes] == ["MeanVarianceNormalization"]
+    assert [item.op_type for item in notes.float_nodes] == kept
     assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
 
 
