@@ -209,6 +209,11 @@ class _Probe:
             )
             if is_pair and self._grows((earlier_dim, later_dim), sizes):
                 twin_names[later_dim] = earlier_dim
+        # Of three or more inputs no two batches grow alone.
+        leading_dims = {spec.shape[0] for spec in self.inputs if spec.shape}
+        batch_dims = [name for name in stuck_dims if name in leading_dims and sizes[name] == 1]
+        if len(batch_dims) > 2 and not twin_names and self._grows(batch_dims, sizes):
+            twin_names = dict.fromkeys(batch_dims[1:], batch_dims[0])
         return twin_names
 
     def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
