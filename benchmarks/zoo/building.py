@@ -54,7 +54,7 @@ def _sizes(model_facts: FoundModel, graph: Mapping[str, Any]) -> dict[str, int]:
         raise SystemExit(
             f"graphs.yaml: {model_facts.name} has the dims {', '.join(dims)}, and no {unknown}; correct it"
         )
-    return {name: 1 if is_batch(name) else dim.opt for name, dim in dims.items()} | sizes
+    return {name: 1 if is_batch(name) else dim.opt for name, dim in dims.items()} | dict(sizes)
 
 
 def init(model: Path, backends: Sequence[str], longest_s: float) -> dict[str, Any]:
@@ -106,11 +106,16 @@ def _run(words: Sequence[str], folder: Path, longest_s: float) -> tuple[dict[str
             time.sleep(0.3)
         code = process.poll()
         if code is None:
-            for child in (*psutil.Process(process.pid).children(recursive=True), process):
+            for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
+            process.kill()
             process.wait()
     out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in said)
-    result = {"seconds": round(time.monotonic() - began, 1), "peak_mib": round(peak / (1 << 20)), "code": code}
+    result: dict[str, Any] = {
+        "seconds": round(time.monotonic() - began, 1),
+        "peak_mib": round(peak / (1 << 20)),
+        "code": code,
+    }
     if code is None:
         result["error"] = f"took longer than {longest_s:.0f} s"
     elif code and (lines := err_text.strip().splitlines()):

@@ -28,7 +28,7 @@ def make_inputs(
         others = {spec.name: "tokens" if spec in words else "normal" for spec in specs}
         graphs = {name: {**graph, "inputs": kind} for name, kind in others.items()}
     else:
-        graphs = dict.fromkeys([spec.name for spec in specs], graph)
+        graphs = {spec.name: dict(graph) for spec in specs}
     return [{spec.name: _make(generator, graphs[spec.name], spec, sizes) for spec in specs} for _ in range(count)]
 
 
