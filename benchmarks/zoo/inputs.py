@@ -23,17 +23,26 @@ def make_inputs(
 ) -> list[Tensors]:
     """`count` complete inputs of a graph of graphs.yaml at these sizes, equal ones in every process."""
     generator = np.random.default_rng(0)
-    return [{spec.name: _make(generator, graph, spec, sizes) for spec in specs} for _ in range(count)]
+    if graph["inputs"] == "tokens" and (words := [spec for spec in specs if not spec.dtype.startswith("float")]):
+        # What else it takes is no text: a state, or what an encoder gave.
+        others = {spec.name: "tokens" if spec in words else "normal" for spec in specs}
+        graphs = {name: {**graph, "inputs": kind} for name, kind in others.items()}
+    else:
+        graphs = {spec.name: dict(graph) for spec in specs}
+    return [{spec.name: _make(generator, graphs[spec.name], spec, sizes) for spec in specs} for _ in range(count)]
 
 
 def _make(
     generator: np.random.Generator, graph: Mapping[str, Any], spec: TensorSpec, sizes: Mapping[str, int]
 ) -> Array:
     shape, lowered, kind = spec.at(sizes), spec.name.lower(), graph["inputs"]
+    if spec.name in graph.get("values", {}):
+        return np.full(shape, graph["values"][spec.name], spec.dtype)
     if "mask" in lowered:
         return np.ones(shape, spec.dtype)
     if "len" in lowered and spec.dtype.startswith("int"):
-        return np.full(shape, max(sizes.values()), spec.dtype)
+        longest = max(sizes.values())
+        return generator.integers(longest // 2, longest + 1, shape).astype(spec.dtype)
     if lowered in _ZEROS:
         return np.zeros(shape, spec.dtype)
     if lowered == "encoder_hidden_states":
@@ -44,7 +53,8 @@ def _make(
     if kind in ("page", "seal", "table", "line", "photo", "turned"):
         made = _scale(made, graph.get("scaling", "imagenet"))
     if kind == "tokens":
-        made = made % graph.get("most", {}).get(spec.name, 29) + 1
+        most, least = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
+        made = made % (most - least + 1) + least
     return made.astype(spec.dtype)
 
 
@@ -59,8 +69,10 @@ def _scale(pixels: Array, scaling: str) -> Array:
 
 def _letters(generator: np.random.Generator, shape: Shape) -> Array:
     """The README's letters as numbers, in their order."""
-    start = int(generator.integers(0, len(_TEXT) - int(np.prod(shape)) - 1))
-    return np.frombuffer(_TEXT, "u1", int(np.prod(shape)), start).astype("i8").reshape(shape)
+    count = int(np.prod(shape))
+    text = np.resize(np.frombuffer(_TEXT, "u1"), max(len(_TEXT), 2 * count + 2))
+    start = int(generator.integers(0, len(text) - count - 1))
+    return text[start : start + count].astype("i8").reshape(shape)
 
 
 def _bytes(generator: np.random.Generator, shape: Shape) -> Array:

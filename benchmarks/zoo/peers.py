@@ -1,6 +1,6 @@
-"""Other quantizers on a graph, and all files, theirs and ours, judged on the same golden inputs in one process.
+"""Ours, and with `peers` other quantizers, on a graph, judged on the same unseen inputs in another process.
 
-    python -m benchmarks.zoo.peers FOLDER      (in the environment of `environment`)
+    python -m benchmarks.zoo.peers FOLDER [peers]      (in the environment of `environment`)
 
 Theirs: onnxruntime's `quantize_static` (Q/DQ, MinMax, uint8 activations, int8 weights) on the same calibration samples,
 onnxconverter-common's float16, Olive's static quantization on these samples; made where the spec asks for fp16, since
@@ -25,17 +25,16 @@ from enginesmith.core.types import Tensors
 from enginesmith.registry.store.base import open_store
 from validation.metrics.drift import Drift, measure
 
-_CALIBRATION, _GOLDEN = "calibration.npz", "golden.npz"
+_CALIBRATION, _UNSEEN = "calibration.npz", "unseen.npz"
 
 
 def main() -> int:
     folder = Path(sys.argv[1]).resolve()
-    arguments = {name: np.asarray(value) for name, value in json.loads(sys.argv[2]).items()}
     units = _units(folder)
     files: dict[str, Path | str] = {"source": folder / "model.onnx", **_ours(folder, units)}
-    if any(unit["precision"] == "fp16" for unit in units):  # others came quantized, or have no weights
-        files |= {name: _made(name, make, folder, arguments) for name, make in PEERS.items()}
-    (folder / "peers.json").write_text(json.dumps(judge(files, folder, arguments), indent=1) + "\n", encoding="utf-8")
+    if sys.argv[2:] and any(unit["precision"] == "fp16" for unit in units):  # others came quantized, or have no weights
+        files |= {name: _made(name, make, folder) for name, make in PEERS.items()}
+    (folder / "peers.json").write_text(json.dumps(judge(files, folder), indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -52,31 +51,31 @@ def _ours(folder: Path, units: list[dict[str, Any]]) -> dict[str, Path]:
     }
 
 
-def _made(name: str, make: Callable[[Path, Path, Tensors], None], folder: Path, arguments: Tensors) -> Path | str:
+def _made(name: str, make: Callable[[Path, Path], None], folder: Path) -> Path | str:
     """The file of a peer, or its error in one line."""
     path = folder / f"{name.replace(' ', '-')}.onnx"
     try:
         path.unlink(missing_ok=True)
-        make(folder, path, arguments)
+        make(folder, path)
         return path if path.is_file() else "it wrote no file and said nothing"
     except Exception as error:  # whatever a peer raises is its result
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _samples(path: Path, arguments: Tensors) -> Iterator[Tensors]:
-    """Complete inputs of a file, with the inputs that are fixed in ours."""
+def _samples(path: Path) -> Iterator[Tensors]:
+    """Complete inputs of a file."""
     with np.load(path) as stored:
         arrays = {name: stored[name] for name in stored.files}
     for index in range(len(next(iter(arrays.values())))):
-        yield {**{name: array[index] for name, array in arrays.items()}, **arguments}
+        yield {name: array[index] for name, array in arrays.items()}
 
 
-def _static(folder: Path, path: Path, arguments: Tensors) -> None:
+def _static(folder: Path, path: Path) -> None:
     from onnxruntime import quantization
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.left = _samples(folder / _CALIBRATION, arguments)
+            self.left = _samples(folder / _CALIBRATION)
 
         def get_next(self) -> Tensors | None:
             return next(self.left, None)
@@ -87,18 +86,18 @@ def _static(folder: Path, path: Path, arguments: Tensors) -> None:
     )  # fmt: skip
 
 
-def _float16(folder: Path, path: Path, _: Tensors) -> None:
+def _float16(folder: Path, path: Path) -> None:
     from onnxconverter_common import float16
 
     onnx.save(float16.convert_float_to_float16(onnx.load(folder / "model.onnx"), keep_io_types=True), path)
 
 
-def _olive(folder: Path, path: Path, arguments: Tensors) -> None:
+def _olive(folder: Path, path: Path) -> None:
     from olive.data.registry import Registry
     from olive.workflows import run
 
     def load(**_: object) -> list[tuple[Tensors, int]]:
-        return [(sample, 0) for sample in _samples(folder / _CALIBRATION, arguments)]
+        return [(sample, 0) for sample in _samples(folder / _CALIBRATION)]
 
     Registry.register_dataset("zoo_samples")(load)
     data = {
@@ -124,16 +123,16 @@ def _olive(folder: Path, path: Path, arguments: Tensors) -> None:
     found.replace(path)
 
 
-PEERS: Mapping[str, Callable[[Path, Path, Tensors], None]] = {
+PEERS: Mapping[str, Callable[[Path, Path], None]] = {
     "onnxruntime int8": _static,
     "onnxconverter-common fp16": _float16,
     "olive int8": _olive,
 }
 
 
-def judge(files: Mapping[str, Path | str], folder: Path, arguments: Tensors) -> dict[str, dict[str, Any]]:
+def judge(files: Mapping[str, Path | str], folder: Path) -> dict[str, dict[str, Any]]:
     """By file: worst output's SQNR and worst slice's in dB against `source` unoptimised."""
-    golden = list(_samples(folder / _GOLDEN, arguments))
+    golden = list(_samples(folder / _UNSEEN))
     reference = _open(folder / "model.onnx", ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     expected = [_run(reference, sample) for sample in golden]
     found = dict[str, dict[str, Any]]()

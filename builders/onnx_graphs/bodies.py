@@ -220,7 +220,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     import onnx
 
     check_model(model)
-    copy = _lift(onnx.load(model))
+    copy = lift(onnx.load(model), LOWEST_OPSET)
     renamer = _Renamer()
     renamer.graph(copy.graph)
     copy.graph.name = GRAPH
@@ -230,19 +230,20 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     return copy, Names({plain_name: original_name for original_name, plain_name in renamer.list_renamed()})
 
 
-def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
-    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, else as it is.
+def lift(model: "onnx.ModelProto", lowest: int) -> "onnx.ModelProto":
+    """The model in opset `lowest` where it was older and onnx's converter can lift it, else as it is.
 
     Importers know the operators of old opsets only in part, and shape inference follows no sizes through them. A model
-    with graphs inside of nodes stays as it is: the converter does not convert those.
+    with graphs inside of nodes, or with weights in files, stays as it is: the converter does not convert those.
     """
     import onnx
     import onnx.version_converter
 
-    if opset_of(model, LOWEST_OPSET) >= LOWEST_OPSET or any(map(list_bodies, model.graph.node)):
+    has_files = any(tensor.external_data for tensor in model.graph.initializer)
+    if opset_of(model, lowest) >= lowest or has_files or any(map(list_bodies, model.graph.node)):
         return model
     try:
-        lifted_model = onnx.version_converter.convert_version(model, LOWEST_OPSET)
+        lifted_model = onnx.version_converter.convert_version(model, lowest)
         onnx.checker.check_model(lifted_model)
     except (RuntimeError, ValueError, onnx.checker.ValidationError):
         return model

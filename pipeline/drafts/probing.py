@@ -17,9 +17,11 @@ from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
+from enginesmith.arrays import check_inputs
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
+from validation.data.samples import resize
 from validation.golden.golden_set import edge_sizes
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
@@ -29,6 +31,8 @@ _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 
 _BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
+# Requests that are tried at other sizes.
+_SAMPLES = 8
 # Of all inputs together; a video of 16 frames at 1024x1024 has 50 million.
 _MOST_ELEMENTS = 1 << 26
 
@@ -85,6 +89,38 @@ def find_dims(
     probe.inputs = inputs
     dims = {name: probe.bounds(name, sizes) for name in names if name not in twin_names}
     return replace(facts, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
+
+
+def hold_samples(
+    facts: FoundModel, run: Run, samples: Sequence[Tensors], ranges: Mapping[str, tuple[int, int]]
+) -> FoundModel:
+    """The model with dims of the requests' sizes alone where it fails on requests that are cut or repeated to others,
+    as a build's edges are: an index in them may point at what was cut off. Batches stay as they are.
+
+    samples: requests of equal sizes.  ranges: by dim, the least and the greatest size of all requests.
+    """
+    usual_sizes = check_inputs(facts.inputs, samples[0])
+
+    def runs(name: str, size: int) -> bool:
+        try:
+            for sample in samples[:_SAMPLES]:
+                run(resize(sample, facts.inputs, {**usual_sizes, name: size}))
+        except Exception:  # as of `_Probe.runs`
+            return size == usual_sizes[name]  # a model that fails at home is no matter of sizes
+        return True
+
+    dims = dict(facts.dims)
+    for name, dim in facts.dims.items():
+        low, high = (
+            size if is_batch(name) or runs(name, size) else bound
+            for size, bound in zip((dim.min, dim.max), ranges[name], strict=True)
+        )
+        if failed_sizes := {dim.min, dim.max} - {low, high}:
+            reason = (
+                f"{dim.why}; requests cut or repeated to {min(failed_sizes)} fail: an index in them points elsewhere"
+            )
+            dims[name] = replace(dim, min=low, max=high, why=reason)
+    return replace(facts, dims=dims)
 
 
 def _hold_edges(
@@ -179,6 +215,11 @@ class _Probe:
             )
             if is_pair and self._grows((earlier_dim, later_dim), sizes):
                 twin_names[later_dim] = earlier_dim
+        # Of three or more inputs no two batches grow alone.
+        leading_dims = {spec.shape[0] for spec in self.inputs if spec.shape}
+        batch_dims = [name for name in stuck_dims if name in leading_dims and sizes[name] == 1]
+        if len(batch_dims) > 2 and not twin_names and self._grows(batch_dims, sizes):
+            twin_names = dict.fromkeys(batch_dims[1:], batch_dims[0])
         return twin_names
 
     def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:

@@ -55,7 +55,9 @@ class Report:
 
     def graph(self, model: ModelProto) -> ModelProto:
         """What the engine is built from."""
-        return model if self.precision == "fp32" else cast_float(model, "fp16", keep=self.keep)[0]
+        return (
+            model if self.precision == "fp32" else cast_float(model, "fp16", keep=dict.fromkeys(self.keep, "a test"))[0]
+        )
 
     def engine(self, folder: Path, wrong: bool) -> BuiltEngine:
         """The engine, with the fault or without."""

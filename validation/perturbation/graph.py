@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.onnx_graphs.bodies import copied, list_bodies, opset_of, set_items, walk_nodes
+from builders.onnx_graphs.bodies import copied, lift, list_bodies, opset_of, set_items, walk_nodes
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session, Tensors
 from validation.limits.noise_floor import RANDOM
@@ -200,9 +200,9 @@ def with_rounding(
     """
     from onnx import TensorProto, helper
 
-    copy = inline_functions(model)
+    copy = lift(inline_functions(model), _OPSET)
     if opset_of(copy) < _OPSET:
-        raise ValueError(f"its opset is older than {_OPSET}")
+        raise ValueError(f"its opset is older than {_OPSET}, and onnx cannot lift it")
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in walk_nodes(copy.graph)) else MANY_UNITS
     rounding.counts = any(rounding.steps(node) for node in walk_nodes(copy.graph))

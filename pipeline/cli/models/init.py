@@ -97,7 +97,8 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
-    model_facts, writers = _split(model_facts, requests, scaling) if requests else (model_facts, {})
+    file = path.parent / model_facts.source.get("onnx", "")
+    model_facts, writers = _split(model_facts, file, requests, scaling) if requests else (model_facts, {})
     text = write_spec(model_facts, *writers).encode()
     _write({path: text, **{path.parent / name: writers[name] for name in writers}}, force)
     say(f"wrote {path}: {pluralize(len(model_facts.inputs), 'input')}, {pluralize(len(model_facts.dims), 'dim')}")
@@ -256,17 +257,28 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
-def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
+def _split(
+    model: "FoundModel", file: Path, requests: Path, scaling: "Scaling"
+) -> tuple["FoundModel", dict[str, _Writer]]:
     """The model with dims that hold the sizes of the requests, and what writes each file of samples.
 
-    Its states are inputs like others: requests were taken from a caller, who gave all of the inputs."""
+    Its states are inputs like others: requests were taken from a caller, who gave all of the inputs.
+    file: of an ONNX model, in which requests that hold indices are tried at other sizes."""
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
         raise InputError(model.refused or problem)
+    from builders.reference import open_interpreter
     from pipeline.drafts.facts import as_inputs
+    from pipeline.drafts.probing import hold_samples
+    from pipeline.drafts.requests import split_requests, write_samples
+    from pipeline.spec.source import LARGEST_SIZE
 
+    plain_model = as_inputs(model)
+    plain_dims = plain_model.dims.items()
+    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in plain_dims]
     try:
-        return _split_inputs(as_inputs(model), requests, scaling)
+        split = split_requests(requests, plain_model.inputs, dims, scaling)
+        plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:
         if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):
             raise DataError(
@@ -277,21 +289,15 @@ def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
         if model.refused and model.refused != str(error):
             raise DataError(f"{model.refused}; nor do the requests fit what its layers say: {error}") from error
         raise
-
-
-def _split_inputs(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
-    from pipeline.drafts.requests import split_requests, write_samples
-    from pipeline.spec.source import LARGEST_SIZE
-
-    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in model.dims.items()]
-    split = split_requests(requests, model.inputs, dims, scaling)
     samples = {"calibration": split.calibration, "golden": split.golden}
     for name, subset in samples.items():
         say(f"{name}.npz: {pluralize(len(subset), 'request')}")
     for omission in split.left_out:
         say(f"  {omission}")
-    writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
-    return model.hold_sizes(split.sizes, split.ranges), writers
+    if file.is_file() and any("int" in spec.dtype for spec in plain_model.inputs):  # floats are no indices
+        run = partial(open_interpreter(file, model.name).run, None)
+        plain_model = hold_samples(plain_model, run, split.golden, split.ranges)
+    return plain_model, {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
 
 
 def _write(files: Mapping[Path, _Writer | bytes], force: bool) -> None:

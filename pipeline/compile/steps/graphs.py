@@ -107,6 +107,7 @@ class WriteGraph:
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
     states: those that engines of the graph take and give as int8.
+    wide_ends: whether what follows the last products of a cast stays in fp32.
     """
 
     model: str
@@ -117,12 +118,14 @@ class WriteGraph:
     choice: SearchResult | None
     shapes: ModelShapes
     states: tuple[State, ...] = ()
+    wide_ends: bool = False
 
     def run(self, context: WorkerContext) -> WrittenGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
         matches no node."""
         from builders.onnx_graphs.weights import load_graph
         from pipeline.quantization.insertion_points import prepare_model, scale_states
+        from pipeline.quantization.schemes.cast import find_last_nodes
         from pipeline.quantization.schemes.write import write as write_variant
         from pipeline.quantization.shares import narrow_share, sizes_at
         from pipeline.quantization.statistics.observations import Observations
@@ -136,7 +139,7 @@ class WriteGraph:
             measured_ranges = Ranges.from_json(json.loads(store.read_blob(choice.ranges, MEASURED_BYTES)))
         elif self.observations and self.calibration:
             measured_ranges = chosen_ranges(store, variant, self.observations, self.calibration)
-        float_nodes = choice.left if choice else {}
+        float_nodes = choice.left if choice else find_last_nodes(model) if self.wide_ends else {}
         states = scale_states(self.states, measured_ranges)
         args, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io
         variant_model, notes = write_variant(
@@ -267,17 +270,24 @@ def quantize(
 ) -> Graph:
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
 
-    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built.
+    A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. A cast that misses
+    its limits is written again with its last nodes in fp32 (`find_last_nodes`), which counts where it keeps them.
 
     Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
     check_own_qdq(variant, work.spec, export)
+    observed_ranges = None if isinstance(ranges, StepFailure) else ranges
     try:
         graph = write_graph(variant, export, ranges, choices, work)
         if graph.recipe is None or graph.idle:  # an idle one is refused
             return graph
-        observed_ranges = None if isinstance(ranges, StepFailure) else ranges
-        return replace(graph, proof=_check_graph(export, graph, observed_ranges, work))
+        graph = replace(graph, proof=_check_graph(export, graph, observed_ranges, work))
+        if variant.precision in ("fp16", "bf16") and graph.proof.failed and not variant.native_io:
+            wide_graph = write_graph(variant, export, ranges, choices, work, wide_ends=True)
+            if not wide_graph.idle:
+                wide_graph = replace(wide_graph, proof=_check_graph(export, wide_graph, observed_ranges, work))
+                return graph if wide_graph.proof.failed else wide_graph
+        return graph
     except EnginesmithError as error:
         return _unwritten(variant, export, fail_step(f"graph {variant.name}", error, work.context))
 
@@ -314,11 +324,14 @@ def write_graph(
     ranges: Observed | StepFailure | None,
     choices: Mapping[Searched, SearchResult | StepFailure],
     work: Work,
+    wide_ends: bool = False,
 ) -> Graph:
     """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is.
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
-    says so.  choices: what `choose` gave, by kind of int8.  Raises DataError where real samples are needed.
+    says so.  choices: what `choose` gave, by kind of int8.  wide_ends: as of `WriteGraph`.
+
+    Raises DataError where real samples are needed.
     """
     spec = work.spec
     model = export.model
@@ -332,7 +345,7 @@ def write_graph(
     if isinstance(ranges, StepFailure):
         if variant.precision in CALIBRATED:
             return _unwritten(variant, export, ranges)
-        graph = write_graph(variant, export, None, choices, work)
+        graph = write_graph(variant, export, None, choices, work, wide_ends)
         return replace(graph, notes=(f"written without measured ranges: {ranges.reason}", *graph.notes))
     choice = choices.get(variant.searched) if variant.searched else None
     if isinstance(choice, StepFailure):
@@ -350,6 +363,7 @@ def write_graph(
         choice,
         model_shapes(spec),
         spec.int8_states() if variant.precision in QUANTIZED else (),
+        wide_ends,
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
     job = Job("quantize", request, work.context.store.uri, step_limits(spec, "quantization"))

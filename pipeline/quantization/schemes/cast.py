@@ -1,8 +1,9 @@
 """fp16 and bf16 graphs, and the tensors that a 16-bit type makes zero."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -193,6 +194,8 @@ _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _TYPES = ("to", "dtype", "output_dtype")
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.
 _BF16_OPSET = 22
+# Operators that carry the work.
+_PRODUCTS = {*_BIASED, "Attention", "Einsum", "GRU", "LSTM", "MatMul", "RNN"}
 # Operators that compute nothing: a graph of which these alone were cast is no fp16 graph.
 _PASSING_ON = ("Cast", "Identity")
 
@@ -201,13 +204,13 @@ def cast_float(
     model: ModelProto,
     precision: Literal["fp16", "bf16"],
     keep_io: bool = True,
-    keep: Sequence[str] = (),
+    keep: Mapping[str, str] = MappingProxyType({}),
     ranges: Ranges | None = None,
 ) -> tuple[ModelProto, CastNotes]:
     """The model computing in a 16-bit float type, and what was cast.
 
-    keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.  ranges: of all
-    activations (`insertion_points.activations`); without them overflow is judged by constants and operators.
+    keep_io: inputs and outputs stay fp32.  keep: nodes to leave in fp32, with the reason.  ranges: of all activations
+    (`insertion_points.activations`); without them overflow is judged by constants and operators.
     Raises ModelError when the result is not valid ONNX.
     """
     half, graph = HALVES[precision], tidy(model)
@@ -228,7 +231,7 @@ def _find_kept(
     model: ModelProto,
     half: HalfFormat,
     types: dict[str, int],
-    keep: Sequence[str],
+    keep: Mapping[str, str],
     ranges: Ranges | None,
     growth: float,
 ) -> list[FloatNode]:
@@ -244,11 +247,11 @@ def _find_kept(
 
 
 def _obstacle(
-    node: NodeProto, half: HalfFormat, types: dict[str, int], keep: Collection[str], unfit: dict[str, str], opset: int
+    node: NodeProto, half: HalfFormat, types: dict[str, int], keep: Mapping[str, str], unfit: dict[str, str], opset: int
 ) -> str | None:
     """Why a node stays in fp32, or None. unfit: the reason for each tensor that `half` cannot hold."""
-    if node.name in keep or node.op_type in keep:
-        return "the spec keeps it in fp32"
+    if node.name in keep:
+        return keep[node.name]
     if list_bodies(node):
         return "control flow"
     if node.op_type in ("ScatterElements", "ScatterND") and attribute_of(node, "reduction", b"none") != b"none":
@@ -258,6 +261,27 @@ def _obstacle(
     if not can_narrow(node, half, types, opset):
         return f"{node.op_type} has no {half.name} form in opset {opset}"
     return next((unfit[name] for name in (*list_reads(node), *node.output) if name in unfit), None)
+
+
+def find_last_nodes(model: ModelProto) -> dict[str, str]:
+    """The nodes between the last products of a model and its float outputs, with the reason to leave them in fp32.
+
+    A bias that is large beside what varies takes the digits of a 16-bit sum. In fp32, as the outputs are, the sum keeps
+    them; the products are still in 16 bits, but for one that adds the bias itself.
+    """
+    tidy_model = tidy(model)
+    producers, types = {name: node for node in tidy_model.graph.node for name in node.output}, element_types(tidy_model)
+    names = [value.name for value in tidy_model.graph.output if types.get(value.name) == FLOAT]
+    last_nodes: dict[str, str] = {}
+    while names:
+        node = producers.get(names.pop())
+        if node is None or node.name in last_nodes:
+            continue
+        is_product = node.op_type in _PRODUCTS
+        if not is_product or (node.op_type in _BIASED and len(node.input) == 3):
+            last_nodes[node.name] = "in 16 bits an output missed its limits"
+        names += [] if is_product else list_reads(node)
+    return last_nodes
 
 
 class _CastRewrite:

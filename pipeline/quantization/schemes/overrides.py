@@ -53,6 +53,6 @@ def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str 
     return None if precision == "int8" else f"quantization.overrides says {precision}"
 
 
-def in_fp32(node_precisions: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
-    """The nodes that stay in fp32 even where the rest is cast to 16 bits."""
-    return tuple(sorted(name for name, precision in node_precisions.items() if precision == "fp32"))
+def in_fp32(node_precisions: Mapping[str, OverridePrecision]) -> dict[str, str]:
+    """The nodes that stay in fp32 even where the rest is cast to 16 bits, with the reason."""
+    return {name: "the spec keeps it in fp32" for name, precision in node_precisions.items() if precision == "fp32"}

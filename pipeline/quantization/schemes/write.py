@@ -246,8 +246,8 @@ def write(
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
-    which tensors are too large.  float_nodes: nodes that a search leaves in float (node -> reason), in int8, fp8
-    and block formats only; in these they are in fp8 where the format has activations.
+    which tensors are too large.  float_nodes: nodes that a search leaves in float (node -> reason), or a cast in fp32;
+    in block formats they are in fp8 where the format has activations.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
     them.
     overrides: the spec's, by node or operator type.
@@ -260,7 +260,7 @@ def write(
     searched_precisions = {**node_precisions, **dict.fromkeys(reasons, float_precision)}
     notes: QuantizationNotes | CastNotes
     if precision == "fp16" or precision == "bf16":
-        fp32_nodes = in_fp32(node_precisions)
+        fp32_nodes = {**reasons, **in_fp32(node_precisions)}
         variant_model, notes = cast_float(model, precision, keep_io=keep_io, keep=fp32_nodes, ranges=ranges)
     elif scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")

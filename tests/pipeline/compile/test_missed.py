@@ -12,10 +12,10 @@ import pytest
 from enginesmith.core.errors import EnginesmithError
 from pipeline.compile import composition
 from pipeline.compile import plan as missed
-from pipeline.values import Graph, GraphVariant, SearchResult
 from tests.one_server import OneServer
 from tests.pipeline.projects import Project, Result, capture, raising, write_project
 from tests.pipeline.quantization.search.outlier_nets import WIDTH, noise, outlier_net
+from tests.pipeline.quantization.small_nets import build
 from tests.waiting import PATIENCE_S
 
 WHY = "searched, because plain ranges missed quantization "
@@ -132,11 +132,13 @@ def test_limits_that_only_float_keeps_refuse_the_unit(loud: Project) -> None:
     assert "the graph's limits: quantized alone it leaves" in found["int8"]["reason"] and WHY in found["int8"]["reason"]
 
 
-def test_what_came_of_a_search_is_said() -> None:
-    choice = SearchResult("", "", "", "", {"a": "why", "b": "why"}, 0.5, "")
-    graph = missed._describe_search(Graph(GraphVariant("int8"), "", (), ()), "plain ranges missed it", choice)
-    assert graph.searched is not None
-    assert graph.searched.endswith("50.0 % of the multiplications with weights in int8, 2 nodes left in float")
+def test_a_cast_whose_bias_takes_the_digits_of_what_varies_ends_in_fp32(project: Project) -> None:
+    weights = np.random.default_rng(0).standard_normal((8, 4)) * [0.01, 1, 1, 1]
+    text, values = "m = MatMul(x, w) logits = Add(m, b)", {"w": weights, "b": [-1000.0, 0, 0, 0]}
+    onnx.save(build("float[batch,8] x", "float[batch,4] logits", text, values), project.folder / "tiny.onnx")
+    project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], golden={"data": "golden.npz", "labels": "label"})
+    row = rows(project)["fp16"]
+    assert row["status"] == "proven" and "in 16 bits an output missed its limits" in " ".join(row["notes"])
 
 
 def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:

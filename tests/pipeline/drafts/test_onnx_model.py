@@ -64,6 +64,9 @@ def test_dims_that_must_be_equal_are_one(tmp_path: Path) -> None:
     found = look_at_onnx(with_state(tmp_path / "m.onnx"), "m.onnx")
     assert [spec.shape for spec in found.inputs] == [("batch", 5), (2, "batch", 3)]
     assert list(found.dims) == ["batch"]
+    nodes = [helper.make_node("Concat", ["a", "b", "c"], ["y"], axis=1)]  # none grows alone or with one other
+    found = look_at_onnx(write(tmp_path / "m.onnx", nodes, [value(name, [None, 4]) for name in "abc"]), "m.onnx")
+    assert {spec.shape for spec in found.inputs} == {("batch", 4)} and found.dims["batch"].max == 8
 
 
 def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from pipeline.quantization.graph import element_types, tidy
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.cast import cast_float, emulate, needs_emulation
+from pipeline.quantization.schemes.cast import cast_float, emulate, find_last_nodes, needs_emulation
 from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.small_nets import (
     NETS,
@@ -47,12 +47,8 @@ def test_the_cast_graph_computes_the_same_function(net: str, precision: str, flo
     make, data, _ = NETS[net]
     result, _ = cast_float(make(), precision)
     assert sqnr_db(run(make(), data()), run(emulate(result), data(), optimized=False)) > floor_db
-
-
-@pytest.mark.parametrize("net", NETS)
-def test_fp16_runs_on_the_cpu(net: str) -> None:
-    make, data, _ = NETS[net]
-    assert sqnr_db(run(make(), data()), run(cast_float(make(), "fp16")[0], data())) > 55
+    # onnxruntime's CPU has no bf16 kernels
+    assert precision == "bf16" or sqnr_db(run(make(), data()), run(result, data())) > 55
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -72,12 +68,17 @@ def test_inputs_and_outputs_are_cast_when_asked() -> None:
     assert sqnr_db(run(conv_net(), images()), run(result, half)) > 50
 
 
-@pytest.mark.parametrize("keep", ["Gemm_logits", "Gemm"])
-def test_nodes_are_kept_by_name_and_by_type(keep: str) -> None:
-    result, notes = cast_float(conv_net(), "fp16", keep=[keep])
+def test_nodes_are_kept_by_name() -> None:
+    result, notes = cast_float(conv_net(), "fp16", keep={"Gemm_logits": "the spec keeps it in fp32"})
     assert [(item.node, item.reason) for item in notes.float_nodes] == [("Gemm_logits", "the spec keeps it in fp32")]
     assert constant(result, "w3").dtype == np.float32
     assert "left in fp32: Gemm_logits (Gemm): the spec keeps it in fp32" in notes.lines()
+
+
+def test_the_last_nodes_follow_the_last_products() -> None:
+    texts = "m = MatMul(x, w) b = Add(m, c) y = Softmax(b)", "h = Relu(x) y = Gemm(h, w, c)", "y = MatMul(x, w)"
+    last_nodes = [{*find_last_nodes(x_net(text, c=np.ones(5)))} for text in texts]
+    assert last_nodes == [{"Add_b", "Softmax_y"}, {"Gemm_y"}, set()]
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -138,9 +139,6 @@ def test_measured_ranges_need_headroom() -> None:
     assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
     notes = cast_float(model, "fp16", ranges=near)[1]
     assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
-
-
-def test_an_input_that_overflows_is_not_cast() -> None:
     assert kept_nodes(x_net("y = Relu(x)"), ranges=Ranges({"x": (0.0, 1e6)}, "minmax", "0" * 64, 1)) == {"Relu_y"}
 
 
@@ -153,13 +151,8 @@ def test_underflowing_weights_are_counted() -> None:
 
 def test_operators_without_a_16_bit_form_stay() -> None:
     # the scales of Resize and the limits of Range are fp32 by schema
-    text = """
-        r = Range(zero, five, one)
-        s = Add(x, r)
-        i = Unsqueeze(s, axes)
-        z = Resize<mode="nearest">(i, , scales)
-        y = Squeeze(z, axes)
-    """
+    text = "r = Range(zero, five, one) s = Add(x, r) i = Unsqueeze(s, axes)"
+    text += 'z = Resize<mode="nearest">(i, , scales) y = Squeeze(z, axes)'
     weights = {"zero": np.float32(0), "one": np.float32(1), "five": np.float32(5), "axes": np.array([0])}
     model = x_net(text, **weights, scales=np.ones(3, np.float32))
     result, notes = cast_float(model, "fp16")
@@ -180,13 +173,10 @@ def test_results_typed_by_an_attribute_follow() -> None:
 
 
 def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
-    captured = helper.make_graph([helper.make_node("Add", ["a", "a"], ["t"])], "then", [], [_float("t")])
-    other = helper.make_graph([helper.make_node("Neg", ["a"], ["e"])], "else", [], [_float("e")])
-    model = x_net("a = MatMul(x, w) c = MatMul(b, w) y = Relu(c)", flag=np.array(True))
-    branch = helper.make_node("If", ["flag"], ["b"], name="branch", then_branch=captured, else_branch=other)
-    model.graph.node.append(branch)
+    body = "then_branch = p () => (float[n,5] t) {t = Add(a, a)}, else_branch = q () => (float[n,5] e) {e = Neg(a)}"
+    model = x_net(f"a = MatMul(x, w) b = If (flag) <{body}> c = MatMul(b, w) y = Relu(c)", flag=np.array(True))
     result, notes = cast_float(model, "fp16")
-    assert [(item.node, item.reason) for item in notes.float_nodes] == [("branch", "control flow")]
+    assert [(item.node, item.reason) for item in notes.float_nodes] == [("If_b", "control flow")]
     assert constant(result, result.graph.initializer[0].name).dtype != np.float32
     expected = 2 * np.maximum(x_values()["x"], 0)
     assert sqnr_db(expected, run(result, x_values())) > 55  # onnxruntime refuses a branch of mixed types
@@ -198,10 +188,6 @@ def test_a_graph_of_which_only_copies_are_cast_is_no_fp16_graph():
     body = "then_branch = a () => (float[n,5] t) { t = Relu(x) }, else_branch = b () => (float[n,5] e) { e = Neg(x) }"
     _, notes = cast_float(x_net(f"z = If (flag) <{body}> y = Identity(z)", flag=np.array(True)), "fp16")
     assert notes.cast == 0 and "control flow" in notes.idle
-
-
-def _float(name: str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
 
 def test_an_output_that_the_net_reads_on_is_given_out_in_fp32() -> None:
@@ -267,20 +253,20 @@ def test_a_constant_output_is_given_as_it_is() -> None:
     np.testing.assert_array_equal(run(result, {"x": np.zeros((1, 5), "f4")}), np.asarray([0.1, 0.2, 0.3], "f4"))
 
 
-@pytest.mark.parametrize("reduction", ["add", "max", "none"])
-def test_a_scatter_that_reduces_stays_in_fp32(reduction: str) -> None:
-    """onnxruntime's CPU has a kernel that takes fp16 and raises when it runs; message passing over edges is made so."""
-    text = f'h = MatMul(x, w)\n y = ScatterND<reduction="{reduction}">(h, rows, h)'
-    model = x_net(text, rows=np.arange(16)[:, None] // (2 if reduction != "none" else 1))
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        *((f'ScatterND<reduction="{reduction}">(h, rows, h)', ["ScatterND"]) for reduction in ("add", "max")),
+        ('ScatterND<reduction="none">(h, all, h)', []),
+        ("MeanVarianceNormalization<axes=[1]>(h)", ["MeanVarianceNormalization"]),
+    ],
+)
+def test_what_onnxruntimes_cpu_has_in_fp32_alone_stays(text: str, kept: list[str]) -> None:
+    """Of a scatter that reduces, as message passing over edges is made, it has a kernel that raises when it runs."""
+    rows = np.arange(16)[:, None]
+    model = x_net(f"h = MatMul(x, w)\n y = {text}", rows=rows // 2, all=rows)
     result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.float_nodes] == ([] if reduction == "none" else ["ScatterND"])
-    assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
-
-
-def test_a_normalisation_that_onnxruntime_has_in_fp32_alone_stays() -> None:
-    model = x_net("h = MatMul(x, w) y = MeanVarianceNormalization<axes=[1]>(h)")
-    result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.float_nodes] == ["MeanVarianceNormalization"]
+    assert [item.op_type for item in notes.float_nodes] == kept
     assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
 
 

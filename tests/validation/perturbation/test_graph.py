@@ -146,6 +146,13 @@ def test_a_tensor_of_zeros_stays_one(tmp_path, flips):
     assert not answers(tmp_path, with_rounding(net), flips=flips, x=np.zeros((3, 8), np.float32)).any()
 
 
+def test_a_graph_of_an_old_opset_is_rounded_too(tmp_path):
+    net = build("float[n,8] x", "float[n,8] y", "m = MatMul(x, w) y = Clip<min=-1.0, max=1.0>(m)", {"w": np.eye(8)}, 9)
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype("f4")
+    rounded = answers(tmp_path, with_rounding(net, "fp16"), x=x)
+    assert 0 < np.abs(rounded - answers(tmp_path, net, x=x)).max() < 1e-3
+
+
 def test_16_bit_roundings_can_be_left_out(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
     model = with_rounding(graph)

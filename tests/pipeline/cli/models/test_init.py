@@ -31,16 +31,6 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
     assert init(model) == 2 and "exists" in capsys.readouterr().err and init(model, "--force") == 0
 
 
-def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
-    model = write(tmp_path / "net.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])  # fmt: skip # noqa: E501
-    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2)).astype("f4"))
-    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
-    spec = load_spec(tmp_path / "net.yaml")
-    assert spec.precisions == ("fp32", "fp16", "int8") and spec.calibration and spec.golden
-    golden, calibration = (np.load(tmp_path / f"{name}.npz")["x"] for name in ("golden", "calibration"))
-    assert len(golden) == 6 and len(calibration) == 24
-
-
 def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(tmp_path, capsys):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
@@ -53,6 +43,9 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
     assert init(model, "--force", "--from-requests", tmp_path / "requests.npz") == 0
     assert "no data" not in capsys.readouterr().err
+    spec = load_spec(tmp_path / "net.yaml")
+    assert spec.precisions == ("fp32", "fp16", "int8") and spec.calibration and spec.golden
+    assert [len(np.load(tmp_path / f"{name}.npz")["x"]) for name in ("golden", "calibration")] == [6, 24]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +59,16 @@ def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_pa
     height = load_spec(tmp_path / "net.yaml").dims["height"]
     assert (height.min, height.opt, height.max) == dims
     assert f"{dims[0]} is half of the least" in (tmp_path / "net.yaml").read_text() or dims[0] == 1
+
+
+def test_a_dim_that_indices_of_requests_point_into_is_not_cut_below_them(tmp_path: Path) -> None:
+    inputs = [value("x", ["nodes", 2]), value("edges", ["edges"], onnx.TensorProto.INT64)]
+    model = write(tmp_path / "net.onnx", [helper.make_node("Gather", ["x", "edges"], ["y"])], inputs)
+    x, edges = np.random.default_rng(0).standard_normal((30, 40, 2)).astype("f4"), np.tile(np.arange(40), (30, 2))
+    np.savez(tmp_path / "requests.npz", x=x, edges=edges)
+    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
+    dims = load_spec(tmp_path / "net.yaml").dims
+    assert (dims["nodes"].min, dims["edges"].min) == (40, 40) and dims["nodes"].max > 40
 
 
 def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
