@@ -110,7 +110,13 @@ class FuzzSides:
 
 
 def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    """The outcome of running both sides on a case, or of their errors.
+    """The outcome of running both sides on a case, or of their errors."""
+    answers = run_both(case, inputs, sides)
+    return answers if isinstance(answers, FuzzOutcome) else judge_case(case, inputs, answers, sides)
+
+
+def run_both(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome | tuple[Tensors, Tensors]:
+    """What the reference and the candidate answer, or the outcome of their errors.
 
     Where the reference raises, a case is not judged; outside of all profiles the candidate must raise too.
     """
@@ -129,11 +135,17 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
         if case.values == "mixed" and any(np.isnan(value).any() for value in expected.values()):
             return FuzzOutcome(case, "not judged", "the graph itself answers with NaN")
         try:
-            actual = run(sides.candidate, inputs)
+            return expected, run(sides.candidate, inputs)
         except DataError as error:
             return FuzzOutcome(case, "refused" if case.outside else "failed", str(error))
         except Exception as error:  # a runtime behind a session raises whatever it has
             return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
+
+
+def judge_case(case: FuzzCase, inputs: Tensors, answers: tuple[Tensors, Tensors], sides: FuzzSides) -> FuzzOutcome:
+    """The outcome of a case that both sides answered."""
+    expected, actual = answers
+    with np.errstate(all="ignore"):
         checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
         failures = [check for check in checks if not check.passed]
         if not failures:
