@@ -95,45 +95,18 @@ class Allowance:
 
     def sizes(self, count: int) -> Callable[[int], bool]:
         """A function of how many sizes were tried: whether to try another of all `count`, as time goes on from now."""
-        now = self.clock()
-        end = now + (self.grid_s if count <= SMALL_GRID else SIZES_SHARE * self.seconds)
-        return self._more(LEAST_SIZES, now, end)
+        return self.more(LEAST_SIZES, self.grid_s if count <= SMALL_GRID else SIZES_SHARE * self.seconds)
 
     def calls(self, start: float) -> Callable[[int], bool]:
         """A function of how many calls were made: whether to make another. start: when sizes were begun, in seconds."""
-        now = self.clock()
-        more_allowed, few_allowed = (
-            self._more(LEAST_CALLS, now, start + self.seconds),
-            self._more(LEAST_CALLS, now, now + self.few_s),
-        )
+        more_allowed = self.more(LEAST_CALLS, start + self.seconds - self.clock())
+        few_allowed = self.more(LEAST_CALLS, self.few_s)
         return lambda done: more_allowed(done) or (done < FEW_CALLS and few_allowed(done))
 
-    def mixtures(self) -> Callable[[int], bool]:
-        """A function of how many batches of mixtures were tried: whether to try another."""
-        now = self.clock()
-        return self._more(LEAST_MIXTURES, now, now + self.mixtures_s)
-
-    def _more(self, least_count: int, start: float, end: float) -> Callable[[int], bool]:
-        """Whether one more, if it takes as long as those before it on average, is over by `end`."""
-        return lambda done: done < least_count or (now := self.clock()) + (now - start) / done <= end
-
-
-def size_checks(
-    pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], seed: int, allowance: Allowance
-) -> Iterator[Check]:
-    """One check over sizes that the golden set lacks; none where it has all. groups: real inputs for their values.
-    allowance: seconds that it may take."""
-    specs, dims = shapes
-    edge_points = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
-    point_count = math.prod(_lengths(dims)) - len(edge_points) if dims else 0
-    start, is_affordable, outcomes = allowance.clock(), allowance.sizes(point_count), list[FuzzOutcome]()
-    for sizes in inner_sizes(dims, edge_points, seed):
-        if not is_affordable(len(outcomes)):
-            break
-        case = FuzzCase(tuple(sizes.items()))
-        outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair))
-    if outcomes:
-        yield _check(outcomes, dims, point_count, allowance.clock() - start)
+    def more(self, least_count: int, seconds: float) -> Callable[[int], bool]:
+        """Whether one more, if it takes as long as those before it on average, is over in so many seconds from now."""
+        start = self.clock()
+        return lambda done: done < least_count or (now := self.clock()) + (now - start) / done <= start + seconds
 
 
 def inner_sizes(
@@ -145,8 +118,8 @@ def inner_sizes(
     """
     generator = np.random.default_rng(seed)
     visited_points = {tuple(size for _, size in sizes) for sizes in tried_sizes}
-    for block in (_latin, _rest) if dims else ():
-        for row in block(_lengths(dims), generator).tolist():
+    for block in _places([len(dim.sizes) for dim in dims], generator) if dims else ():
+        for row in block.tolist():
             point = tuple(dim.sizes[size_index] for dim, size_index in zip(dims, row, strict=True))
             if point not in visited_points:
                 visited_points.add(point)
@@ -154,9 +127,8 @@ def inner_sizes(
 
 
 def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowance: Allowance) -> Iterator[Check]:
-    """One check over real values that are larger, smaller, negated, permuted, cleared, repeated or mixed, and over a
-    sample of zeros, NaN or infinities beside real ones; none of a model without such inputs, nor where the graph itself
-    answers none of these with finite numbers. allowance: seconds for mixtures."""
+    """One check over real values that are scaled, negated, permuted, cleared, repeated or mixed, and over a sample of
+    zeros, NaN or infinities beside real ones; none where the graph itself answers none of these with finite numbers."""
     specs, groups = shapes[0], Groups(golden)
     sizes = sizes_of(groups[0], specs)
     is_movable = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
@@ -201,7 +173,8 @@ def _try_mixtures(
     sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
-    rows, is_affordable, largest_errors = sizes.get(batch or "", 1), allowance.mixtures(), dict[str, float]()
+    rows, largest_errors = sizes.get(batch or "", 1), dict[str, float]()
+    is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
     for number in range(-(-MOST_MIXTURES // rows)):
         if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
             break
@@ -245,26 +218,19 @@ def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: Fuzz
     return f"right up to |x| = {largest_right * peak:.3g}; {remedy if pair.precision == 'fp16' else ''}"
 
 
-def _lengths(dims: Sequence[Dim]) -> list[int]:
-    """How many sizes each dim can have."""
-    return [len(dim.sizes) for dim in dims]
-
-
-def _latin(lengths: Sequence[int], generator: np.random.Generator) -> Array:
-    """A Latin hypercube (longest dim, dims): each column goes through the places of its dim in a drawn order."""
+def _places(lengths: Sequence[int], generator: np.random.Generator) -> Iterator[Array]:
+    """A Latin hypercube (longest dim, dims), each of whose columns goes through the places of its dim in a drawn order;
+    then the places of the whole grid (sizes, dims) in a drawn order, or of a large one MOST_ENUMERATED random ones."""
     row_count = min(max(lengths), MOST_ENUMERATED)
     columns = [
         [generator.choice(length, min(length, row_count), replace=False) for _ in range(-(-row_count // length))]
         for length in lengths
     ]
-    return np.stack([np.concatenate(rounds)[:row_count] for rounds in columns], axis=1)
-
-
-def _rest(lengths: Sequence[int], generator: np.random.Generator) -> Array:
-    """The places of the whole grid (sizes, dims) in a drawn order; of a large one, MOST_ENUMERATED random ones."""
+    yield np.stack([np.concatenate(rounds)[:row_count] for rounds in columns], axis=1)
     if (total := math.prod(lengths)) > MOST_ENUMERATED:
-        return np.stack([generator.integers(0, length, MOST_ENUMERATED) for length in lengths], axis=1)
-    return np.stack(np.unravel_index(generator.permutation(total), lengths), axis=1)
+        yield np.stack([generator.integers(0, length, MOST_ENUMERATED) for length in lengths], axis=1)
+    else:
+        yield np.stack(np.unravel_index(generator.permutation(total), lengths), axis=1)
 
 
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
@@ -272,9 +238,9 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     clauses = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
-        for dim, length in zip(dims, _lengths(dims), strict=True):
+        for dim in dims:
             tried_sizes = {dict(outcome.case.sizes)[dim.name] for outcome in outcomes}
-            clauses.append(f"{len(tried_sizes)} of {length} of {dim.name}")
+            clauses.append(f"{len(tried_sizes)} of {len(dim.sizes)} of {dim.name}")
     skipped_count = sum(outcome.verdict == "not judged" for outcome in outcomes)
     if skipped_count == len(outcomes):
         note = f"the graph itself runs at none of the {skipped_count} that were tried"
@@ -312,7 +278,16 @@ def call_checks(
     groups, start = Groups(golden), allowance.clock()
     if sizes and dims:
         judged_pair = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
-        yield from size_checks(judged_pair, shapes, groups, seed, allowance)
+        edge_points = {tuple(point.items()) for point in edge_sizes(specs, dims)}
+        point_count = math.prod(len(dim.sizes) for dim in dims) - len(edge_points)
+        is_affordable, outcomes = allowance.sizes(point_count), list[FuzzOutcome]()
+        for point in inner_sizes(dims, edge_points, seed):
+            if not is_affordable(len(outcomes)):
+                break
+            case = FuzzCase(tuple(point.items()))
+            outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), judged_pair))
+        if outcomes:
+            yield _check(outcomes, dims, point_count, allowance.clock() - start)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
     start_s = allowance.clock()

@@ -37,7 +37,6 @@ MOVED: tuple[Values, ...] = (
     "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "blank",
 )  # fmt: skip
 # Real samples. 'repeated' has one sample in every row, which shows an engine that looks its answer up by the first row.
-# 'mixed' ones lie between two of them.
 REAL: tuple[Values, ...] = ("realistic", "repeated", "mixed")
 NOT_FINITE: tuple[Values, ...] = ("nan", "infinite")
 # Values that fill one sample of a batch.

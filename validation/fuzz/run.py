@@ -34,7 +34,7 @@ MOVED_DB = 20.0
 # Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
 MOST_TRIES, MOST_SHRUNK = 100, 3
 
-# How many elements of the answer to a sample of NaN or infinities are finite on one side alone: measured, not judged.
+# How many elements of an answer to NaN or infinities are finite on one side alone: measured, not judged.
 FINITE = "finite"
 
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
@@ -186,24 +186,19 @@ def _checks(
         elif budget := _loosen(limits, output, sides):
             judged_pair = _mask_unjudged(value, actual[output], sides)
             if case.values in NOT_FINITE and not sides.reads_nan:
-                judged_pair, count = _without_spoiled(
-                    inputs, judged_pair, np.isfinite(value) != np.isfinite(actual[output])
-                )
-                checks.append(Check("engine", FINITE, output, str(case), float(count), None, True))
+                count = float(np.count_nonzero(np.isfinite(value) != np.isfinite(actual[output])))
+                checks.append(Check("engine", FINITE, output, str(case), count, None, True))
+                judged_pair = _without_spoiled(inputs, judged_pair)
             checks += case_checks("engine", str(case), output, *judged_pair, budget)
     return tuple(checks)
 
 
-def _without_spoiled(inputs: Tensors, pair: tuple[Array, Array], is_other: Array) -> tuple[tuple[Array, Array], int]:
-    """Both sides of an output without its samples of NaN or infinities, and how many elements of these are `is_other`;
-    nothing of an output that is not by sample."""
-    is_spoiled = np.zeros(samples_of(inputs.values(), is_other), bool)
-    for array in inputs.values():
-        if array.dtype.kind == "f" and len(array) == len(is_spoiled):
-            is_spoiled |= ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-    if not is_spoiled.any():
-        return (np.zeros(0), np.zeros(0)), 0
-    return (pair[0][~is_spoiled], pair[1][~is_spoiled]), int(np.count_nonzero(is_other[is_spoiled]))
+def _without_spoiled(inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Both sides of an output without its samples of NaN or infinities; nothing of one that is not by sample."""
+    floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
+    is_sound = np.isfinite(floats.reshape(len(floats), -1)).all(axis=1)
+    is_by_sample = samples_of(inputs.values(), pair[0]) == len(is_sound)
+    return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
 
 
 def _loosen(limits: OutputLimits, output: str, sides: FuzzSides) -> Budget | None:

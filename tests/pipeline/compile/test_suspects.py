@@ -45,6 +45,5 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
     found = find_suspects([judged])
     assert [item.stage for item in found] == taken
-    names = "sizes", "magnitudes"
-    cases = tuple(check.case for check in failed if check.name in names and not check.case.endswith("nan"))
+    cases = tuple(c.case for c in failed if c.name in ("sizes", "magnitudes") and not c.case.endswith("nan"))
     assert all(item.cases == cases for item in found)

@@ -21,7 +21,6 @@ from validation.limits.budget import Budgets, StagedLimits
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
 
 
-# A clock that stands still.
 UNHURRIED = Allowance(0.0, 0.0, 0.0, lambda: 0.0)
 
 
@@ -149,14 +148,6 @@ def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> No
     assert f"; {found.value:.0f} of {made} calls with 8 inputs" in found.note
 
 
-def test_the_odds_of_missing_a_rare_fault_are_those_of_the_calls_that_were_made() -> None:
-    note = tried(Linear())["calls repeated"].note
-    made = int(note.partition(" calls with")[0])
-    for share, words in ((100, "1 of 100 calls"), (1000, "1 of 1,000 calls")):
-        odds = (1 - 1 / share) ** made
-        assert f"a fault in {words} would be missed with a probability of {odds:.2g}" in note
-
-
 @pytest.mark.parametrize("wrong", [lambda n: n % 300 == 0, lambda n: n >= 500], ids=["each 300th", "from 500 on"])
 def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong) -> None:
     def calls_of(candidate: object) -> Check:
@@ -196,7 +187,7 @@ def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
     assert "calls repeated" in failed(tried(Linear(noise), seconds=0.3, bits=lambda: False))
 
 
-def test_one_sample_alone_is_tried_with_half_of_it() -> None:
+def test_one_sample_alone_is_tried_with_minus_it() -> None:
     golden = freeze([{"x": GOLDEN[0]["x"][:1].repeat(4, 0)}], SPECS, DIMS, Linear().run)
     checks = tried(Linear(), golden=golden)
     assert failed(checks) == set()
@@ -261,8 +252,7 @@ def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_t
 
     (check,) = moved(Linear(rare))
     assert not check.passed and "values=mixed" in check.case
-    case = parse_only(check.case, DIMS)
-    x = make(case, SPECS, Groups(SEEN), VALUES_SEED, "fp32")["x"]
+    x = make(parse_only(check.case, DIMS), SPECS, Groups(SEEN), VALUES_SEED, "fp32")["x"]
     assert (rare(x, x @ WEIGHTS) != x @ WEIGHTS).any(), "the case that the check names has the fault"
     note = moved(Linear())[0].note
     count = int(note.partition(" mixed samples: ")[0].rpartition(" ")[2])
@@ -271,16 +261,15 @@ def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_t
 
 @pytest.mark.parametrize("spoiled", [np.isnan, np.isinf], ids=["NaN", "infinities"])
 def test_what_a_sample_of_nan_or_infinities_does_to_others_and_to_later_calls_is_seen(spoiled) -> None:
-    class Poisoned(Linear):
-        hurt = False
+    hurt: list[bool] = []
 
-        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            self.hurt = self.hurt or bool(spoiled(inputs["x"]).any())
-            return {"y": super().run(inputs)["y"] + (self.hurt and np.isfinite(inputs["x"]).all())}
+    def poisoned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        hurt.append(spoiled(x).any())
+        return y + (any(hurt) and np.isfinite(x).all())
 
     leaking = moved(Linear(lambda x, y: y + spoiled(x).any()))[0]
     assert not leaking.passed and leaking.case.endswith("nan" if spoiled is np.isnan else "infinite")
-    assert not moved(Poisoned())[0].passed
+    assert not moved(Linear(poisoned))[0].passed
 
     def dropped(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(np.isfinite(x).all(1, keepdims=True), y, 0).astype(np.float32)
