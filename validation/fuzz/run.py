@@ -197,7 +197,7 @@ def _without_spoiled(inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array,
     """Both sides of an output without its samples of NaN or infinities; nothing of one that is not by sample."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
     is_sound = np.isfinite(floats.reshape(len(floats), -1)).all(axis=1)
-    is_by_sample = samples_of(inputs.values(), pair[0]) == len(is_sound)
+    is_by_sample = samples_of(inputs.values(), pair[0]) == len(floats)
     return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
 
 
