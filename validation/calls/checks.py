@@ -55,8 +55,8 @@ FEW_CALLS, FEW_S = 640, 0.15
 MIXTURES_SHARE, MIXTURES_S = 0.25, 0.3
 # What is done whatever time it takes.
 LEAST_SIZES, LEAST_CALLS, LEAST_MIXTURES = 1, 16, 2
-# Samples of mixtures, and of a batch of them: with 384, a fault in 1 of 100 inputs is missed in 3 of 100 proofs.
-MOST_MIXTURES, MOST_AT_ONCE = 384, 16
+# Samples of mixtures, and of a batch of them: with 256, a fault in 1 of 50 inputs is missed in 1 of 100 proofs.
+MOST_MIXTURES, MOST_AT_ONCE = 256, 16
 # Shares of inputs with a fault for which the note gives the probability that none was tried.
 INPUT_SHARES = (50, 1000)
 # Grids of up to so many sizes are enumerated; of larger ones, about as many points can be drawn.
