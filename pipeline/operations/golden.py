@@ -24,14 +24,14 @@ from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, open_session, runnable
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.keys import engine_limits, model_shapes
-from pipeline.compile.steps.proofs import CompiledLimits
+from pipeline.compile.steps.proofs import CompiledLimits, reads_nan
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, rewrite_spec
 from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
 from validation.comparison.sessions import golden_drifts
-from validation.fuzz.cases import VALUES, Groups, draw, parse_only
+from validation.fuzz.cases import NOT_FINITE, VALUES, Groups, draw, parse_only
 from validation.fuzz.run import FuzzReport, FuzzSides, fuzz
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
@@ -189,6 +189,7 @@ class FuzzEngine:
             fuzz_sides = FuzzSides(
                 reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden)
             )
+            fuzz_sides = replace(fuzz_sides, reads_nan=reads_nan(graph))
             fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(golden), fuzz_sides, self.seed)
         return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
 
@@ -197,7 +198,7 @@ class FuzzEngine:
             return [parse_only(self.only, self.shapes.dims)]
         # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
         is_dynamic = self.engine.request.precision == "int8-dynamic"
-        values = [kind for kind in VALUES if not (is_dynamic and kind == "nan")]
+        values = [kind for kind in VALUES if not (is_dynamic and kind in NOT_FINITE)]
         return draw(self.shapes.dims, self.seed, self.count, values)
 
 

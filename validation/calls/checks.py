@@ -15,12 +15,23 @@ from enginesmith.core.reports.proof import PADDING, Check, describe, unmeasured
 from enginesmith.core.state import Padding
 from enginesmith.core.types import QUANTIZED, BuildRequest, Dim, Session, Tensors, TensorSpec
 from enginesmith.serving.buckets import plan_padding
-from validation.calls.repeated import RepeatedCalls, pool_of
+from validation.calls.repeated import RepeatedCalls, describe_odds, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.batches import leading_dim
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import FACTORS, MOVED, REAL, FuzzCase, Groups, Values, clear_half, make
-from validation.fuzz.run import FuzzOutcome, FuzzSides, try_case
+from validation.fuzz.cases import (
+    FACTORS,
+    MOVED,
+    NOT_FINITE,
+    REAL,
+    SAME_ROWS,
+    FuzzCase,
+    Groups,
+    Values,
+    clear_half,
+    make,
+)
+from validation.fuzz.run import FINITE, FuzzOutcome, FuzzSides, judge_case, run_both, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
 
@@ -40,8 +51,14 @@ SIZES_SHARE = 0.5
 # Where the share is less, grids of up to SMALL_GRID sizes get GRID_S seconds, and the first FEW_CALLS calls FEW_S.
 SMALL_GRID, GRID_S = 256, 0.2
 FEW_CALLS, FEW_S = 640, 0.15
+# The share of the comparison's time for mixtures of samples, and the least seconds.
+MIXTURES_SHARE, MIXTURES_S = 0.25, 0.3
 # What is done whatever time it takes.
-LEAST_SIZES, LEAST_CALLS = 1, 16
+LEAST_SIZES, LEAST_CALLS, LEAST_MIXTURES = 1, 16, 2
+# Samples of mixtures, and of a batch of them: with 256, a fault in 1 of 50 inputs is missed in 1 of 100 proofs.
+MOST_MIXTURES, MOST_AT_ONCE = 256, 16
+# Shares of inputs with a fault for which the note gives the probability that none was tried.
+INPUT_SHARES = (50, 1000)
 # Grids of up to so many sizes are enumerated; of larger ones, about as many points can be drawn.
 MOST_ENUMERATED = 1 << 12
 # Wrong sizes that a check's note names.
@@ -49,10 +66,14 @@ MOST_NAMED = 4
 # The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
+# Inputs and dims of a model.
+Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
+
 
 @dataclass(frozen=True)
 class Allowance:
-    """Seconds for sizes and calls together, for the sizes of a small grid (grid_s), and for FEW_CALLS calls (few_s).
+    """Seconds for sizes and calls together, for the sizes of a small grid (grid_s), for FEW_CALLS calls (few_s), and
+    for mixtures of samples (mixtures_s).
 
     clock: seconds; another one is for tests.
     """
@@ -61,53 +82,31 @@ class Allowance:
     grid_s: float
     few_s: float
     clock: Callable[[], float] = time.perf_counter
+    mixtures_s: float = MIXTURES_S
 
     @classmethod
     def of(cls, seconds: float | None, compared_s: float) -> "Allowance":
         """An allowance of `seconds`, as a spec asks for; None: the share of the comparison, which took `compared_s`."""
+        mixtures_s = max(MIXTURES_SHARE * compared_s, MIXTURES_S)
         if seconds is not None:
-            return cls(seconds, SIZES_SHARE * seconds, 0.0)
+            return cls(seconds, SIZES_SHARE * seconds, 0.0, mixtures_s=mixtures_s)
         share = SHARE * compared_s
-        return cls(share, max(SIZES_SHARE * share, GRID_S), FEW_S)
+        return cls(share, max(SIZES_SHARE * share, GRID_S), FEW_S, mixtures_s=mixtures_s)
 
     def sizes(self, count: int) -> Callable[[int], bool]:
         """A function of how many sizes were tried: whether to try another of all `count`, as time goes on from now."""
-        now = self.clock()
-        end = now + (self.grid_s if count <= SMALL_GRID else SIZES_SHARE * self.seconds)
-        return self._more(LEAST_SIZES, now, end)
+        return self.more(LEAST_SIZES, self.grid_s if count <= SMALL_GRID else SIZES_SHARE * self.seconds)
 
     def calls(self, start: float) -> Callable[[int], bool]:
         """A function of how many calls were made: whether to make another. start: when sizes were begun, in seconds."""
-        now = self.clock()
-        more_allowed = self._more(LEAST_CALLS, now, start + self.seconds)
-        few_allowed = self._more(LEAST_CALLS, now, now + self.few_s)
+        more_allowed = self.more(LEAST_CALLS, start + self.seconds - self.clock())
+        few_allowed = self.more(LEAST_CALLS, self.few_s)
         return lambda done: more_allowed(done) or (done < FEW_CALLS and few_allowed(done))
 
-    def _more(self, least_count: int, start: float, end: float) -> Callable[[int], bool]:
-        """Whether one more, if it takes as long as those before it on average, is over by `end`."""
-        return lambda done: done < least_count or (now := self.clock()) + (now - start) / done <= end
-
-
-def size_checks(
-    pair: FuzzSides,
-    shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
-    groups: Sequence[Tensors],
-    seed: int,
-    allowance: Allowance,
-) -> Iterator[Check]:
-    """One check over sizes that the golden set lacks; none where it has all. groups: real inputs for their values.
-    shapes: inputs and dims of the model.  allowance: seconds that it may take."""
-    specs, dims = shapes
-    edge_points = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
-    point_count = math.prod(_lengths(dims)) - len(edge_points) if dims else 0
-    start, is_affordable, outcomes = allowance.clock(), allowance.sizes(point_count), list[FuzzOutcome]()
-    for sizes in inner_sizes(dims, edge_points, seed):
-        if not is_affordable(len(outcomes)):
-            break
-        case = FuzzCase(tuple(sizes.items()))
-        outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair))
-    if outcomes:
-        yield _check(outcomes, dims, point_count, allowance.clock() - start)
+    def more(self, least_count: int, seconds: float) -> Callable[[int], bool]:
+        """Whether one more, if it takes as long as those before it on average, is over in so many seconds from now."""
+        start = self.clock()
+        return lambda done: done < least_count or (now := self.clock()) + (now - start) / done <= start + seconds
 
 
 def inner_sizes(
@@ -119,44 +118,90 @@ def inner_sizes(
     """
     generator = np.random.default_rng(seed)
     visited_points = {tuple(size for _, size in sizes) for sizes in tried_sizes}
-    for block in (_latin, _rest):
-        for row in block(_lengths(dims), generator).tolist():
+    for block in _places([len(dim.sizes) for dim in dims], generator) if dims else ():
+        for row in block.tolist():
             point = tuple(dim.sizes[size_index] for dim, size_index in zip(dims, row, strict=True))
             if point not in visited_points:
                 visited_points.add(point)
                 yield {dim.name: size for dim, size in zip(dims, point, strict=True)}
 
 
-def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: GoldenSet) -> Iterator[Check]:
-    """One check over real values that are larger, smaller, negated, permuted, cleared or repeated; none of a model
-    without such inputs, nor where the graph itself answers none of these with finite numbers."""
-    groups = Groups(golden)[:1]
+def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowance: Allowance) -> Iterator[Check]:
+    """One check over real values that are scaled, negated, permuted, cleared, repeated or mixed, and over a sample of
+    zeros, NaN or infinities beside real ones; none where the graph itself answers none of these with finite numbers."""
+    specs, groups = shapes[0], Groups(golden)
     sizes = sizes_of(groups[0], specs)
     is_movable = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
+    is_batch = sizes.get(leading_dim(specs) or "", 1) > 1
     applicable: dict[Values, bool] = {
         **dict.fromkeys(MOVED, is_movable),
+        "blank": is_movable and is_batch,
         "cleared": any(clear_half(array) is not array for array in groups[0].values()),
-        "repeated": sizes.get(leading_dim(specs) or "", 1) > 1,
+        "repeated": is_batch,
+        # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
+        **dict.fromkeys(NOT_FINITE, is_movable and is_batch and pair.precision != "int8-dynamic"),
     }
-    cases = [FuzzCase(tuple(sizes.items()), values) for values, is_applicable in applicable.items() if is_applicable]
-    real_pair = replace(pair, limits=pair.other_sizes or pair.limits)
-    outcomes = [
-        try_case(
-            case, make(case, specs, groups, VALUES_SEED, pair.precision), real_pair if case.values in REAL else pair
-        )
-        for case in cases
-    ]
+    real_pair, outcomes = replace(pair, limits=pair.other_sizes or pair.limits), list[FuzzOutcome]()
+    for values in (values for values, is_applicable in applicable.items() if is_applicable):
+        case = FuzzCase(tuple(sizes.items()), values)
+        inputs = make(case, specs, [groups[0]], VALUES_SEED, pair.precision)
+        outcomes.append(try_case(case, inputs, real_pair if values in REAL else pair))
+    mixed_outcomes, count = _try_mixtures(real_pair, shapes, groups, allowance)
+    outcomes += mixed_outcomes
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
-    judged_outcomes = [outcome for outcome in outcomes if outcome.verdict != "not judged"]
-    if not judged_outcomes:
+    judged_values = dict.fromkeys(outcome.case.values for outcome in outcomes if outcome.verdict != "not judged")
+    if not judged_values:
         return
-    note = f"golden data {', '.join(outcome.case.values for outcome in judged_outcomes)}".replace("times_", "times ")
+    note = f"golden data {', '.join(judged_values)}".replace("times_", "times ")
+    note += f"; {count} mixed samples: {describe_odds(count, INPUT_SHARES, 'inputs')}" if count else ""
+    for check in (check for outcome in outcomes for check in outcome.checks if check.name == FINITE and check.value):
+        note += f"; {check.case}: {check.value:g} elements of {check.output} are finite in graph or engine alone"
     if pair.precision in QUANTIZED:
         note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
     if failures:
         note = f"{failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
     name = str(failures[0].case) if failures else "magnitudes"
     yield Check("engine", "magnitudes", "", name, float(len(failures)), 0.0, not failures, note)
+
+
+def _try_mixtures(
+    pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], allowance: Allowance
+) -> tuple[list[FuzzOutcome], int]:
+    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared. To judge a
+    batch takes longer than to run it: one is judged where its error is the greatest so far."""
+    (specs, dims), batch = shapes, leading_dim(shapes[0])
+    sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
+    small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
+    sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
+    rows, largest_errors = sizes.get(batch or "", 1), dict[str, float]()
+    is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
+    for number in range(-(-MOST_MIXTURES // rows)):
+        if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
+            break
+        case = FuzzCase(tuple(sizes.items()), "mixed", draw=number)
+        inputs = make(case, specs, groups, VALUES_SEED, pair.precision)
+        answers = run_both(case, inputs, pair)
+        if isinstance(answers, FuzzOutcome):
+            outcomes.append(answers)
+            continue
+        count += max(rows - len(SAME_ROWS), 0) if number % 2 else rows
+        if _exceeds(largest_errors, *answers):
+            outcomes.append(judge_case(case, inputs, answers, pair))
+    return outcomes, count
+
+
+def _exceeds(largest_errors: dict[str, float], expected: Tensors, actual: Tensors) -> bool:
+    """Whether the squared error of an output, or how many of its integers differ, is the greatest so far, by name."""
+    is_greater = False
+    for name, value in expected.items():
+        error, other = math.inf, actual.get(name)
+        if other is not None and (other.shape, other.dtype.kind) == (value.shape, value.dtype.kind):
+            with np.errstate(all="ignore"):
+                differences = np.where(value == other, 0, np.subtract(other, value, dtype=np.float64))
+                error = float(np.nan_to_num(np.vdot(differences, differences), nan=math.inf))
+        is_greater |= error > largest_errors.get(name, -1.0)
+        largest_errors[name] = max(error, largest_errors.get(name, error))
+    return is_greater
 
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
@@ -173,32 +218,19 @@ def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: Fuzz
     return f"right up to |x| = {largest_right * peak:.3g}; {remedy if pair.precision == 'fp16' else ''}"
 
 
-def _lengths(dims: Sequence[Dim]) -> list[int]:
-    """How many sizes each dim can have."""
-    return [len(dim.sizes) for dim in dims]
-
-
-def _latin(lengths: Sequence[int], generator: np.random.Generator) -> Array:
-    """A Latin hypercube (longest dim, dims): each column goes through the places of its dim in a drawn order."""
-    row_count = min(max(lengths, default=0), MOST_ENUMERATED)
-    columns = []
-    for length in lengths:
-        if length > row_count:
-            columns.append(generator.choice(length, row_count, replace=False))
-        else:
-            columns.append(
-                np.concatenate([generator.permutation(length) for _ in range(-(-row_count // length))])[:row_count]
-            )
-    return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
-
-
-def _rest(lengths: Sequence[int], generator: np.random.Generator) -> Array:
-    """The places of the whole grid (sizes, dims) in a drawn order; of a large one, MOST_ENUMERATED random ones."""
-    if not lengths:
-        return np.empty((0, 0), np.int64)
+def _places(lengths: Sequence[int], generator: np.random.Generator) -> Iterator[Array]:
+    """A Latin hypercube (longest dim, dims), each of whose columns goes through the places of its dim in a drawn order;
+    then the places of the whole grid (sizes, dims) in a drawn order, or of a large one MOST_ENUMERATED random ones."""
+    row_count = min(max(lengths), MOST_ENUMERATED)
+    columns = [
+        [generator.choice(length, min(length, row_count), replace=False) for _ in range(-(-row_count // length))]
+        for length in lengths
+    ]
+    yield np.stack([np.concatenate(rounds)[:row_count] for rounds in columns], axis=1)
     if (total := math.prod(lengths)) > MOST_ENUMERATED:
-        return np.stack([generator.integers(0, length, MOST_ENUMERATED) for length in lengths], axis=1)
-    return np.stack(np.unravel_index(generator.permutation(total), lengths), axis=1)
+        yield np.stack([generator.integers(0, length, MOST_ENUMERATED) for length in lengths], axis=1)
+    else:
+        yield np.stack(np.unravel_index(generator.permutation(total), lengths), axis=1)
 
 
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
@@ -206,9 +238,9 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     clauses = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
-        for dim, length in zip(dims, _lengths(dims), strict=True):
+        for dim in dims:
             tried_sizes = {dict(outcome.case.sizes)[dim.name] for outcome in outcomes}
-            clauses.append(f"{len(tried_sizes)} of {length} of {dim.name}")
+            clauses.append(f"{len(tried_sizes)} of {len(dim.sizes)} of {dim.name}")
     skipped_count = sum(outcome.verdict == "not judged" for outcome in outcomes)
     if skipped_count == len(outcomes):
         note = f"the graph itself runs at none of the {skipped_count} that were tried"
@@ -228,7 +260,7 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
 
 def call_checks(
     pair: FuzzSides,
-    shapes: tuple[Sequence[TensorSpec], Sequence[Dim]],
+    shapes: Shapes,
     golden: GoldenSet,
     seed: int,
     allowance: Allowance,
@@ -236,7 +268,7 @@ def call_checks(
     sizes: bool = True,
     shared: bool = False,
 ) -> Iterator[Check]:
-    """Checks of sizes that the golden set lacks, and of repeated calls. shapes: inputs and dims of the model.
+    """Checks of sizes that the golden set lacks, and of repeated calls.
 
     bits: whether equal inputs must have outputs of equal bits; called only where bits differ.  sizes: whether to try
     sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
@@ -246,7 +278,16 @@ def call_checks(
     groups, start = Groups(golden), allowance.clock()
     if sizes and dims:
         judged_pair = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
-        yield from size_checks(judged_pair, shapes, groups, seed, allowance)
+        edge_points = {tuple(point.items()) for point in edge_sizes(specs, dims)}
+        point_count = math.prod(len(dim.sizes) for dim in dims) - len(edge_points)
+        is_affordable, outcomes = allowance.sizes(point_count), list[FuzzOutcome]()
+        for point in inner_sizes(dims, edge_points, seed):
+            if not is_affordable(len(outcomes)):
+                break
+            case = FuzzCase(tuple(point.items()))
+            outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), judged_pair))
+        if outcomes:
+            yield _check(outcomes, dims, point_count, allowance.clock() - start)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
     start_s = allowance.clock()

@@ -9,9 +9,9 @@ order; and two threads call at the same time, if the backend declares its sessio
 
 import math
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -62,14 +62,10 @@ class Bits:
 
 @dataclass
 class RepeatedInputs:
-    """One set of inputs: the arrays that are passed to the session, copies of them, and the first outputs.
-
-    elements: the number of elements of all inputs.  first_outputs: None before the first call.
-    """
+    """One set of inputs: arrays for the session, copies of them, and the first outputs, None before the first call."""
 
     name: str
     arrays: dict[str, Array]
-    elements: int
     copies: dict[str, Bits] = field(default_factory=dict)
     first_outputs: dict[str, Bits] | None = None
 
@@ -80,39 +76,38 @@ class RepeatedInputs:
 def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
 ) -> list[RepeatedInputs]:
-    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
-    sorted_sizes = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
+    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from.
+
+    Two of each size differ, since a shared buffer does not show where it gets the same content. If all MOST_DRAWS are
+    equal, the second is negated; if there are no floats either, there is one set.
+    """
+    sorted_sizes = sorted(edge_sizes(specs, dims), key=lambda sizes: sum(math.prod(spec.at(sizes)) for spec in specs))
     golden_sizes = sizes_of(groups[0], specs)
     size_choices = [golden_sizes, *islice((sizes for sizes in sorted_sizes if sizes != golden_sizes), MOST_EDGES)]
     half_names = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    return [case for sizes in size_choices for case in _two(sizes, half_names, (specs, groups, precision))]
+    pool: list[RepeatedInputs] = []
+    for sizes in size_choices:
+        cases = [FuzzCase(tuple(sizes.items()), draw=draw_index) for draw_index in range(MOST_DRAWS)]
+        distinct_inputs: list[RepeatedInputs] = []
+        for case in (*cases, replace(cases[0], values="negated")):
+            inputs = make(case, specs, groups, SEED, precision)
+            dtypes = {key: np.dtype(np.float16) if key in half_names else array.dtype for key, array in inputs.items()}
+            arrays = {key: np.array(array, dtypes[key], order="C") for key, array in inputs.items()}
+            candidate = RepeatedInputs(str(case), arrays)
+            if not distinct_inputs or candidate.copies != distinct_inputs[0].copies:
+                distinct_inputs.append(candidate)
+        pool += distinct_inputs[:2]
+    return pool
 
 
-def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
-    return sum(math.prod(spec.at(sizes)) for spec in specs)
-
-
-def _two(
-    sizes: dict[str, int], halves: set[str], of: tuple[Sequence[TensorSpec], Sequence[Tensors], Precision]
-) -> Iterator[RepeatedInputs]:
-    """Two sets of inputs of one size that differ, since a shared buffer does not show where it gets the same content.
-
-    Where all MOST_DRAWS are equal, the second has half of each float; where there are none either, there is one set.
-    """
-    specs, groups, precision = of
-    cases = (FuzzCase(tuple(sizes.items()), draw=draw_index) for draw_index in range(MOST_DRAWS))
-    named_inputs = [(str(case), make(case, specs, groups, SEED, precision)) for case in cases]
-    name, first_inputs = named_inputs[0]
-    halved_inputs = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first_inputs.items()}
-    named_inputs.append((f"{name} halved", halved_inputs))
-    distinct_inputs: list[RepeatedInputs] = []
-    for name, inputs in named_inputs:
-        dtypes = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
-        arrays = {key: np.array(array, dtypes[key], order="C") for key, array in inputs.items()}
-        candidate = RepeatedInputs(name, arrays, _elements(specs, sizes))
-        if not distinct_inputs or candidate.copies != distinct_inputs[0].copies:
-            distinct_inputs.append(candidate)
-    yield from distinct_inputs[:2]
+def _scatter(array: Array) -> Array:
+    """A read-only copy in Fortran's order with a gap behind each element, at an odd address."""
+    step = array.itemsize
+    strides = [2 * step * math.prod(array.shape[:axis]) for axis in range(array.ndim)]
+    scattered = np.ndarray(array.shape, array.dtype, bytearray(1 + 2 * array.nbytes), 1, strides)
+    scattered[...] = array
+    scattered.setflags(write=False)
+    return scattered
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ class RepeatedCalls:
 
     limits: of the differences between outputs of equal inputs, where their bits may differ.  shared: whether several
     threads may run the session at once.
-    answers, outputs, inputs, refilled, threads: the faults of each kind of check.
+    faults: by the name of the check.
     """
 
     session: Session
@@ -158,11 +153,7 @@ class RepeatedCalls:
     bits: Callable[[], bool]
     shared: bool = False
     calls: int = 0
-    answers: _Fault = field(default_factory=_Fault)
-    outputs: _Fault = field(default_factory=_Fault)
-    inputs: _Fault = field(default_factory=_Fault)
-    refilled: _Fault = field(default_factory=_Fault)
-    threads: _Fault = field(default_factory=_Fault)
+    faults: defaultdict[str, _Fault] = field(default_factory=lambda: defaultdict(_Fault))
     _pair: Sequence[RepeatedInputs] = ()
     _firsts: list[_Kept] = field(default_factory=list)
     _kept: deque[_Kept] = field(default_factory=deque)
@@ -179,26 +170,28 @@ class RepeatedCalls:
             self._look_again(self._kept.popleft())
         for first_call in self._firsts:
             self._look_again(first_call)
-        if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
-            self._pair = _pair_of(pool)
+        if not self.faults:  # else these would fail with them
+            for first, second in pairwise(pool):  # of one size and with an answer each
+                if first.first_outputs and second.first_outputs and _form(first.copies) == _form(second.copies):
+                    self._pair = self._pair or (first, second)
             self._refill()
             if self.shared:
                 self._share()
 
     def _refill(self) -> None:
-        """Call with the first inputs, the second and the first again in the same arrays; then with the first inputs in
-        read-only arrays in Fortran's order."""
+        """Call with the first inputs, the second, none, and the first again, in the same arrays; then with the first in
+        read-only arrays in Fortran's order, with gaps, at odd addresses, as parts of a message can lie."""
         buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
-        for case in (*self._pair, *self._pair[:1]):
+        for number, case in enumerate((*self._pair, *self._pair[:1])):
+            if number == len(self._pair):
+                self._answer({})  # most likely an error, behind which answers are right again
             for name, copy in case.copies.items():
                 buffers[name][...] = copy.array()
-            self._compare(case, self._answer(buffers), self.refilled, f"{case.name} in arrays that were refilled")
+            self._compare(case, self._answer(buffers), "refilled", f"{case.name} in arrays that were refilled")
         for case in self._pair[:1]:
-            arrays = {name: np.asarray(copy.array(), order="F") for name, copy in case.copies.items()}
-            for array in arrays.values():
-                array.setflags(write=False)
-            label = f"{case.name} in read-only arrays in Fortran's order"
-            self._compare(case, self._answer(arrays), self.refilled, label, sums_alike=False)
+            arrays = {name: _scatter(copy.array()) for name, copy in case.copies.items()}
+            label = f"{case.name} in read-only arrays in Fortran's order with gaps"
+            self._compare(case, self._answer(arrays), "refilled", label, sums_alike=False)
 
     def _share(self) -> None:
         """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
@@ -216,15 +209,15 @@ class RepeatedCalls:
         for worker in workers:
             worker.join()
         for case, outputs in answers:
-            self._compare(case, outputs, self.threads, f"{case.name} beside another thread's call")
+            self._compare(case, outputs, "threads", f"{case.name} beside another thread's call")
 
     def _compare(
-        self, case: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, place: str, sums_alike: bool = True
+        self, case: RepeatedInputs, outputs: dict[str, Array] | str, check: str, place: str, sums_alike: bool = True
     ) -> None:
         if isinstance(outputs, str):
-            fault.add(place, outputs)
+            self.faults[check].add(place, outputs)
         elif difference := self._differs(case, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
-            fault.add(place, difference)
+            self.faults[check].add(place, difference)
 
     def _call(self, case: RepeatedInputs) -> None:
         self.calls += 1
@@ -232,10 +225,10 @@ class RepeatedCalls:
         outputs = self._answer(case.arrays)
         for name, copy in case.copies.items():
             if Bits.of(case.arrays[name]) != copy:
-                self.inputs.add(label, f"{name} was overwritten")
+                self.faults["inputs"].add(label, f"{name} was overwritten")
                 case.arrays[name] = copy.array()
         if isinstance(outputs, str):
-            self.answers.add(label, outputs)
+            self.faults["repeated"].add(label, outputs)
             return
         output_bits = {name: Bits.of(array) for name, array in outputs.items()}
         if case.first_outputs is None:
@@ -245,7 +238,7 @@ class RepeatedCalls:
         if output_bits == case.first_outputs:
             output_bits = case.first_outputs  # one copy of the bytes
         elif difference := self._differs(case, output_bits):
-            self.answers.add(label, difference)
+            self.faults["repeated"].add(label, difference)
         stored_call = _Kept(self.calls, case.name, outputs, output_bits)
         self._kept.append(stored_call)
         self._kept_bytes += stored_call.size
@@ -286,40 +279,37 @@ class RepeatedCalls:
     def _look_again(self, call: _Kept) -> None:
         self._kept_bytes -= call.size
         if changed_name := next((name for name, array in call.arrays.items() if Bits.of(array) != call.bits[name]), ""):
-            self.outputs.add(f"call {call.call}, {call.name}", f"{changed_name} changed after it was answered")
+            self.faults["outputs"].add(
+                f"call {call.call}, {call.name}", f"{changed_name} changed after it was answered"
+            )
 
     def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
         """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
         where two sets of inputs have one size."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         bits_text = "within the limits, other bits" if self._other_bits else "the same bits"
-        odds_text = " and ".join(
-            f"a fault in 1 of {share:,} calls would be missed with a probability of {(1 - 1 / share) ** self.calls:.2g}"
-            for share in SHARES
-        )
-        yield _check("calls repeated", self.answers, summary, f"{summary}; {bits_text}; {odds_text}")
-        yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
-        yield _check("calls inputs", self.inputs, summary, "compared after each call")
+        notes = {
+            "repeated": (summary, f"{summary}; {bits_text}; {describe_odds(self.calls, SHARES, 'calls')}"),
+            "outputs": (summary, "kept over later calls, and compared again"),
+            "inputs": (summary, "compared after each call"),
+        }
         if self._pair:
-            passed_note = "arrays that are filled anew before each call, or are in Fortran's order"
-            yield _check("calls refilled", self.refilled, "4 calls", passed_note)
+            notes["refilled"] = "4 calls", "arrays that are filled anew before each call, or are in Fortran's order"
         if self._pair and self.shared:
-            passed_note = "two threads that call at the same time"
-            yield _check("calls threads", self.threads, f"{2 * AT_ONCE} calls", passed_note)
+            notes["threads"] = f"{2 * AT_ONCE} calls", "two threads that call at the same time"
+        for name, (calls_text, note) in notes.items():
+            fault = self.faults.get(name, _Fault())
+            note = f"{fault.what}; {fault.count} of {calls_text}" if fault.count else note
+            label, count = fault.where or "repeated calls", float(fault.count)
+            yield Check("engine", f"calls {name}", "", label, count, 0.0, not fault.count, note)
 
 
-def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
-    """Two sets of inputs of one size and with an answer each; none where there are no such."""
-    for first, second in pairwise(pool):
-        if first.first_outputs and second.first_outputs and _form(first.copies) == _form(second.copies):
-            return first, second
-    return ()
-
-
-def _check(name: str, fault: _Fault, summary: str, passed_note: str) -> Check:
-    note = f"{fault.what}; {fault.count} of {summary}" if fault.count else passed_note
-    label = fault.where or "repeated calls"
-    return Check("engine", name, "", label, float(fault.count), 0.0, not fault.count, note)
+def describe_odds(count: int, shares: Sequence[int], noun: str) -> str:
+    """The probability that none of `count` calls or inputs has a fault that is in 1 of so many, in words."""
+    return " and ".join(
+        f"a fault in 1 of {share:,} {noun} would be missed with a probability of {(1 - 1 / share) ** count:.2g}"
+        for share in shares
+    )
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
@@ -328,7 +318,7 @@ def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs
     """
     yield from pool
     generator = np.random.default_rng(seed)
-    weights = np.array([max(case.elements, 1) ** -0.75 for case in pool])
+    weights = np.array([max(sum(array.size for array in case.arrays.values()), 1) ** -0.75 for case in pool])
     while True:
         drawn_indices = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
         for index in (*drawn_indices[0].tolist(), *sorted(drawn_indices[1].tolist())):

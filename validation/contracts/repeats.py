@@ -18,7 +18,7 @@ from validation.contracts.terms import Bitwise, Rows
 from validation.data.samples import resize
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budgets, within
-from validation.metrics.drift import TOP_K, RowSums, is_exact, measure, measure_rows
+from validation.metrics.drift import TOP_K, RowSums, is_exact, log_softmax, measure, measure_rows
 
 # An output as a distribution: the engine's rows against the original model's.
 #
@@ -110,7 +110,7 @@ class Likeness:
         original_logits, *logit_pair = (
             as_logits(side[self.output], self.limits.values) for side in (case.expected, engine, graph)
         )
-        forecasts = [Forecasts(_softmax(logits)) for logits in (original_logits, *logit_pair)]
+        forecasts = [Forecasts(np.exp(log_softmax(logits))) for logits in (original_logits, *logit_pair)]
         answers = forecasts[0].decision
         for side, logits in zip(self.sides.values(), logit_pair, strict=True):
             side.see(case, original_logits, logits)
@@ -210,12 +210,6 @@ def as_logits(array: Array, values: str) -> Array:
         return rows
     row_max = np.where(mask, -np.inf, rows).max(axis=1, keepdims=True)
     return np.where(mask & np.isfinite(row_max), row_max - IMPOSSIBLE, rows)
-
-
-def _softmax(logits: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
 # Whether an engine gives the same bits again, and whether building it again gives the same engine.

@@ -5,13 +5,16 @@ chapter 4), then interior ones at random.
 
 Values are made from real ones of a golden set. Integers are mostly indices, which have no extremes of their own: they
 get the least and the greatest of the golden data. A NaN goes into one sample of every floating-point input.
+
+Mixtures are new samples between two real ones, as in mixup (Zhang et al., "mixup: Beyond Empirical Risk Minimization",
+2018): what an engine does to one input in fifty is not seen in the few of a golden set.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, get_args, overload
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,15 +28,24 @@ from validation.golden.golden_set import GoldenSet, case_kinds
 Values = Literal[
     "realistic", "zeros", "ones", "extreme", "denormal", "nan",
     "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "repeated",
+    "infinite", "blank", "mixed",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
 # Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each value; 'cleared' has
-# zeros in half of an input that never varies, such as a mask of ones.
+# zeros in half of an input that never varies, such as a mask of ones; 'blank' has one sample of zeros.
 MOVED: tuple[Values, ...] = (
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "blank",
 )  # fmt: skip
 # Real samples. 'repeated' has one sample in every row, which shows an engine that looks its answer up by the first row.
-REAL: tuple[Values, ...] = ("realistic", "repeated")
+REAL: tuple[Values, ...] = ("realistic", "repeated", "mixed")
+NOT_FINITE: tuple[Values, ...] = ("nan", "infinite")
+# Values that fill one sample of a batch.
+IN_ONE_SAMPLE: Mapping[Values, float] = {"nan": np.nan, "infinite": np.inf, "blank": 0.0}
+# Rows of every second batch of mixtures that are those of the one before it: an engine that looks its answer up by a
+# part of the inputs gives an outdated one.
+SAME_ROWS = [0, 1, -1]
+# Shares of a mixture's integers that are one sample's, the other's, and drawn from the range of both.
+SHARES = (0.375, 0.375, 0.25)
 FACTORS: Mapping[Values, float] = {
     "times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0, "small": 2.0**-10,
 }  # fmt: skip
@@ -141,7 +153,23 @@ def make(
         order = np.zeros_like(order) if case.values == "repeated" else order
         golden_samples = {spec.name: golden_samples[spec.name][order] for spec in specs}
     inputs = resize(golden_samples, specs, sizes)
+    if case.values == "mixed":
+        others = make(FuzzCase(case.sizes, draw=case.draw + 1), specs, golden, seed, precision)
+        mixtures = _mix(generator, inputs, others, 2 if leading_dim(specs) is None else 1)
+        if case.draw % 2 and sizes.get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
+            before = make(replace(case, draw=case.draw - 1), specs, golden, seed, precision)
+            for name, array in mixtures.items():
+                array[SAME_ROWS] = before[name][SAME_ROWS]
+        return mixtures
     if case.values in REAL:
+        return inputs
+    if case.values in IN_ONE_SAMPLE:
+        position, value = nan_at(case, specs, seed), IN_ONE_SAMPLE[case.values]
+        left_names = list_masks(inputs) if case.values == "blank" else []
+        for name, array in inputs.items() if position is not None else ():
+            if array.dtype.kind == "f" and name not in left_names:
+                inputs[name] = array.copy()
+                inputs[name][position] = value
         return inputs
     if case.values in MOVED:
         mask_names = () if case.values == "cleared" else list_masks(inputs)
@@ -149,14 +177,25 @@ def make(
             name: array if name in mask_names else _move(generator, array, case.values)
             for name, array in inputs.items()
         }
-    if case.values == "nan":
-        position = nan_at(case, specs, seed)
-        for name, array in inputs.items() if position is not None else ():
-            if array.dtype.kind == "f":
-                inputs[name] = array.copy()
-                inputs[name][position] = np.nan
-        return inputs
     return {spec.name: _fill(generator, inputs[spec.name], case, golden, spec.name, precision) for spec in specs}
+
+
+def _mix(generator: np.random.Generator, real: Tensors, others: Tensors, least_ndim: int) -> dict[str, Array]:
+    """Samples between those of two groups: of floats in a drawn share for each, of integers element by element, some of
+    which are drawn from the range of both. Masks stay, and inputs of fewer axes, which may be sizes."""
+    mixtures, masks = dict(real), list_masks(real)
+    for name, array in real.items():
+        other = others[name]
+        if name in masks or array.ndim < least_ndim or not array.size:
+            continue
+        if array.dtype.kind == "f":
+            share = generator.random((len(array), *[1] * (array.ndim - 1)))
+            mixtures[name] = np.asarray(array + share * (other.astype(np.float64) - array), array.dtype)
+        elif array.dtype.kind in "iu":
+            low, high = min(array.min(), other.min()), max(array.max(), other.max())
+            drawn_values = generator.integers(low, high, array.shape, array.dtype, endpoint=True)
+            mixtures[name] = np.choose(generator.choice(3, array.shape, p=SHARES), (array, other, drawn_values))
+    return mixtures
 
 
 def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
@@ -237,13 +276,7 @@ class Groups(Sequence[Tensors]):
     def __len__(self) -> int:
         return len(self._at)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensors: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Tensors]: ...
-    def __getitem__(self, index: int | slice) -> Tensors | list[Tensors]:
-        if isinstance(index, slice):
-            return [self[case_index] for case_index in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Tensors:  # type: ignore[override]
         case_index = self._at[index]
         if case_index in self._kept:
             return self._kept[case_index]

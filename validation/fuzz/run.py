@@ -1,8 +1,10 @@
 """Fuzzing one engine: its outputs against those of the graph it was built from, and failing cases made small.
 
 Elements that are not finite in the reference are not judged, nor are cases of extremes or denormals where float32
-itself breaks the limits against float64. Real values that are larger, negated or permuted are judged more loosely, and
-not at all where the reference itself moves as far when its inputs do by one rounding (it is ill-conditioned there).
+itself breaks the limits against float64. The answer to a sample of NaN or infinities is judged where the graph asks for
+these (IsNaN, IsInf): elsewhere kernels may drop a NaN, as many a maximum does, and only the other samples are judged.
+Real values that are larger, negated or permuted are judged more loosely, and not at all where the reference itself
+moves as far when its inputs do by one rounding (it is ill-conditioned there).
 
 Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Claessen's QuickCheck, 2000): it ends at a
 case of which no smaller size that was tried fails.
@@ -21,15 +23,19 @@ from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import QUANTIZED, Dim, Precision, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, edge_checks, run
 from validation.data.batches import leading_dim
-from validation.fuzz.cases import MOVED, REAL, FuzzCase, Values, list_masks, make, reach
+from validation.fuzz.cases import IN_ONE_SAMPLE, MOVED, NOT_FINITE, REAL, FuzzCase, Values, list_masks, make, reach
 from validation.limits.budget import HONEST_DB, LEAST_DB, ROUNDING_DB, OutputLimits, StagedLimits
 from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
+from validation.metrics.tally import samples_of
 
 # Decibels below its limits that an engine may be for real values that were moved: ten times the amplitude.
 MOVED_DB = 20.0
 # Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
 MOST_TRIES, MOST_SHRUNK = 100, 3
+
+# How many elements of an answer to NaN or infinities are finite on one side alone: measured, not judged.
+FINITE = "finite"
 
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
 
@@ -89,7 +95,7 @@ class FuzzSides:
 
     limits: for real values.  documented: for other values, which no limits were measured on.  usual: by output, the
     drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.  other_sizes: limits
-    at sizes that the golden set lacks, where they differ.
+    at sizes that the golden set lacks, where they differ.  reads_nan: whether the graph has IsNaN or IsInf.
     """
 
     reference: Session
@@ -100,10 +106,17 @@ class FuzzSides:
     exact: Callable[[Tensors], Tensors] | None = None
     usual: Mapping[str, Drift] = field(default_factory=dict)
     other_sizes: StagedLimits | None = None
+    reads_nan: bool = False
 
 
 def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    """The outcome of running both sides on a case, or of their errors.
+    """The outcome of running both sides on a case, or of their errors."""
+    answers = run_both(case, inputs, sides)
+    return answers if isinstance(answers, FuzzOutcome) else judge_case(case, inputs, answers, sides)
+
+
+def run_both(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome | tuple[Tensors, Tensors]:
+    """What the reference and the candidate answer, or the outcome of their errors.
 
     Where the reference raises, a case is not judged; outside of all profiles the candidate must raise too.
     """
@@ -119,12 +132,20 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
                 return unfit_outcome
             reason = f"the engine answers where the graph it was built from does not run: {error}"
             return FuzzOutcome(case, "failed", reason) if case.outside else unfit_outcome
+        if case.values == "mixed" and any(np.isnan(value).any() for value in expected.values()):
+            return FuzzOutcome(case, "not judged", "the graph itself answers with NaN")
         try:
-            actual = run(sides.candidate, inputs)
+            return expected, run(sides.candidate, inputs)
         except DataError as error:
             return FuzzOutcome(case, "refused" if case.outside else "failed", str(error))
         except Exception as error:  # a runtime behind a session raises whatever it has
             return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
+
+
+def judge_case(case: FuzzCase, inputs: Tensors, answers: tuple[Tensors, Tensors], sides: FuzzSides) -> FuzzOutcome:
+    """The outcome of a case that both sides answered."""
+    expected, actual = answers
+    with np.errstate(all="ignore"):
         checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
         failures = [check for check in checks if not check.passed]
         if not failures:
@@ -134,7 +155,7 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
             if not failures:
                 reason = "the graph itself moves as far when its inputs do by one rounding"
                 return FuzzOutcome(case, "not judged", reason, checks)
-        elif case.values not in (*REAL, "nan") and (reason := _beyond_float32(case, inputs, expected, sides)):
+        elif case.values not in (*REAL, *NOT_FINITE) and (reason := _beyond_float32(case, inputs, expected, sides)):
             return FuzzOutcome(case, "not judged", reason, checks)
         return FuzzOutcome(case, "failed", describe(failures[0]), checks)
 
@@ -147,6 +168,8 @@ def _checks(
     for output, value in expected.items():
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
+        elif case.values == "mixed" and value.shape != actual[output].shape:
+            continue  # a graph that selects boxes selects others where it rounds
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
             text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
@@ -155,14 +178,27 @@ def _checks(
             checks += edge_checks(
                 "engine", case_inputs, output, (value, actual[output]), sides.usual.get(output), limit_pair
             )
-        elif case.values in MOVED:
-            if not is_exact(value) and (budget := _loosen(limits, output, sides)):
-                judged_pair = _mask_unjudged(value, actual[output], sides)
-                checks += case_checks("engine", str(case), output, *judged_pair, budget)
-        elif not is_exact(value):  # a decision over made-up values is one between ties
+        elif is_exact(value):  # a decision over made-up values is one between ties
+            continue
+        elif case.values not in (*MOVED, *NOT_FINITE):
             judged_pair = _mask_unjudged(value, actual[output], sides)
             checks += case_checks("engine", str(case), output, *judged_pair, sides.documented)
+        elif budget := _loosen(limits, output, sides):
+            judged_pair = _mask_unjudged(value, actual[output], sides)
+            if case.values in NOT_FINITE and not sides.reads_nan:
+                count = float(np.count_nonzero(np.isfinite(value) != np.isfinite(actual[output])))
+                checks.append(Check("engine", FINITE, output, str(case), count, None, True))
+                judged_pair = _without_spoiled(inputs, judged_pair)
+            checks += case_checks("engine", str(case), output, *judged_pair, budget)
     return tuple(checks)
+
+
+def _without_spoiled(inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Both sides of an output without its samples of NaN or infinities; nothing of one that is not by sample."""
+    floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
+    is_sound = np.isfinite(floats.reshape(len(floats), -1)).all(axis=1)
+    is_by_sample = samples_of(inputs.values(), pair[0]) == len(floats)
+    return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
 
 
 def _loosen(limits: OutputLimits, output: str, sides: FuzzSides) -> Budget | None:
@@ -308,7 +344,7 @@ def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -
     """Cases with one dim smaller, from its least size up (of many sizes, ever closer ones), then with real values."""
     sizes = dict(case.sizes)
     for dim in dims:
-        least_size = max(dim.min, 2) if case.values == "nan" and dim.name == leading_dim(specs) else dim.min
+        least_size = max(dim.min, 2) if case.values in IN_ONE_SAMPLE and dim.name == leading_dim(specs) else dim.min
         least_size = -(-least_size // dim.multiple) * dim.multiple
         gap = (sizes[dim.name] - least_size) // dim.multiple
         gaps = range(gap, 0, -1) if gap <= 16 else [gap >> shift for shift in range(gap.bit_length())]

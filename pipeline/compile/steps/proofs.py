@@ -200,7 +200,7 @@ class ExtraCalls:
             return self.bitwise or repeats_bits(request, graph)
 
         thread_safe = discovery.capabilities_of(request.backend).thread_safe
-        checks = magnitude_checks(pair, self.shapes.inputs, golden) if golden_passed else ()
+        checks = magnitude_checks(pair, shapes, golden, allowance) if golden_passed else ()
         return (*checks, *call_checks(pair, shapes, golden, request.seed, allowance, bits, golden_passed, thread_safe))
 
 
@@ -261,8 +261,8 @@ class CheckEngine:
         with open_reference(store, graph, golden, self.answers) as reference:
             limits = CompiledLimits(graph, request, self.limits, workdir)
             staged_limits = limits(reference, golden)
-            usual_drifts: dict[str, Drift] = {}
-            drift = drift_checks("engine", reference, actual, golden, staged_limits, spreads, usual_drifts)
+            usual: dict[str, Drift] = {}
+            drift = drift_checks("engine", reference, actual, golden, staged_limits, spreads, usual)
             drift += check_free_running(
                 "engine", (reference, actual), golden.sequences, partial(as_written, steps=True), limits, course
             )
@@ -270,7 +270,7 @@ class CheckEngine:
             size_limits = limits_at_other_sizes(spreads.at("engine"), self.metrics)
             budget = default_budget("engine", request.precision)
             fuzz_sides = FuzzSides(
-                reference, actual, request.precision, staged_limits, budget, usual=usual_drifts, other_sizes=size_limits
+                reference, actual, request.precision, staged_limits, budget, None, usual, size_limits, reads_nan(graph)
             )
             compared_s = time.perf_counter() - started_s
             if self.calls:
@@ -325,6 +325,14 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
     if discovery.capabilities_of(request.backend).determinism == "budget" or not request.target.is_cpu:
         return False
     return random_operator(load_outline(graph)) is None
+
+
+def reads_nan(graph: Path) -> bool:
+    """Whether a graph has an operator that tells NaN or infinities from numbers."""
+    from builders.onnx_graphs.bodies import walk_nodes
+    from builders.onnx_graphs.outline import load_outline
+
+    return any(node.op_type in ("IsNaN", "IsInf") for node in walk_nodes(load_outline(graph).graph))
 
 
 def _check_contract(

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.calls.checks import FEW_CALLS, Allowance, call_checks, magnitude_checks
-from validation.fuzz.cases import Groups
+from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, call_checks, magnitude_checks
+from validation.fuzz.cases import Groups, make, parse_only
 from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, StagedLimits
 
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
+
+
+UNHURRIED = Allowance(0.0, 0.0, 0.0, lambda: 0.0)
 
 
 def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -85,16 +89,23 @@ def test_an_engine_that_knows_arrays_again_by_their_address_is_seen() -> None:
     assert failed(checks) == {"calls refilled"} and "in arrays that were refilled" in checks["calls refilled"].case
 
 
-@pytest.mark.parametrize("fault", ["order", "read-only"])
+@pytest.mark.parametrize("fault", ["order", "read-only", "gaps", "odd address", "after an error"])
 def test_an_engine_that_misreads_arrays_as_they_lie_is_seen(fault: str) -> None:
     class Misread(Linear):
+        failed = False
+
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            self.failed = self.failed or "x" not in inputs
             x = inputs["x"]
-            right = x.flags.writeable if fault == "read-only" else x.flags.c_contiguous
+            right = {
+                "order": x.flags.c_contiguous, "read-only": x.flags.writeable, "odd address": x.flags.aligned,
+                "gaps": min(x.strides) == x.itemsize, "after an error": not self.failed,
+            }[fault]  # fmt: skip
             return {"y": (x if right else x.ravel("K").reshape(x.shape) + (fault != "order")) @ WEIGHTS}
 
     checks = tried(Misread())
-    assert failed(checks) == {"calls refilled"} and "Fortran" in checks["calls refilled"].case
+    assert failed(checks) == {"calls refilled"}
+    assert ("refilled" if fault == "after an error" else "Fortran") in checks["calls refilled"].case
 
 
 def test_a_number_is_no_vector_in_any_order() -> None:
@@ -151,14 +162,6 @@ def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> No
     assert f"; {found.value:.0f} of {made} calls with 8 inputs" in found.note
 
 
-def test_the_odds_of_missing_a_rare_fault_are_those_of_the_calls_that_were_made() -> None:
-    note = tried(Linear())["calls repeated"].note
-    made = int(note.partition(" calls with")[0])
-    for share, words in ((100, "1 of 100 calls"), (1000, "1 of 1,000 calls")):
-        odds = (1 - 1 / share) ** made
-        assert f"a fault in {words} would be missed with a probability of {odds:.2g}" in note
-
-
 @pytest.mark.parametrize("wrong", [lambda n: n % 300 == 0, lambda n: n >= 500], ids=["each 300th", "from 500 on"])
 def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong) -> None:
     def calls_of(candidate: object) -> Check:
@@ -198,7 +201,7 @@ def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
     assert "calls repeated" in failed(tried(Linear(noise), seconds=0.3, bits=lambda: False))
 
 
-def test_one_sample_alone_is_tried_with_half_of_it() -> None:
+def test_one_sample_alone_is_tried_with_minus_it() -> None:
     golden = freeze([{"x": GOLDEN[0]["x"][:1].repeat(4, 0)}], SPECS, DIMS, Linear().run)
     checks = tried(Linear(), golden=golden)
     assert failed(checks) == set()
@@ -223,7 +226,7 @@ def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> No
 
 def moved(candidate: object, **changes: object) -> list[Check]:
     pair = replace(FuzzSides(Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET), **changes)  # type: ignore[arg-type]
-    return list(magnitude_checks(pair, SPECS, SEEN))
+    return list(magnitude_checks(pair, (SPECS, DIMS), SEEN, UNHURRIED))
 
 
 @pytest.mark.parametrize("where", [6, 100, "negative"])
@@ -245,16 +248,51 @@ def test_an_engine_that_is_wrong_at_other_magnitudes_or_signs_is_seen(where: int
 
 
 def test_an_answer_that_is_stored_by_the_first_row_and_one_of_small_values_are_seen() -> None:
-    known: dict[bytes, np.ndarray] = {}
+    def stored_by(row: int, batch: int) -> Linear:
+        known: dict[bytes, np.ndarray] = {}
+        return Linear(lambda x, y: known.setdefault(x[row].tobytes(), y) if len(x) == batch else y)
 
-    def by_first_row(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return known.setdefault(x[:1].tobytes(), y)
-
-    stored = Linear(by_first_row)
-    stored.run(SEEN.cases[0].inputs)
+    by_first_row, by_last_row = stored_by(0, 4), stored_by(-1, 16)
+    by_first_row.run(SEEN.cases[0].inputs)
     small = Linear(lambda x, y: np.where(np.abs(x).max(-1, keepdims=True) < 0.01, 0, y).astype(np.float32))
-    cases = [moved(each)[0].case for each in (stored, small)]
-    assert [case.rpartition("=")[2] for case in cases] == ["repeated", "small"]
+    cases = [moved(each)[0].case for each in (by_first_row, by_last_row, small)]
+    assert [case.partition("values=")[2].partition(" ")[0] for case in cases] == ["repeated", "mixed", "small"]
+
+
+def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_told() -> None:
+    def rare(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        hits = np.array([len(x) > 4 and crc32(row.tobytes()) % 50 == 1 for row in x])
+        return np.where(hits[:, None], y * np.float32(1.1), y)
+
+    (check,) = moved(Linear(rare))
+    assert not check.passed and "values=mixed" in check.case
+    x = make(parse_only(check.case, DIMS), SPECS, Groups(SEEN), VALUES_SEED, "fp32")["x"]
+    assert (rare(x, x @ WEIGHTS) != x @ WEIGHTS).any(), "the case that the check names has the fault"
+    note = moved(Linear())[0].note
+    count = int(note.partition(" mixed samples: ")[0].rpartition(" ")[2])
+    assert 200 < count <= 256 and f"1 of 1,000 inputs would be missed with a probability of {0.999**count:.2g}" in note
+
+
+@pytest.mark.parametrize("spoiled", [np.isnan, np.isinf], ids=["NaN", "infinities"])
+def test_what_a_sample_of_nan_or_infinities_does_to_others_and_to_later_calls_is_seen(spoiled) -> None:
+    hurt: list[bool] = []
+
+    def poisoned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        hurt.append(spoiled(x).any())
+        return y + (any(hurt) and np.isfinite(x).all())
+
+    leaking = moved(Linear(lambda x, y: y + spoiled(x).any()))[0]
+    assert not leaking.passed and leaking.case.endswith("nan" if spoiled is np.isnan else "infinite")
+    assert not moved(Linear(poisoned))[0].passed
+
+    def dropped(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.where(np.isfinite(x).all(1, keepdims=True), y, 0).astype(np.float32)
+
+    told = moved(Linear(dropped))[0]
+    assert told.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in told.note
+    for reads_nan in (False, True):
+        (other,) = moved(Linear(), reference=Linear(dropped), reads_nan=reads_nan)
+        assert other.passed is not reads_nan, "a graph that asks for NaN says what its answer is"
 
 
 @pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
@@ -276,7 +314,7 @@ def test_a_mask_that_hides_nothing_in_the_golden_data_and_is_left_out_is_seen(ki
 
     def check_of(heeds: bool) -> Check:
         pair = FuzzSides(Masked(True), Masked(heeds), "fp32", StagedLimits.of(BUDGET), BUDGET)
-        (check,) = magnitude_checks(pair, specs, golden)
+        (check,) = magnitude_checks(pair, (specs, DIMS), golden, UNHURRIED)
         return check
 
     assert check_of(True).passed and "cleared" in check_of(True).note
@@ -290,8 +328,9 @@ def test_what_is_ill_conditioned_or_not_finite_there_is_not_judged() -> None:
 
     class Other(Wild):
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            repeated = (inputs["x"] == inputs["x"][:1]).all()
-            return super().run({"x": inputs["x"] * np.float32(1 if repeated else 1 + 1e-6)})
+            x, mixed = inputs["x"], DIMS[0].max
+            right = len(x) == mixed or (x == x[:1]).all() or not np.isfinite(x).all()
+            return super().run({"x": x * np.float32(1 if right else 1 + 1e-6)})
 
-    assert moved(Other(), reference=Wild())[0].note == "golden data repeated"
+    assert "golden data repeated, nan, infinite, mixed;" in moved(Other(), reference=Wild())[0].note
     assert not moved(Linear(lambda x, y: y + 1))[0].passed, "what is well-conditioned is judged"

@@ -122,7 +122,7 @@ def test_an_engine_that_breaks_outside_instead_of_refusing_fails() -> None:
 
 def test_a_nan_that_leaks_over_the_batch_is_found_and_one_that_stays_is_not() -> None:
     report = tried(Linear(lambda x, y: y + 0 * x.sum()), count=0)
-    assert {item.case.values for item in report.failed} == {"nan"}
+    assert {item.case.values for item in report.failed} == {"nan", "infinite"}
     assert dict(report.smallest[0][1].case.sizes) == {"batch": 2}
     swallowed = tried(Linear(lambda x, y: np.nan_to_num(y)), count=12)
     assert swallowed.failed == ()
@@ -145,7 +145,17 @@ def test_values_are_what_their_kind_says() -> None:
     assert 0 < np.abs(drawn["denormal"]).min() <= np.abs(drawn["denormal"]).max() < np.finfo(np.float32).tiny
     assert np.isfinite(drawn["extreme"] ** 2).all() and np.abs(drawn["extreme"]).min() > 1e19
     assert np.abs(make(FuzzCase((("batch", 4),), "extreme"), SPECS, GOLDEN, 0, "fp16")["x"]).max() < 256
-    assert np.isnan(drawn["nan"]).all(1).sum() == np.isnan(drawn["nan"]).any(1).sum() == 1
+    for kind, is_it in (("nan", np.isnan), ("infinite", np.isinf), ("blank", np.logical_not)):
+        assert is_it(drawn[kind]).all(1).sum() == is_it(drawn[kind]).any(1).sum() == 1
+    masked = [group | {"mask": np.ones((4, 4), np.float32)} for group in GOLDEN]
+    specs = (*SPECS, TensorSpec("mask", "float32", ("batch", 4)))
+    assert all(
+        make(FuzzCase((("batch", 4),), kind), specs, masked, 0, "fp32")["mask"].all() for kind in ("blank", "mixed")
+    )
+    mixed = [make(FuzzCase((("batch", 8),), "mixed", draw=nth), SPECS, GOLDEN, 0, "fp32")["x"] for nth in range(3)]
+    real = np.concatenate([group["x"] for group in GOLDEN])
+    assert all((real.min(0) <= x).all() and (x <= real.max(0)).all() and np.isin(x, real).mean() < 0.5 for x in mixed)
+    assert [(mixed[0] == other).all(1).sum() for other in mixed[1:]] == [3, 0]
 
 
 def test_denormals_may_be_flushed_to_zero_and_may_not_become_something_else() -> None:
@@ -197,4 +207,5 @@ def test_integers_keep_to_the_range_of_the_golden_data() -> None:
     assert set(drawn["extreme"].flat) == {5, 9}
     assert set(drawn["ones"].flat) == {1}
     assert set(drawn["denormal"].flat) <= {5, 6, 7, 8, 9}
+    assert set(drawn["mixed"].flat) <= {5, 6, 7, 8, 9} and 5 in drawn["mixed"][:, 1:]
     assert {value.dtype for value in drawn.values()} == {np.dtype(np.int64)}
