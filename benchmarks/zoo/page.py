@@ -113,8 +113,8 @@ def _summary(rows: Sequence[Sequence[str]]) -> str:
         for row in cells
     ]
     return (
-        f"{count} of {total} graphs were run. Proven are: {', '.join(texts)}. {sum(is_whole)} graphs have no edit and no\n"
-        "failure in fp32 and fp16."
+        f"{count} of {total} graphs were run. Proven are: {', '.join(texts)}. {sum(is_whole)} graphs have no edit and\n"
+        "no failure in fp32 and fp16."
     )
 
 
