@@ -245,6 +245,7 @@ _SOURCE = {
 }
 _WORDS: Schema = {"type": "array", "items": {"type": "string"}}
 _LUN: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
+_OBJECT = closed({"apiGroup": _TEXT, "kind": _TEXT, "name": NAME}, "kind", "name")
 # A claim that lives as long as its pod.
 _CLAIM = closed(
     {
@@ -252,8 +253,14 @@ _CLAIM = closed(
         "spec": closed(
             {
                 "accessModes": listed({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
-                "resources": closed({"requests": closed({"storage": _SIZE}, "storage")}, "requests"),
+                "resources": closed(
+                    {"requests": closed({"storage": _SIZE}, "storage"), "limits": closed({"storage": _SIZE})}, "requests"
+                ),
+                "selector": SELECTOR,
+                "dataSource": _OBJECT,
+                "dataSourceRef": _OBJECT,
                 "storageClassName": NAME,
+                "volumeAttributesClassName": NAME,
                 "volumeMode": {"const": "Filesystem"},
             },
             "accessModes",

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def _in_order(names: Iterator[str]) -> list[str]:
     for name in sizes:
         graph = KNOWN["graphs"][name]
         if "package" in graph:
-            sizes[name] = make_model(name, graph).stat().st_size
+            with suppress(Exception, SystemExit):  # `take` says why
+                sizes[name] = make_model(name, graph).stat().st_size
     return sorted(sizes, key=lambda name: sizes[name])
 
 
@@ -62,19 +64,20 @@ def take(name: str, graph: Mapping[str, Any], backends: list[str], peers: bool, 
     """Build one graph with each backend, and judge it beside the peers; the results are files in its folder."""
     folder = FOLDER / name
     backends = [backend for backend in backends if again or not (folder / f"result-{backend}.json").exists()]
+    peers = peers and (again or not read(name, "peers.json").get("onnxruntime int8"))
     if not backends and not peers:
         return
-    drafted = {}
+    draft = {}
     if backends:
         try:
             model = make_model(name, graph)
             write_requests(model, graph)
-            drafted = init(model, backends, longest_s)
+            draft = init(model, backends, longest_s)
         except (Exception, SystemExit) as error:
-            drafted = {"error": f"{type(error).__name__}: {error}"[:600], "code": 1}
+            draft = {"error": f"{type(error).__name__}: {error}"[:600], "code": 1}
     for backend in backends:
-        result = drafted if drafted.get("error") else build(folder, backend, longest_s)
-        result = {**result, "init": drafted, "date": time.strftime("%Y-%m-%d")}
+        result = draft if draft.get("error") else build(folder, backend, longest_s)
+        result = {**result, "init": draft, "date": time.strftime("%Y-%m-%d")}
         (folder / f"result-{backend}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"{name} {backend}: {'; '.join(summarize(result))}", flush=True)
     try:
@@ -93,7 +96,7 @@ def summarize(result: Mapping[str, Any]) -> list[str]:
 
 def _has_traceback(name: str) -> bool:
     results = [read(name, path.name) for path in (FOLDER / name).glob("result-*.json")]
-    return any(result.get("traceback") or result["init"].get("traceback") for result in results)
+    return any(result.get("traceback") or result.get("init", {}).get("traceback") for result in results)
 
 
 if __name__ == "__main__":

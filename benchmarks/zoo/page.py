@@ -60,7 +60,7 @@ def write_page(path: Path) -> None:
     )
     others = {name: found for name in results if any(found := [read(name, f"result-{b}.json") for b in _BACKENDS])}
     statuses = [[name, *map(_statuses, found)] for name, found in others.items()]
-    said = [
+    remarks = [
         [name, backend, text]
         for name, found in others.items()
         for backend, result in zip(_BACKENDS, found, strict=True)
@@ -69,7 +69,7 @@ def write_page(path: Path) -> None:
     parts = [_HEAD.format(summary=_summary(rows)) + "\n".join(_table(_RESULTS, rows)), "## Not proven\n"]
     parts += [*_table(_REASONS, reasons), "## Other backends\n", _OTHER_TEXT]
     parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, others))]
-    parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), said, others))]
+    parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, others))]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
@@ -94,10 +94,10 @@ def _read_tables(text: str) -> dict[tuple[str, ...], list[list[str]]]:
     return tables
 
 
-def _join(old_rows: Rows, new_rows: Rows, done: Iterable[str]) -> list[Sequence[str]]:
-    """Rows of the page and new ones, in the order of graphs.yaml; of the graphs `done` only the new ones."""
-    places, replaced = {name: place for place, name in enumerate(KNOWN["graphs"])}, set(done)
-    rows = [*(row for row in old_rows if row[0] in places and row[0] not in replaced), *new_rows]
+def _join(old_rows: Rows, new_rows: Rows, redone: Iterable[str]) -> list[Sequence[str]]:
+    """Rows of the page and new ones, in the order of graphs.yaml; of the graphs `redone` only the new ones."""
+    places, redone_names = {name: place for place, name in enumerate(KNOWN["graphs"])}, set(redone)
+    rows = [*(row for row in old_rows if row[0] in places and row[0] not in redone_names), *new_rows]
     return sorted(rows, key=lambda row: places[row[0]])
 
 
@@ -106,30 +106,30 @@ def _summary(rows: Sequence[Sequence[str]]) -> str:
     count, total = len(rows), len(KNOWN["graphs"])
     texts = []
     for precision in _PRECISIONS:
-        tried = [row[precision] for row in cells if row[precision]]
-        texts.append(f"{precision} {sum(cell.startswith('proven') for cell in tried)} of {len(tried)}")
-    done = [
+        verdicts = [row[precision] for row in cells if row[precision]]
+        texts.append(f"{precision} {sum(cell.startswith('proven') for cell in verdicts)} of {len(verdicts)}")
+    is_whole = [
         row["edits"] == "0" and all(not row[p] or row[p].startswith("proven") for p in ("fp32", "fp16"))
         for row in cells
     ]
     return (
-        f"{count} of {total} graphs were run. Proven are: {', '.join(texts)}. {sum(done)} graphs have no edit and no\n"
-        "failure in fp32 and fp16."
+        f"{count} of {total} graphs were run. Proven are: {', '.join(texts)}. {sum(is_whole)} graphs have no edit and\n"
+        "no failure in fp32 and fp16."
     )
 
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
-    graph, judged = KNOWN["graphs"][name], read(name, "peers.json")
+    graph, scores = KNOWN["graphs"][name], read(name, "peers.json")
     units = {unit["precision"]: unit for unit in result.get("units", ())}
     cells = [
-        f"{units[precision]['status']} {_decibels(judged.get(f'enginesmith {precision}', {}))}".strip()
+        f"{units[precision]['status']} {_decibels(scores.get(f'enginesmith {precision}', {}))}".strip()
         if precision in units
         else ("" if units else "error")
         for precision in _PRECISIONS
     ]
     costs = [f"{result['seconds']:.0f}", str(result["peak_mib"])] if units else ["", ""]
-    peers = [_decibels(judged.get(file, {})) for file in _PEERS]
-    return [name, _origin(graph), graph["kind"], result["date"], "0", *costs, *cells, *peers]
+    peers = [_decibels(scores.get(file, {})) for file in _PEERS]
+    return [name, _origin(graph), graph["kind"], result.get("date", ""), "0", *costs, *cells, *peers]
 
 
 def _decibels(file: Mapping[str, Any]) -> str:

@@ -120,7 +120,9 @@ def print_table(
         if note:
             console.print(Text(visible(note), "dim italic"))
     text = console_output.get()
-    click.echo(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")), nl=False)
+    if not console.is_terminal:
+        text = "\n".join(line.rstrip() for line in text.split("\n"))
+    click.echo(text, nl=False, color=console.is_terminal or None)  # a terminal by FORCE_COLOR, too
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:

@@ -127,6 +127,15 @@ def test_large_numbers_are_written_as_numbers() -> None:
     assert "idleTimeoutSeconds: 2000000" in texts["ray/cluster.yaml"]
 
 
+CLAIM = {
+    "accessModes": ["ReadWriteOnce"],
+    "resources": {"requests": {"storage": "1Gi"}, "limits": {"storage": "2Gi"}},
+    "selector": {"matchLabels": {"disk": "fast"}},
+    "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "seed"},
+    "volumeAttributesClassName": "gold",
+}
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -145,6 +154,8 @@ def test_large_numbers_are_written_as_numbers() -> None:
         ("metrics.resources", {"limits": None, "requests": {"cpu": "1", "memory": "1Gi"}}),
         ("metrics.dashboard.labels", {"grafana_dashboard": None}),
         ("extraVolumes", [{"name": "a", "configMap": {"name": "c", "items": [{"key": "k", "path": "a/..b"}]}}]),
+        ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": CLAIM}}}]),
+        ("metrics.serviceAnnotations", {"helm.sh/resource-policy": "keep"}),
         ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
     ],
 )

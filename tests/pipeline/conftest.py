@@ -12,7 +12,7 @@ from validation import plotting
 # Modules that look into pictures.
 PICTURES = (
     "test_capacity", "test_missed", "test_mixed_precision", "test_pages", "test_quantization_report", "test_selection",
-    "test_traffic", "test_trend",
+    "test_summary", "test_traffic", "test_trend",
 )  # fmt: skip
 
 

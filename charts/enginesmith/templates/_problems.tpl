@@ -78,7 +78,8 @@
 {{- define "enginesmith.problems.annotations" -}}
 {{- $path := .path -}}
 {{- range $name, $_ := .annotations }}
-{{- if regexMatch "^((meta[.])?helm[.]sh|enginesmith[.]io)/" $name }}
+{{- if and (eq $name "helm.sh/resource-policy") (not (regexMatch "(common|pod)Annotations$" $path)) }}{{/* Helm keeps that object. */}}
+{{- else if regexMatch "^((meta[.])?helm[.]sh|enginesmith[.]io)/" $name }}
 {{ $path }}: the chart sets {{ $name }}; remove it
 {{- end }}
 {{- end }}

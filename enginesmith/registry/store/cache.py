@@ -257,7 +257,8 @@ class BlobCache:
                 return
             with suppress(OSError), path.open("rb") as stream:
                 fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+                if os.fstat(stream.fileno()).st_nlink:  # else the name is another file's by now, which may be read
+                    path.unlink()
                 excess_bytes -= size
 
 

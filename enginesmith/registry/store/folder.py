@@ -52,6 +52,11 @@ _DISCARDED = "discarded"
 _OWN = frozenset({_TEMPORARY, _LOCK})
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """An opener for `open`, which waits for nobody at the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 @dataclass(frozen=True)
 class FileStore:
     """The store in the folder `root`, an absolute path (`Store` documents the methods). `open_store` makes one."""
@@ -176,8 +181,11 @@ class FileStore:
         with reachable(f"reading {path}"):
             try:
                 # A buffer of the file's size: one of 64 MiB costs more than reading a small file.
-                with open(path, "rb", buffering=0) as stream:  # noqa: PTH123
-                    content = stream.read(min(os.fstat(stream.fileno()).st_size, MAX_DOCUMENT_BYTES) + 1)
+                with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
+                    file_stat = os.fstat(stream.fileno())
+                    if not stat.S_ISREG(file_stat.st_mode):
+                        raise IntegrityError(f"{path} is no regular file; remove it")
+                    content = stream.read(min(file_stat.st_size, MAX_DOCUMENT_BYTES) + 1)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         if len(content) > MAX_DOCUMENT_BYTES:
@@ -209,7 +217,7 @@ class FileStore:
         with reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
             file.sync()
-            with (self.root / _LOCK).open("ab") as lock_file:
+            with open(self.root / _LOCK, "ab", opener=_open_at_once) as lock_file:
                 fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX)
                 if self.read(key) != expected:
                     return False

@@ -158,7 +158,8 @@ def record(
                 + (f", {recorder.lost} lost" if recorder.lost else "")
             )
         if recorder.failure:
-            raise UnavailableError(recorder.failure.removeprefix(f"{UnavailableError.__name__}: "))
+            kind, _, reason = recorder.failure.partition(": ")
+            raise UnavailableError(reason) if kind == UnavailableError.__name__ else InputError(recorder.failure)
         if recorder.full:
             raise InputError(f"{traffic} is full at {max_mib} MiB; raise --max-mib")
 

@@ -58,8 +58,6 @@ class Suspect:
 
 def find_suspects(judged_units: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
-    from validation.fuzz.cases import NOT_FINITE
-
     suspects: dict[tuple[str, str], Suspect] = {}
     for result in judged_units:
         unit, failed_checks = result.built.unit, result.report.failed if result.report else ()
@@ -81,6 +79,8 @@ def find_suspects(judged_units: Sequence[JudgedUnit]) -> list[Suspect]:
         if "quantization" in drifted_stages and unit.graph.recipe is not None:
             unit_suspects[unit.request.model] = Suspect("quantization", result.built, ())
         if "engine" in drifted_stages and discovery.capabilities_of(unit.request.backend).opens_parts:
+            from validation.fuzz.cases import NOT_FINITE
+
             beside_cases = (check.case for check in failed_checks if check.name in ("sizes", "magnitudes"))
             cases = tuple(case for case in beside_cases if not case.endswith(NOT_FINITE))
             unit_suspects[unit.name] = Suspect("engine", result.built, (), cases)

@@ -282,14 +282,19 @@ def quantize(
         if graph.recipe is None or graph.idle:  # an idle one is refused
             return graph
         graph = replace(graph, proof=_check_graph(export, graph, observed_ranges, work))
-        if variant.precision in ("fp16", "bf16") and graph.proof.failed and not variant.native_io:
-            wide_graph = write_graph(variant, export, ranges, choices, work, wide_ends=True)
-            if not wide_graph.idle:
-                wide_graph = replace(wide_graph, proof=_check_graph(export, wide_graph, observed_ranges, work))
-                return graph if wide_graph.proof.failed else wide_graph
-        return graph
+        if variant.precision not in ("fp16", "bf16") or not graph.proof.failed or variant.native_io:
+            return graph
     except EnginesmithError as error:
         return _unwritten(variant, export, fail_step(f"graph {variant.name}", error, work.context))
+    try:
+        wide_graph = write_graph(variant, export, ranges, choices, work, wide_ends=True)
+        if wide_graph.idle:
+            return graph
+        wide_graph = replace(wide_graph, proof=_check_graph(export, wide_graph, observed_ranges, work))
+        return graph if wide_graph.proof.failed else wide_graph
+    except EnginesmithError as error:
+        fail_step(f"graph {variant.name} with its last nodes in fp32", error, work.context)
+        return graph
 
 
 def _unwritten(variant: GraphVariant, export: Exported, failure: StepFailure) -> Graph:

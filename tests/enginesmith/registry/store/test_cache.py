@@ -1,3 +1,4 @@
+import fcntl
 import hashlib
 import os
 from functools import partial
@@ -93,6 +94,21 @@ def test_threads_that_fill_and_evict_always_see_whole_blobs(tmp_path: Path) -> N
 
     run_threads(partial(use, seed) for seed in range(4))
     assert wrong == []
+
+
+def test_a_file_that_came_again_before_the_old_one_was_locked_is_not_evicted(tmp_path, monkeypatch):
+    cache, lock = BlobCache(tmp_path / "cache", limit_bytes=250), fcntl.flock
+    path = cache.folder / "blobs" / put(cache, b"a" * 200)
+
+    def replace_and_lock(fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_NB and os.fstat(fd).st_size == 200:
+            path.unlink()
+            path.write_bytes(b"a" * 200)
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_and_lock)
+    put(cache, b"b" * 100)
+    assert path.is_file()
 
 
 def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

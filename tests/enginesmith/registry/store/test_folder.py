@@ -200,3 +200,13 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
     blob.mkdir()
     with pytest.raises(UnavailableError, match=f"{blob} is a folder where a file belongs: choose"):
         store.put_bytes(b"x")
+
+
+def test_a_pipe_in_the_place_of_a_document_or_of_the_lock_holds_nobody_up(store: FileStore) -> None:
+    os.mkfifo(store.root / "index.json")
+    with pytest.raises(IntegrityError, match="no regular file"):
+        store.read("index.json")
+    (store.root / "lock").unlink(missing_ok=True)
+    os.mkfifo(store.root / "lock")
+    with pytest.raises(UnavailableError, match="writing"):
+        store.create("models/a.json", b"{}")

@@ -1,5 +1,6 @@
 """The steps of a small model, run in this process, so that one can see what each calls and what it is given."""
 
+import gc
 import json
 import sys
 import tempfile
@@ -86,11 +87,13 @@ def traced(called: set[tuple[str, str]]) -> Iterator[None]:
         if event == "call" and written and name.partition(".")[0] in PACKAGES and not is_behind(frame):
             called.add((name, code.co_qualname.partition(".")[0]))
 
+    gc.disable()  # a generator that another test left half-used is resumed, so called, when it is collected
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 def is_behind(frame: FrameType | None) -> bool:
