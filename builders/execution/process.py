@@ -368,10 +368,7 @@ class _Observer:
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:
-        """Tell what is left, and the usage. cpu_s: its CPU time.
-
-        An OSError on the way is passed over for the job's own error.
-        """
+        """Tell what is left, and the usage with this CPU time. An OSError gives way to the job's own error."""
         previous_bytes = -1
         with suppress(OSError):
             while previous_bytes != self._seen_bytes:

@@ -98,10 +98,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
-    """The model and the channel of `name:CHANNEL`; with a default, `name` alone is that channel of it.
-
-    Raises UnknownNameError.
-    """
+    """Model and channel of `name:CHANNEL`; with a default, `name` alone is that channel. Raises UnknownNameError."""
     reference = parse_reference(text)
     channel = default if reference.version is None and reference.channel is None else reference.channel
     if channel is None:

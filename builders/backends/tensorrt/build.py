@@ -138,10 +138,7 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
 
 
 def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
-    """One cache with the content of both.
-
-    Raises EnginesmithError when TensorRT does not merge them.
-    """
+    """One cache with the content of both. Raises EnginesmithError when TensorRT does not merge them."""
     reason = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
@@ -299,10 +296,7 @@ class TensorRTEdition:
         return cuda.explain_missing_gpu(target)
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        """Load an engine on the first GPU that fits.
-
-        Raises as `check_compatible` does, before anything is loaded. Never run on a GPU.
-        """
+        """Load an engine on the first GPU that fits. Raises as `check_compatible`, before that. Never run on a GPU."""
         from builders.backends.tensorrt.session import open_engine
 
         check_compatible(self, engine)

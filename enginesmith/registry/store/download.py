@@ -264,10 +264,7 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
 
 
 class ConnectionScaler:
-    """Decides how many connections to add from the rate of finished requests. began: time in seconds of any clock.
-
-    max_connections: in all.
-    """
+    """Decides from the rate of finished requests how many connections to add. began: time in seconds of any clock."""
 
     def __init__(self, began: float, max_connections: int = MOST_CONNECTIONS) -> None:
         self._most = max_connections
