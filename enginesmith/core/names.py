@@ -51,8 +51,7 @@ def is_suffix(text: str) -> bool:
 
 
 def is_graph_name(text: str) -> bool:
-    """Whether `text` may name a graph or a function of an ensemble: a name without '.', which ends it in
-    'GRAPH.OUTPUT'."""
+    """Whether `text` may name an ensemble's graph or function: without '.', which ends it in 'GRAPH.OUTPUT'."""
     return _GRAPH_NAME.fullmatch(text) is not None
 
 

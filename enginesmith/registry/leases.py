@@ -336,8 +336,7 @@ def hold_lease(
 
 @contextmanager
 def keep_renewing(renew: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Call `renew` in a thread every `every_s` seconds while the block runs; what the registry refuses is left to the
-    next time."""
+    """Call `renew` in a thread every `every_s` seconds while the block runs; refusals are left to the next time."""
     stop_event = Event()
 
     def work() -> None:

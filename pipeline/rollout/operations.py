@@ -410,8 +410,7 @@ class ServingStatus:
     now: datetime
 
     def find_problem(self, report: NodeReport) -> str:
-        """What is wrong with a node: 'silent', its failure, or a version that the channel does not lead to; '' for
-        nothing."""
+        """What is wrong with a node: 'silent', its failure, or a version that the channel does not lead to; else ''."""
         if report.is_silent(self.now, OUTSIDE_SILENT_S):
             return "silent"
         if report.failure or report.version in self.channel.served.values():

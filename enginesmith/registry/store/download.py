@@ -113,8 +113,7 @@ def _blocks(fd: int, part: BlobPart) -> Iterator[bytes]:
 
 @contextmanager
 def _open_journal(path: Path, facts: dict[str, object]) -> Iterator[tuple[set[int], int]]:
-    """Open the journal of the blob that `facts` describes; gives the numbers of complete parts, and a descriptor to
-    append to.
+    """Open the journal of the blob of these facts; gives the numbers of complete parts, and a descriptor to append to.
 
     The first line is `facts` as JSON, each further line a number; an incomplete last line counts for nothing. It is not
     synced: the final digest finds what a power failure did to it.
