@@ -80,7 +80,7 @@ def capabilities_of(name: str) -> Capabilities:
 
 
 def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
-    """Why a backend cannot build a model with so many bytes of weights in files of their own; None when it can."""
+    """Why a backend cannot build a model with so many bytes of weights in own files; None when it can, and for 0."""
     if not size_bytes or backend.capabilities.shards:
         return None
     return (
