@@ -110,8 +110,7 @@ def read_file(path: Path, digest: str) -> bytes:
 
 
 def find_engine(description: Path, document: Mapping[str, object]) -> Path:
-    """The engine's file, links followed. document: the content of its description. Raises DataError for a description
-    without one."""
+    """The engine's file, links followed. document: its description's content. Raises DataError where it names none."""
     return find_file(description.parent, decode_description(document, _EngineFile, description).file)
 
 
@@ -133,8 +132,7 @@ def check_engine(description: Path, document: Mapping[str, object]) -> Path:
 
 
 def find_libraries(description: Path, document: Mapping[str, object]) -> list[Path]:
-    """The libraries with operators of an engine of ONNX Runtime, for this machine, each checked. Raises as
-    `find_library`."""
+    """The checked libraries of operators of an ONNX Runtime engine for this machine. Raises as `find_library`."""
     requirements = decode_description(document, _Requirements, description).requires
     libraries = [library for library in requirements if isinstance(library, Library) and library.entry == LIBRARY_ENTRY]
     return [find_library(description.parent, library) for library in libraries]

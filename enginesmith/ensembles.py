@@ -394,8 +394,7 @@ def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
 
 
 def feed(graph: EnsembleGraph, inputs: Tensors, graph_answers: Tensors, before: Sequence[str]) -> dict[str, Array]:
-    """The inputs of a graph. graph_answers: what the graphs before it (`before`) gave. Raises DataError for one that
-    is not there."""
+    """The inputs of a graph. graph_answers: of the graphs before it (`before`). Raises DataError for a missing one."""
     graph_inputs: dict[str, Array] = {}
     for spec in graph.inputs:
         source = graph.sources[spec.name]

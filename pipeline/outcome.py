@@ -102,8 +102,7 @@ def engine_of(entry: EngineEntry) -> EngineBlob:
 
 
 def entry_of(build: Unit | Built) -> EngineEntry:
-    """The manifest's entry of a unit before it is judged. One without an engine requires the processor that it is
-    for."""
+    """The manifest's entry of a unit before it is judged. Without an engine it requires the processor it is for."""
     unit, record = (build, None) if isinstance(build, Unit) else (build.unit, build.record)
     request = unit.request
     return EngineEntry(

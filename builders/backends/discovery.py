@@ -80,8 +80,7 @@ def capabilities_of(name: str) -> Capabilities:
 
 
 def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
-    """Why a backend cannot build a model whose weights, so many bytes, lie in files of their own; None when it can, and
-    for no bytes."""
+    """Why a backend cannot build a model with so many bytes of weights in own files; None when it can, and for 0."""
     if not size_bytes or backend.capabilities.shards:
         return None
     return (
@@ -106,8 +105,7 @@ def option_meanings(cls: type[Backend]) -> dict[str, str]:
 def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     """The backend with these options, defaults for the rest.
 
-    Raises UnknownNameError for an unknown backend, InputError for an unknown option or a value of the wrong type
-    or range.
+    Raises UnknownNameError for an unknown backend, InputError for an unknown option or a wrong type or range.
     """
     cls = load(name)
     fields = option_fields(cls)
@@ -147,8 +145,7 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
-    """Raise EnginesmithError where the versions installed here differ from those in the build key: the key would not
-    describe the engine."""
+    """Raise EnginesmithError where installed versions differ from the key's, which would describe another engine."""
     versions, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
     names = sorted(
         (versions.keys() | planned_versions.keys()) - {CPU_KIND}

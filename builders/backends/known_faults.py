@@ -331,8 +331,7 @@ COMPILERS = frozenset(compiler for fault in FAULTS for compiler in fault.compile
 
 
 def find_faults(model: "onnx.ModelProto", compiler: str) -> Iterator[tuple[KnownFault, "onnx.NodeProto", str]]:
-    """Each row of a compiler and a node that it is about, inner graphs included, with 'REASON; REMEDY'. model: its
-    shapes are inferred."""
+    """A compiler's rows and their nodes, in inner graphs too, with 'REASON; REMEDY'. model: with inferred shapes."""
     rows: dict[str, list[KnownFault]] = {}
     for fault in FAULTS:
         if compiler in fault.compilers:
@@ -395,8 +394,7 @@ def _is_reported(fault: KnownFault, request: BuildRequest) -> bool | None:
 
 
 def list_faults(path: Path, compiler: str) -> list[tuple[str, str]]:
-    """(name of the row, "node 'x' (Operator) REASON; REMEDY") of each fault that a compiler is known to make of the
-    graph in a file."""
+    """(name of the row, "node 'x' (Operator) REASON; REMEDY") of a compiler's known faults on a graph."""
     from onnx import shape_inference
 
     from builders.onnx_graphs.outline import load_outline

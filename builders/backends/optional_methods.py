@@ -135,8 +135,7 @@ class TimingCached(Protocol):
     """
 
     def timing_place(self) -> tuple[str, str] | None:
-        """The product (GPU or CPU) and the compiler's version that a cache from here is good for; None where nothing is
-        tuned."""
+        """Product (GPU or CPU) and compiler's version that a cache from here is good for; None without tuning."""
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """One cache with what both know. Raises EnginesmithError when they do not go together."""

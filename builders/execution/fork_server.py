@@ -130,8 +130,7 @@ def _run_job(workdir: Path, lifeline: int, log: int) -> NoReturn:
 
 
 def _kill(pid: int) -> list[float]:
-    """Kill a job's process group, or the process where it does not lead one yet. Its number stays its own until
-    `_take`."""
+    """Kill a job's process group, or the process if it leads none yet. Its number stays its own until `_take`."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:  # it has not come as far as to lead a group

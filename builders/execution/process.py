@@ -69,16 +69,14 @@ def _lines(path: Path) -> list[str]:
 
 
 def held_mib(pid: int) -> float:
-    """Memory of a process and all its descendants without mapped files, in MiB; those that have just ended count
-    nothing."""
+    """MiB of memory of a process and its descendants without mapped files; those that have ended count nothing."""
     if Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
         return sum(map(_held_kib, _family(pid))) / 1024
     return _by_psutil(pid)
 
 
 def _held_kib(pid: int) -> int:
-    """Resident memory of one process without the pages of files; with them where the kernel does not tell them apart
-    (before Linux 4.5)."""
+    """Resident memory of one process without the pages of files, which kernels before Linux 4.5 do not tell apart."""
     fields = dict(line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line)
     resident_kib, mapped_kib = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
     return resident_kib - mapped_kib
@@ -368,10 +366,7 @@ class _Observer:
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:
-        """Tell what is left, and the usage. cpu_s: its CPU time.
-
-        An OSError on the way is passed over for the job's own error.
-        """
+        """Tell what is left, and the usage with this CPU time. An OSError gives way to the job's own error."""
         previous_bytes = -1
         with suppress(OSError):
             while previous_bytes != self._seen_bytes:

@@ -127,8 +127,7 @@ def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
 
 
 def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], results: set[str]) -> None:
-    """Rewrite the divisions with these results. typed: the same graph with inferred types.  outer: name -> element type
-    of values around it."""
+    """Rewrite the divisions with these results. typed: the graph with types.  outer: element types around it."""
     values = (*typed.input, *typed.value_info, *typed.output)
     types = {**outer, **{value.name: value.type.tensor_type.elem_type for value in values}}
     types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
@@ -314,8 +313,7 @@ NO_LIBRARIES = Libraries(())
 
 
 def list_libraries(path: Path) -> Libraries:
-    """The libraries that the graph in a file names; none of another file. Raises ModelError where it names them in
-    another form."""
+    """Libraries that the graph in a file names; none of another file. Raises ModelError for those in another form."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             entries = (field for field in fields(buffer, 0, len(buffer)) if field.number == _METADATA)

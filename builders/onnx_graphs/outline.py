@@ -122,8 +122,7 @@ def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _P
 
 
 def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field], _Parts]:
-    """What gives a weight's bytes, of a large one without its values. places: gets where those of each lie; None:
-    inside."""
+    """What gives a weight's bytes, of a large one without values. places: gets where each one's lie; None: inside."""
 
     def cut(tensor: Field) -> _Parts:
         tensor_fields = list(fields(data, tensor.begin, tensor.end))
@@ -270,8 +269,7 @@ def in_shards(model: ModelProto) -> bool:
 
 
 def link_shards(model: ModelProto, folder: Path) -> None:
-    """Put the shards of a graph into a folder of the same file system, as links; the model names them as files of that
-    folder do, in place."""
+    """Link the shards of a graph into a folder of the same file system; the model, in place, names them there."""
     for tensor in (tensor for tensor in model.graph.initializer if is_external(tensor)):
         file, *span = place_of(tensor)
         shard = folder / Path(file).name

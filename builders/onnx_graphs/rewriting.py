@@ -134,10 +134,7 @@ class Writer:
         return self.last(operator, inputs, [f"{self.node.output[0]}_{len(self.nodes)}"], **attributes)
 
     def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
-        """Add a node with these outputs; the name of the first.
-
-        operator: its type.  inputs, outputs: names.
-        """
+        """Add a node of the type `operator` with these names of inputs and outputs; the name of the first output."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(operator, inputs, outputs, name=self.node.name, **attributes))

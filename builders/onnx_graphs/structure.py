@@ -133,14 +133,12 @@ def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
 
 
 def find_source(graph: GraphProto, name: str) -> str:
-    """The tensor whose values `name` has, moved or cast: an input of the graph where one is handed on; else `name`
-    itself."""
+    """The tensor whose values `name` has, moved or cast: an input of the graph that is handed on, or `name`."""
     return _follow(name, {output: node for node in graph.node for output in node.output if output})
 
 
 def find_tables(graph: GraphProto) -> dict[str, int]:
-    """By input of the graph that indices are taken from, moved or cast: the rows of the smallest constant table that
-    they select from."""
+    """Rows of the smallest constant table that indices select from, by the input that they are, moved or cast."""
     producers = {name: node for node in graph.node for name in node.output if name}
     dims = {tensor.name: tensor.dims for tensor in graph.initializer}
     tables: dict[str, int] = {}

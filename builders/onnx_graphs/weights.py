@@ -88,10 +88,7 @@ def _number(entries: dict[str, str], key: str) -> int:
 
 
 def set_place(tensor: TensorProto, file: str, offset: int, length: int) -> None:
-    """Say, in place, that a tensor's bytes lie there.
-
-    file: name of the file beside the model.  offset, length: in bytes.
-    """
+    """Say, in place, that a tensor's bytes lie in `file` beside the model. offset, length: in bytes."""
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL

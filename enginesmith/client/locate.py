@@ -142,8 +142,7 @@ class VersionLocator:
             self.checked = True
 
     def read_blob(self, digest: str, max_bytes: int) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. max_bytes: as of `Store.read_blob`, which says
-        what is raised."""
+        """A small blob's bytes, verified, from the cache or through it. max_bytes, errors: as of `Store.read_blob`."""
         if self.cache is None:
             return self.store.read_blob(digest, max_bytes)
 

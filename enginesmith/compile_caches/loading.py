@@ -332,8 +332,7 @@ def _requirements(device: str) -> tuple[Requirement, ...]:
 
 
 def _seconds_since_start() -> float:
-    """Wall-clock seconds since this process was started, by the kernel's clocks (proc(5): starttime, uptime); NaN where
-    there is no /proc."""
+    """Wall-clock seconds since this process began, by the kernel (proc(5): starttime, uptime); NaN without /proc."""
     with suppress(OSError, ValueError, IndexError):
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])

@@ -87,10 +87,7 @@ def encode(value: "DataclassInstance") -> dict[str, object]: ...
 @typing.overload
 def encode(value: object) -> object: ...
 def encode(value: object) -> object:
-    """A value as what `json.dumps` takes: dicts, lists, strings, numbers, booleans and None.
-
-    Raises TypeError for a value of another type.
-    """
+    """A value as `json.dumps` takes it: dicts, lists, strings, numbers, booleans, None. Raises TypeError for others."""
     return _encode(value, lambda text: {_FLOAT: text})
 
 

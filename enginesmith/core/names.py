@@ -51,8 +51,7 @@ def is_suffix(text: str) -> bool:
 
 
 def is_graph_name(text: str) -> bool:
-    """Whether `text` may name a graph or a function of an ensemble: a name without '.', which ends it in
-    'GRAPH.OUTPUT'."""
+    """Whether `text` may name an ensemble's graph or function: without '.', which ends it in 'GRAPH.OUTPUT'."""
     return _GRAPH_NAME.fullmatch(text) is not None
 
 
@@ -98,10 +97,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
-    """The model and the channel of `name:CHANNEL`; with a default, `name` alone is that channel of it.
-
-    Raises UnknownNameError.
-    """
+    """Model and channel of `name:CHANNEL`; with a default, `name` alone is that channel. Raises UnknownNameError."""
     reference = parse_reference(text)
     channel = default if reference.version is None and reference.channel is None else reference.channel
     if channel is None:

@@ -60,8 +60,7 @@ def run_command(
 
 
 def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: float) -> bytes:
-    """What a command prints until it has ended. end: the latest time of it, by the monotonic clock. Raises
-    TimeoutExpired."""
+    """What a command prints until its end. end: the latest, by the monotonic clock. Raises TimeoutExpired."""
     buffer = bytearray()
     with selectors.DefaultSelector() as selector:
         if process.stdout:

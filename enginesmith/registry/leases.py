@@ -177,10 +177,7 @@ def _update(
 
 
 def unmark(store: Store, names: Iterable[str]) -> None:
-    """Remove the marks of names, reading only the shards that may hold them.
-
-    Raises ConflictError when one of the names is going.
-    """
+    """Remove the marks of names, reading only shards that may hold them. Raises ConflictError when a name is going."""
     shard_names = by_shard(names)
     marked_shards = read_state(store).shards if shard_names else ()
     shard_names = {shard: names_in_shard for shard, names_in_shard in shard_names.items() if shard in marked_shards}
@@ -339,8 +336,7 @@ def hold_lease(
 
 @contextmanager
 def keep_renewing(renew: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Call `renew` in a thread every `every_s` seconds while the block runs; what the registry refuses is left to the
-    next time."""
+    """Call `renew` in a thread every `every_s` seconds while the block runs; refusals are left to the next time."""
     stop_event = Event()
 
     def work() -> None:

@@ -1,5 +1,4 @@
-"""The manifest: one immutable document that describes a version and names its blobs by digest; and versions of several
-graphs."""
+"""The manifest: one immutable document that describes a version and names its blobs by digest; and ensembles."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -341,8 +340,7 @@ def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
 
 
 def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
-    """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for a blob that is
-    none."""
+    """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for another blob."""
     with explain_damage(f"engine {digest} of an ensemble", "build it again"):
         return parse_as(store.read_blob(digest, MAX_ENSEMBLE_BYTES), MAX_ENSEMBLE_BYTES, _EnsembleEngine).engines
 

@@ -22,8 +22,7 @@ _Places = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Fill:
-    """One step of padding an array. into: the places that are filled, with `value`, or with a copy of the places
-    `source`."""
+    """One step of padding an array. into: the places that are filled, with `value` or a copy of the places `source`."""
 
     into: _Places
     value: Array | None
@@ -32,8 +31,7 @@ class _Fill:
 
 @dataclass(frozen=True)
 class _PaddedArray:
-    """How one input is padded: to `shape`, where its own entries are at `place`. zeros: whether all the rest is 0; then
-    there are no `fills`."""
+    """How an input is padded: to `shape`, its own entries at `place`. zeros: all the rest is 0, without `fills`."""
 
     name: str
     shape: Shape

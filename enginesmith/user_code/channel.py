@@ -43,8 +43,7 @@ class _PublishedSource(SourceFileLoader):
 
 
 class PublishedModules:
-    """Finds the modules of some files. files: bytes by path, relative to `root`.  folders: of absolute imports, below
-    it."""
+    """Finds the modules of files. files: bytes by path, relative to `root`.  folders: of absolute imports, below it."""
 
     def __init__(self, root: Path, files: Mapping[str, bytes], folders: tuple[str, ...]) -> None:
         self._root, self._files, self._folders = root, files, folders

@@ -168,8 +168,7 @@ class Forecaster:
         return replace(row, greatest=greatest_rate, machines=machines, per_million=self._cost(price, machines))
 
     def greatest(self, kind: TimedEngineKind, limit: LatencyLimit) -> GreatestRate | None:
-        """The greatest rate of one machine; None where no rate keeps the limit. Raises DataError for sizes that were
-        not timed."""
+        """The greatest rate of one machine; None where none keeps the limit. Raises DataError for sizes not timed."""
         times, max_batches = self._times_of(kind)
         policies = policies_to_try(limit, max_batches, self.serving.wait_s)
         return find_greatest_rate(self.asked.workloads, times, limit, policies)

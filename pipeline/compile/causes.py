@@ -248,10 +248,7 @@ class Causes:
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:
-    """Why an engine has to be built, compared with the one built last for the same unit.
-
-    causes: what changed in what the graph is made from.
-    """
+    """Why an engine is built, compared with the unit's last. causes: what changed in what the graph is made from."""
     if before is None:
         return "no engine for this unit yet"
     has_new_graph = before.model != now.model

@@ -117,8 +117,7 @@ def on_record(run: Run) -> OnRecord:
 
 
 def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | None, run: Run) -> OnRecord:
-    """The same with searched graphs in the place of those that missed their limits; without these where the search is
-    not on record."""
+    """The same with searched graphs for those that missed their limits; without these where no search is on record."""
     if not any(graph.proof.failed for graph in records.graphs):
         return records
     searched_graphs, searches = list[Graph](), list[MissedGraphs]()

@@ -87,8 +87,7 @@ class PlanCandidate:
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
-    """Every target, backend and precision of the spec that the run asks for and the backend builds for, in the spec's
-    order."""
+    """Every target, backend and precision that the run asks for and the backend builds for, in the spec's order."""
     compilers = [backends.configure(name, options) for name, options in spec.backends.items()]
     is_tuning = any(compiler.capabilities.tunes_on_target and compiler.versions() for compiler in compilers)
     workers = dict(selection.workers)

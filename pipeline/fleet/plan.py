@@ -87,10 +87,7 @@ class FleetPlan:
 def make_plan(
     fleet: Fleet, versions: Sequence[Served], catalog: Catalog, change: StateChange, predict: Predictor
 ) -> FleetPlan:
-    """Compare the fleet with what it would be.
-
-    Raises InputError for more nodes to remove than there are.
-    """
+    """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
     present_catalog = replace(catalog, planned=())
     remaining_groups: Sequence[NodeGroup] = fleet.groups
     for target, count in change.remove:

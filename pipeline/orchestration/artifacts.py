@@ -23,8 +23,7 @@ ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "rea
 
 
 def api_problem(error: Exception, url: str | None) -> str | None:
-    """What is wrong with the Prefect API at `url` and the remedy, after this error of its client; None: nothing that is
-    known."""
+    """What is wrong with the Prefect API at `url` and the remedy, after this error of its client; None: not known."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         remedy = "set PREFECT_API_AUTH_STRING (USER:PASSWORD), or PREFECT_API_KEY for Prefect Cloud"

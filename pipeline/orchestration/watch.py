@@ -71,10 +71,7 @@ def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob
 
 
 def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> SentEvent | None:
-    """Send a step of a rollout; None for one that has no event. action: as `Advance.action`.  why: in words.
-
-    Raises UnavailableError.
-    """
+    """Send a step of a rollout; None for one without an event. action: as `Advance.action`. Raises UnavailableError."""
     events = {"wave": ADVANCED, "halted": HALTED, "aborted": HALTED, "done": DONE}
     if action not in events:
         return None

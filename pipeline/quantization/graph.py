@@ -47,10 +47,7 @@ def tidy(model: ModelProto) -> ModelProto:
 
 
 def tidy_from(model: ModelProto, lowest: int) -> ModelProto:
-    """A tidy model, lifted to opset `lowest` and tidied again where it was older; else the model itself.
-
-    Raises ModelError when it cannot be lifted.
-    """
+    """A tidy model, itself or lifted to opset `lowest` and tidied again. Raises ModelError when it cannot be lifted."""
     raised_model = raise_opset(model, lowest)
     return model if raised_model is model else tidy(raised_model)
 
@@ -102,10 +99,7 @@ def opset_of(model: ModelProto) -> int:
 
 
 def raise_opset(model: ModelProto, lowest: int) -> ModelProto:
-    """The model itself when its opset is at least `lowest`, else a converted copy.
-
-    Raises ModelError when onnx's version converter cannot lift it.
-    """
+    """The model itself, or a copy lifted to opset `lowest`. Raises ModelError when onnx cannot convert it."""
     if opset_of(model) >= lowest:
         return model
     try:
@@ -210,10 +204,7 @@ def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
 
 
 def sort_nodes(graph: GraphProto) -> None:
-    """Sort the nodes topologically; of those that are ready, the first in the old order comes first.
-
-    Raises ModelError on a cycle.
-    """
+    """Sort the nodes topologically, those that are ready in the old order. Raises ModelError on a cycle."""
     nodes = list(graph.node)
     producer_index = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     predecessors = [{producer_index[name] for name in list_reads(node) if name in producer_index} for node in nodes]

@@ -250,10 +250,7 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
 
 
 def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | None) -> RolloutPlan:
-    """The plan of a channel's policy, or the given one.
-
-    Raises InputError where both are there, or neither.
-    """
+    """The plan of a channel's policy, or the given one. Raises InputError where both are there, or neither."""
     policy = policies.of_channel(store, model, channel).rollout
     label = f"{model}:{channel}"
     if policy and stated_plan and stated_plan != policy:
@@ -269,10 +266,7 @@ def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | N
 
 
 def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
-    """Stop a rollout where it is: no further wave opens; gates that fail still halt it.
-
-    Raises InputError where none is running.
-    """
+    """Stop a rollout: no further wave opens, and gates that fail still halt it. Raises InputError where none runs."""
     rollout = _unfinished(store, model, channel)
     if rollout.state != "running":
         raise InputError(f"the rollout of {rollout.where} is {rollout.state}, not running; there is nothing to pause")
@@ -416,8 +410,7 @@ class ServingStatus:
     now: datetime
 
     def find_problem(self, report: NodeReport) -> str:
-        """What is wrong with a node: 'silent', its failure, or a version that the channel does not lead to; '' for
-        nothing."""
+        """What is wrong with a node: 'silent', its failure, or a version that the channel does not lead to; else ''."""
         if report.is_silent(self.now, OUTSIDE_SILENT_S):
             return "silent"
         if report.failure or report.version in self.channel.served.values():

@@ -136,8 +136,7 @@ def _is_recent(data: bytes, now: datetime) -> bool:
 
 
 def make_server(store: Store, address: HttpAddress, clock: Callable[[], float] = time.time) -> HttpServer:
-    """A server of reports, not started. Raises InputError for an address beyond loopback without a token, and as
-    `read_token`."""
+    """A server of reports, not started. Raises as `read_token`, InputError beyond loopback without a token."""
     token = read_token(TOKEN)
     require_token(address, token, TOKEN)
     receiver, remedy = ReportReceiver(store, clock), "give another --listen"

@@ -246,8 +246,7 @@ def _as_bytes(tensor: onnx.TensorProto) -> None:
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with shapes inferred, in place. Raises ModelError where that or the checker fails, or takes too much
-    memory."""
+    """The model with shapes inferred, in place. Raises ModelError where that or the checker fails or lacks memory."""
     check_lengths(model)
     light_model = without_weights(model)
     try:

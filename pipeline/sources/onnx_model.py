@@ -201,10 +201,7 @@ def external_files(path: Path, root: Path) -> tuple[Path, ...]:
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model, with equal bytes for equal models; one with weights in files as a graph with shards beside it.
-
-    Raises ModelError above 2 GB.
-    """
+    """Write a model, equal bytes for equal models; large weights as shards beside it. Raises ModelError above 2 GB."""
     try:
         if has_external(model):
             save_graph(model, path)

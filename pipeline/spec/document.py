@@ -225,8 +225,7 @@ def load_document(path: Path, kind: Kind[M]) -> tuple[M, yaml.Node]:
 
 
 def parse_document(path: Path, text: str, kind: Kind[M]) -> tuple[M, yaml.Node]:
-    """`load_document` of text that was read already; `path` is what messages call it. Raises SpecError with each
-    mistake."""
+    """`load_document` of text that was read; `path` is what messages call it. Raises SpecError with each mistake."""
     root = _compose(path, text, kind)
     try:
         return kind.model.model_validate(_construct(path, root)), root

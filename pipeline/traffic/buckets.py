@@ -107,8 +107,7 @@ _ALWAYS_BUSY = 0.99
 
 @dataclass(frozen=True)
 class ProfilePrice:
-    """The price of one more profile. seconds_a_day: engine seconds that one more profile costs in a day.  words: what
-    it is computed from."""
+    """The price of one more profile. seconds_a_day: in engine seconds per day.  words: what it is computed from."""
 
     seconds_a_day: float
     words: str

@@ -109,10 +109,7 @@ class ObservationTable:
 
 
 def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
-    """Read two files up to their present ends, so that neither grows while the other one is read.
-
-    Raises DataError as `read_observations`.
-    """
+    """Read two files up to their present ends, so that neither grows meanwhile. Raises as `read_observations`."""
     sizes = [path.stat().st_size if path.is_file() else None for path in (candidate, baseline)]
     return read_observations(candidate, sizes[0]), read_observations(baseline, sizes[1])
 

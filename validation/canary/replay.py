@@ -277,8 +277,7 @@ class SegmentSession(Protocol):
     """An engine that answers a segment with as many requests in flight as it was prepared for."""
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Get ready for so many requests at once. warmup: inputs to run before. Raises EnginesmithError where it
-        fails."""
+        """Get ready for so many requests at once. warmup: inputs to run before. Raises EnginesmithError."""
 
     def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:
         """The result of each request behind the lead, in order, up to where the segment ended; all are to be read.

@@ -41,8 +41,7 @@ class MachineOffer:
 
 @dataclass(frozen=True)
 class FleetMix:
-    """Numbers of machines by kind, without those of which there is none. rate: of all of them together.  per_hour: cost
-    of all."""
+    """Numbers of machines by kind, without those of which there is none. rate, per_hour (cost): of all together."""
 
     machines: Mapping[str, int]
     rate: float

@@ -340,10 +340,7 @@ def expected_checks(
     limits: Budget | Budgets | OutputLimits,
     spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
-    """The checks of a session against the golden set's own expected outputs.
-
-    spreads: is filled with how the errors spread.
-    """
+    """The checks of a session against the golden set's own expected outputs. spreads: takes how the errors spread."""
     return drift_checks(stage, None, candidate, golden, limits, spreads)
 
 
@@ -382,11 +379,7 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
 def case_checks(
     stage: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
-    """The checks of one output of one case against a budget.
-
-    expected, actual: of one shape.
-    Raises ValueError when shapes or kinds differ.
-    """
+    """The checks of one output of one case against a budget. Raises ValueError when shapes or kinds differ."""
     measured_drift = MeasuredDrift(measure(expected, actual, decisions=True), budget)
     return tuple(check_of(stage, output, case, value) for value in measured_drift.values())
 

@@ -84,8 +84,7 @@ class Roller:
 
 
 class FreeRunningSession(Session):
-    """A session whose calls take all steps of a sequence, as the cases of `GoldenSequences` are; outputs as in
-    `Roller`."""
+    """A session whose calls take all steps of a sequence, as cases of `GoldenSequences`; outputs as in `Roller`."""
 
     def __init__(self, session: Session, sequences: GoldenSequences) -> None:
         states, steps = sequences.states, tuple(next(iter(sequences.golden.cases)).inputs)

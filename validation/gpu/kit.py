@@ -260,8 +260,7 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
 
 
 def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial]:
-    """Try a folder's engines, those of an ensemble's graphs first; those that cannot run here are skipped with the
-    reason."""
+    """Try a folder's engines, those of an ensemble's graphs first; those that cannot run here are skipped, with why."""
     for graph in bundle.graphs.values():
         yield from _prove_folder(bench, graph)
     _, golden = load_cases(bundle.folder)

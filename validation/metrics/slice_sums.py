@@ -339,10 +339,7 @@ def _peak(values: Array) -> float:
 
 
 def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> Iterator[Part]:
-    """The sums over spans of the flattened arrays.
-
-    expected, actual: of one shape.  exponent: sums are in units of 2^exponent.
-    """
+    """The sums over spans of the flattened arrays, which have one shape, in units of 2^exponent."""
     shape, offset = expected.shape, 0
     if not (expected.flags.c_contiguous and actual.flags.c_contiguous):  # a flat view would copy them whole
         for e, a in pairs_of(expected, actual, CHUNK):

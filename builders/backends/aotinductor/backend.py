@@ -224,8 +224,7 @@ def _compiler_version(path: str, _changed_ns: int) -> str | None:
 
 
 def check_members(path: Path) -> None:
-    """Raise EnginesmithError for a package that is none, or holds more than compiled code, which torch might
-    unpickle."""
+    """Raise EnginesmithError unless a package holds nothing but compiled code: torch might unpickle the rest."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

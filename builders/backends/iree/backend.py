@@ -87,8 +87,7 @@ class Iree:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.vmfb.
 
-        Raises ModelError with the node, its operator and IREE's words when the model cannot be compiled, and as
-        `require_plain` does.
+        Raises ModelError with the node, its operator and IREE's words, and as `require_plain`.
         """
         from builders.backends.iree.compile import compile_model
 
@@ -127,8 +126,7 @@ class Iree:
 
 
 def _target_refusal(request: BuildRequest) -> str | None:
-    """GPUs that IREE 3.13 has no code for, and precisions of which it compiles no model or small ones only; found by
-    compiling."""
+    """GPUs that IREE 3.13 has no code for, and precisions it compiles no or small models of; found by compiling."""
     target = request.target
     if not target.is_cpu and target.compute_capability not in _CAPABILITIES:
         return f"IREE makes no code for {target.sm}; use tvm, or tensorrt on a node with that GPU"

@@ -32,8 +32,7 @@ def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
     """Rewrite a graph whose shapes are inferred, inner graphs included, in place.
 
     The values that a Loop's body hands to its next turn get the shapes that it takes them in. Shape inference finds
-    none for them, as a turn may change them, and IREE, which can do that in no loop, takes a tensor without a shape for
-    a scalar.
+    none for them, as a turn may change them, and IREE, whose loops cannot, takes a tensor without one for a scalar.
     """
     loops = (node for node in walk_nodes(graph) if node.op_type == "Loop")
     for body in (body for loop in loops for body in list_bodies(loop)):
@@ -172,8 +171,7 @@ _REMEDY = "rewrite that part of the model, or use another backend"
 def compile_model(model: Path, workdir: Path, flags: list[str]) -> Path:
     """WORKDIR/engine.vmfb, compiled from `model`.
 
-    Raises ModelError when importer or compiler refuse it, naming the node where they do; StepError when the compiler
-    crashes.
+    Raises ModelError when importer or compiler refuse it, with the node if they name it; StepError for a crash.
     """
     names = _import(model, workdir / _MODULE)
     engine = workdir / "engine.vmfb"

@@ -83,8 +83,7 @@ def rewrite_exact(path: Path) -> tuple[str, ...]:
 
 
 def file_may_saturate(path: Path) -> bool:
-    """Whether an integer sum of a file may saturate on a CPU without VNNI. Of external data int8 tensors alone are
-    read."""
+    """Whether an integer sum may saturate on a CPU without VNNI. Of external data int8 tensors alone are read."""
     return next(_find_saturating(_Scope.of(load_outline(path).graph)), None) is not None
 
 
@@ -168,8 +167,7 @@ def _find_saturating(scope: _Scope) -> Iterator[tuple[NodeProto, _Place]]:
 
 
 def _list_places(node: NodeProto, scope: _Scope, fused_names: Collection[str]) -> list[_Place]:
-    """The places of a node's int8 factors, and of their zero points, that meet uint8 and are beyond 64 or made at run
-    time."""
+    """Places of a node's int8 factors and their zero points that meet uint8 and are beyond 64 or made at run time."""
     first_places, other_places = (
         (None, ((0, 2),)) if node.op_type == "DequantizeLinear" else _FACTORS.get(node.op_type, (None, ()))
     )
@@ -195,8 +193,7 @@ def _is_small(tensor: TensorProto | None) -> bool:
 
 
 def _list_fused(scope: _Scope) -> set[str]:
-    """The dequantized weights of a graph that meet a dequantized uint8 activation: ONNX Runtime may fuse the three as
-    it opens the file."""
+    """The dequantized weights of a graph that meet a dequantized uint8 activation, which ONNX Runtime may fuse."""
     fused_inputs = set[str]()
     for node in scope.graph.node:
         producer = scope.makers.get(node.input[0]) if node.op_type in _FUSED else None
@@ -238,8 +235,7 @@ class _Rewrite:
         return self._add(np.zeros(tuple(scales.dims) if scales else (), np.int8), "no zero point", scope)
 
     def _shift(self, name: str, scope: _Scope, nodes: list[NodeProto]) -> str:
-        """The name of `name` plus 128, as uint8: of a constant beside it; else made by nodes that are added to
-        `nodes`."""
+        """The name of `name` plus 128, as uint8: of a constant beside it, else of what is added to `nodes`."""
         if uint8_name := scope.find_shifted(name):
             return uint8_name
         owner = scope.owner(name)

@@ -118,8 +118,7 @@ def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str
 
 
 def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
-    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; (severity, text) of a warning if TensorRT does
-    not take that file."""
+    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; (severity, text) if TensorRT refuses that."""
     path = workdir / GIVEN
     cache = path.read_bytes() if path.is_file() else b""
     reason = _set(config, cache)
@@ -130,18 +129,14 @@ def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
 
 
 def keep_grown(config: Untyped, workdir: Path) -> None:
-    """Write the tuner's cache, grown by this build, to WORKDIR/timing.grown; nothing where TensorRT gives none, because
-    the engine is there."""
+    """Write the tuner's grown cache to WORKDIR/timing.grown; nothing where TensorRT gives none: the engine is there."""
     with suppress(*_DECLINED):
         cache = bytes(config.get_timing_cache().serialize())
         (workdir / GROWN).write_bytes(cache)
 
 
 def merge_caches(trt: Untyped, logger: Untyped, old_cache: bytes, new_cache: bytes) -> bytes:
-    """One cache with the content of both.
-
-    Raises EnginesmithError when TensorRT does not merge them.
-    """
+    """One cache with the content of both. Raises EnginesmithError when TensorRT does not merge them."""
     reason = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
@@ -299,10 +294,7 @@ class TensorRTEdition:
         return cuda.explain_missing_gpu(target)
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        """Load an engine on the first GPU that fits.
-
-        Raises as `check_compatible` does, before anything is loaded. Never run on a GPU.
-        """
+        """Load an engine on the first GPU that fits. Raises as `check_compatible`, before that. Never run on a GPU."""
         from builders.backends.tensorrt.session import open_engine
 
         check_compatible(self, engine)
@@ -317,8 +309,7 @@ class TensorRTEdition:
         self._import()
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
-        """Time each layer, by TensorRT's own profiler. Never run on a GPU. Raises EnginesmithError for another kind of
-        session."""
+        """Time each layer by TensorRT's profiler. Never run on a GPU. Raises EnginesmithError for another session."""
         from builders.backends.tensorrt.session import EngineSession, profile_layers
 
         with self.open(engine) as session:

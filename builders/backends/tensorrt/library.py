@@ -183,10 +183,7 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
 
 
 def refit(trt: Untyped, said: Untyped, cuda_engine: Untyped, model: Path) -> None:
-    """Give a loaded engine the weights of an ONNX model.
-
-    Raises EnginesmithError naming what lacks or does not fit.
-    """
+    """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
     refitter = trt.Refitter(cuda_engine, said)
     parser = trt.OnnxParserRefitter(refitter, said)
     if not parser.refit_from_file(str(model)):

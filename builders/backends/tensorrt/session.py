@@ -168,10 +168,7 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
 
 
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
-    """The engine, deserialized.
-
-    Raises EnginesmithError with TensorRT's words.
-    """
+    """The engine, deserialized. Raises EnginesmithError with TensorRT's words."""
     opening.prepare(runtime, engine)
     if opening.host_code:
         runtime.engine_host_code_allowed = True

@@ -76,10 +76,7 @@ class Tvm:
         return (for_target(request.target), *runtimes, Instructions(level_of(request)))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """Compile `model` into WORKDIR/engine.so.
-
-        Raises ModelError with the node, its operator and TVM's words when the model cannot be compiled.
-        """
+        """Compile `model` into WORKDIR/engine.so. Raises ModelError with the node, its operator and TVM's words."""
         from builders.backends.tvm.compile import compile_model
 
         return Engine.of_file(self, request, compile_model(request, model, workdir))

@@ -30,10 +30,7 @@ _LINKER = ("-Wl,--build-id=none", "-s")
 
 
 def compile_model(request: BuildRequest, model: Path, workdir: Path) -> Path:
-    """WORKDIR/engine.so, compiled from `model`.
-
-    Raises ModelError when TVM refuses the model, naming the node where that is known.
-    """
+    """WORKDIR/engine.so, compiled from `model`. Raises ModelError when TVM refuses it, naming the node if known."""
     path = workdir / "engine.so"
     try:
         _compile_module(request, model).export_library(str(path), options=list(_LINKER))

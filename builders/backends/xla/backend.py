@@ -100,10 +100,7 @@ class Xla:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine and compile it for the sizes it is tuned for. Raises as `check_compatible` does.
-
-        GPU engines were never run.
-        """
+        """Load the engine, compiled for its tuned sizes. Raises as `check_compatible`. GPU engines were never run."""
         check_compatible(self, engine)
         from builders.backends.xla.session import XlaSession
 

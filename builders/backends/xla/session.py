@@ -18,8 +18,7 @@ from enginesmith.core.types import Engine, Session, Shape, Target, Tensors, Tens
 class XlaSession(Session):
     """An engine with its weights on the device, and an executable for each combination of input shapes.
 
-    most_compiled: how many combinations stay compiled. Raises IntegrityError for a damaged engine, EnginesmithError
-    when XLA fails.
+    most_compiled: combinations that stay compiled. Raises IntegrityError for damage, EnginesmithError when XLA fails.
     """
 
     def __init__(self, engine: Engine, most_compiled: int) -> None:
@@ -51,8 +50,7 @@ class XlaSession(Session):
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once; for shapes that it was not run with before, XLA compiles first.
 
-        Raises DataError for arrays of other names, dtypes or shapes than the profiles have, EnginesmithError after it
-        was closed.
+        Raises DataError for names, dtypes or shapes that the profiles lack, EnginesmithError after it was closed.
         """
         if self._weights is None:
             raise EnginesmithError(f"{self._name}: the session is closed; open it again")
@@ -92,8 +90,7 @@ class XlaSession(Session):
 
 
 def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
-    """The shapes of all inputs that each profile is tuned for, each combination once; of a model without dynamic dims
-    its shapes."""
+    """The shapes of all inputs that profiles are tuned for, each combination once; without dynamic dims the model's."""
     request = engine.request
     if not request.profiles:
         return [tuple(tuple(int(size) for size in spec.shape) for spec in request.inputs)]

@@ -358,8 +358,7 @@ def average_pool(
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     dilations: Sizes | None = None, pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
-    """The mean of each window over elements of x, or with `count_include_pad` over the pads too (not over those that
-    `ceil_mode` adds)."""
+    """The mean of each window over elements of x, with `count_include_pad` over pads too (not `ceil_mode`'s)."""
     ones = [1] * len(kernel_shape)
     plain_pads = _pads(xp, x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
     strides, dilations, low, high = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)

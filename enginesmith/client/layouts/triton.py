@@ -182,8 +182,7 @@ class TritonPlace(SharedFolder):
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:
-        """Delete what a first swap has written where it fails: Triton does not start with a model's folder that has no
-        configuration."""
+        """Delete what a failed first swap wrote: Triton does not start with a folder that has no configuration."""
         try:
             yield
         except BaseException:
@@ -217,8 +216,7 @@ class TritonPlace(SharedFolder):
     def _bring_labels(
         self, store: Store, manifest: Manifest, hints: ServingHints, place: Path, fetcher: BlobFetcher
     ) -> None:
-        """Class names of outputs beside the engine. Raises as `download_engine`, and IntegrityError for a version that
-        has lost them."""
+        """Class names of outputs beside the engine. Raises as `download_engine`, and IntegrityError for lost ones."""
         for output in hints.labels:
             digest = manifest.sources.get(label_source(output))
             if digest is None:

@@ -351,8 +351,7 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
 
 
 def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:
-    """Instances on the CPU or on each GPU; of a plan with several profiles, with all of them: else Triton takes the
-    first alone."""
+    """Instances on the CPU or on each GPU; of a plan with all of its profiles: else Triton takes the first alone."""
     if entry.hardware.is_cpu:
         return {"kind": Word("KIND_CPU"), "count": count}
     instance_group: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": count}

@@ -1,5 +1,4 @@
-"""What a watcher does beside a server: hooks after a swap, health checks, reports to a rollout, and the times of its
-polls."""
+"""What a watcher does beside a server: hooks after a swap, health checks, reports to a rollout, times of polls."""
 
 import json
 import os

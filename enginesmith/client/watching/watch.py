@@ -249,8 +249,7 @@ class ChannelWatcher:
         return is_wrong_input and self.served is None
 
     def look(self) -> Swap:
-        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted; report
-        what came of it."""
+        """Swap if the channel moved, call the hook if that is due for what is served and is trusted, and report."""
         locator = self._locator()
         try:
             swap = self._try(locator)

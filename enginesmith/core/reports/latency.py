@@ -77,10 +77,7 @@ class MachineKind:
 
 @dataclass(frozen=True)
 class LatencyTerms:
-    """How an engine is timed. seconds: measuring time per bucket.  buckets: 'few', 'all', or each bucket's dim sizes.
-
-    streams: concurrent sessions.
-    """
+    """How an engine is timed: seconds per bucket; buckets 'few', 'all' or each one's dim sizes; concurrent sessions."""
 
     seconds: float
     buckets: BucketChoice

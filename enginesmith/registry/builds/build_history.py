@@ -340,8 +340,7 @@ def is_held(store: Store, name: str) -> bool:
 
 
 def remove_stale_locks(store: Store) -> None:
-    """Delete build locks that were not renewed for a day by the store's clock, or cannot be read; garbage collection
-    calls this."""
+    """Delete build locks that were not renewed for a day by the store's clock, or cannot be read."""
     renewal_times = dict(store.stamps(BUILD_LOCKS))
     oldest_valid = store.now() - STALE_AFTER if renewal_times else None
     for key, renewed_at in renewal_times.items():

@@ -62,8 +62,7 @@ class StoredRecords:
     ) -> dict[str, object] | None:
         """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
 
-        Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated blob counts as
-        gone.
+        Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated one is gone.
         """
         record = self.read_record(kind, key)
         if record is None:
@@ -363,8 +362,7 @@ def surplus(store: Store) -> list[str]:
 
 
 def prune(store: Store) -> list[str]:
-    """Delete surplus runs that cannot still be running, and return their names. The next `enginesmith registry gc`
-    deletes their logs."""
+    """Delete surplus runs that cannot be running, and return their names. The next garbage collection deletes logs."""
     pruned_runs: list[str] = []
     runs = surplus(store)
     ages = find_ages(store) if runs else {}

@@ -47,8 +47,7 @@ class JudgedEntry(EngineEntry):
     on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
 
     def on_cpu(self, kind: str | None) -> "JudgedEntry":
-        """The engine with its status on a kind of CPU. Unchanged for None, for the kind that it was built for, and for
-        a GPU engine.
+        """The engine with its status on a kind of CPU. Unchanged for None, its own kind, and a GPU engine.
 
         An engine that was only proven on other kinds is unproven; one that failed on the kind it was built for stays
         failed, unless it was run on this kind.

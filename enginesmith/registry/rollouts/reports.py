@@ -105,8 +105,7 @@ class SentReport:
 
 @dataclass(frozen=True)
 class Heard:
-    """Reports of nodes. nodes: how many have reported.  reports: those that were read.  damaged: how many could not
-    be."""
+    """Reports of nodes. nodes: how many have reported.  reports: those read.  damaged: how many could not be."""
 
     nodes: int = 0
     reports: tuple[NodeReport, ...] = ()

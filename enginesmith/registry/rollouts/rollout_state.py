@@ -57,8 +57,7 @@ class ServingNode:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "ServingNode":
-        """The node of ENGINESMITH_NODE (else the host's name), ENGINESMITH_REGION and ENGINESMITH_LABELS
-        ('canary,gpu')."""
+        """The node of ENGINESMITH_NODE (else the host), ENGINESMITH_REGION and ENGINESMITH_LABELS ('canary,gpu')."""
         labels = environment.get("ENGINESMITH_LABELS", "").replace(",", " ").split()
         host = re.sub(r"[^A-Za-z0-9._/:-]", "-", socket.gethostname()).lstrip("._/:-")[:128]
         return cls(

@@ -181,10 +181,7 @@ class BlobCache:
         return self.folder / "blobs" / name
 
     def _sound(self, blob: BlobDigest) -> BlobDigest | None:
-        """The digests under which the blob is stored, if possible its SHA-256 alone; None if it is not stored.
-
-        A damaged file is deleted.
-        """
+        """Digests under which the blob is stored, if possible its SHA-256 alone; else None. Deletes a damaged file."""
         for candidate in dict.fromkeys((blob.sha256_only, blob)):
             path = self._blob(candidate.name)
             if path.is_file():

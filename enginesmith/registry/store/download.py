@@ -113,8 +113,7 @@ def _blocks(fd: int, part: BlobPart) -> Iterator[bytes]:
 
 @contextmanager
 def _open_journal(path: Path, facts: dict[str, object]) -> Iterator[tuple[set[int], int]]:
-    """Open the journal of the blob that `facts` describes; gives the numbers of complete parts, and a descriptor to
-    append to.
+    """Open the journal of the blob of these facts; gives the numbers of complete parts, and a descriptor to append to.
 
     The first line is `facts` as JSON, each further line a number; an incomplete last line counts for nothing. It is not
     synced: the final digest finds what a power failure did to it.
@@ -264,10 +263,7 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
 
 
 class ConnectionScaler:
-    """Decides how many connections to add from the rate of finished requests. began: time in seconds of any clock.
-
-    max_connections: in all.
-    """
+    """Decides from the rate of finished requests how many connections to add. began: time in seconds of any clock."""
 
     def __init__(self, began: float, max_connections: int = MOST_CONNECTIONS) -> None:
         self._most = max_connections

@@ -109,10 +109,7 @@ def blob_key(digest: str) -> str:
 
 
 def record_key(kind: str, key: str) -> str:
-    """Key of the record of a step; `key` is the digest of what the step read.
-
-    Raises InputError for a kind that makes no key.
-    """
+    """Key of a step's record; `key`: digest of what it read. Raises InputError for a kind that makes no key."""
     if not _KIND.fullmatch(kind):
         raise InputError(f"record kind {kind!r} must match {_KIND.pattern}")
     return f"{RECORDS}{kind}/{check_digest(key)}.json"

@@ -84,10 +84,7 @@ def refresh_models(store: Store, models: Iterable[str]) -> None:
 
 
 def find_fault(store: Store, channel: Channel) -> str | None:
-    """What is wrong with the snapshots of a channel; None if they have all documents of their versions.
-
-    Raises IntegrityError for a damaged history.
-    """
+    """What is wrong with a channel's snapshots; None if complete. Raises IntegrityError for a damaged history."""
     read_history(store, channel)
     for manifest, version in channel.served.items():
         try:

@@ -372,10 +372,7 @@ def _read_pointers(store: Store, model: str, channels: Iterable[str]) -> dict[st
 
 @dataclass(frozen=True)
 class ChannelMove:
-    """A move of a channel.
-
-    report: digest of the version's report, None when the version was deleted or is damaged since.
-    """
+    """A move of a channel. report: digest of the version's report; None when that was deleted or is damaged since."""
 
     channel: str
     move: Move

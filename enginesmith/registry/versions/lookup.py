@@ -67,10 +67,7 @@ class Listed:
 
 
 def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
-    """The models that have a version, sorted. Lists keys, and reads no document.
-
-    prefix: 'models/' for all models, or 'models/<model>/' for one.
-    """
+    """The models with a version, sorted, below 'models/' or 'models/<model>/'. Lists keys, and reads no document."""
     versions: dict[str, list[str]] = {}
     channels: dict[str, list[str]] = {}
     for key in store.list(prefix):

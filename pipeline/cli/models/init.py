@@ -108,8 +108,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
 
 
 def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:
-    """What a model is, a line for each fact. given_states: those that are inputs like others, since requests have
-    them."""
+    """What a model is, a line for each fact. given_states: those that are inputs like others, as requests have them."""
     yield from model.notes
     yield from (f"{tensor.name}: {tensor.dtype} [{', '.join(map(str, tensor.shape))}]" for tensor in model.inputs)
     if given_states:

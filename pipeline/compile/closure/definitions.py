@@ -51,8 +51,7 @@ class SourceFiles:
         return module.partition(".")[0] in self.packages
 
     def read(self, module: str) -> SourceFile | None:
-        """A module's source; None where there is no such module. Raises EnginesmithError where there is only
-        bytecode."""
+        """A module's source; None without such a module. Raises EnginesmithError where there is only bytecode."""
         if module not in self._read:
             self._read[module] = self._find(module)
         return self._read[module]

@@ -287,8 +287,7 @@ class ForecastEnsemble:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A graph that was exported, built and published as a model of its own. selection: what of its spec was asked
-    for."""
+    """A graph exported, built and published as a model of its own. selection: what of its spec was asked for."""
 
     outcome: Outcome
     exported: Exported
@@ -303,8 +302,7 @@ ForeseeGraph = Callable[[ModelSpec, str | None], ForecastGraph]
 
 @dataclass
 class Assembly:
-    """An ensemble while it is built. folder: for data, kept as long as the run.  chain: the graphs that are exported so
-    far."""
+    """An ensemble while it is built. folder: for data, kept as long as the run.  chain: the graphs exported so far."""
 
     loaded: LoadedEnsemble
     context: RunContext

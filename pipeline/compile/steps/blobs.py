@@ -118,8 +118,7 @@ def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
 
 
 def this_machine() -> str:
-    """What the bits of an answer depend on here beside the software: the kind of CPU, and how many cores share a
-    sum."""
+    """What the bits of an answer depend on beside the software: the kind of CPU, and how many cores share a sum."""
     return f"{this_kind().name}, {os.cpu_count()} cores"
 
 

@@ -131,8 +131,7 @@ class ExportModel:
 
 
 def _open_golden_samples(data: Path, request: ExportRequest, extra_names: Sequence[str]) -> "Samples":
-    """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
-    source has."""
+    """The golden inputs. Raises DataError, or ModelError where the spec names other inputs than an ONNX source has."""
     from pipeline.sources.canonical import check_names
     from pipeline.sources.onnx_model import load_onnx, specs_of
     from validation.data.samples import Samples

@@ -89,10 +89,7 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
 
 
 def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Collection[EngineEntry]) -> OfflineBundle:
-    """Write these engines of a version, and what proves them.
-
-    Raises as `require_carriable`.
-    """
+    """Write these engines of a version, and what proves them. Raises as `require_carriable`."""
     spec = spec_of(manifest)
     require_carriable(manifest, spec, entries)
     engine_folder = folder / "engines"

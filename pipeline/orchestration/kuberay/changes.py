@@ -81,8 +81,7 @@ def outdated_pods(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
 
 
 def idle_pods(old_pods: Sequence[Pod], load: Load) -> list[Pod]:
-    """Those that may end at once: workers that run nothing; the head, with which all end, where nothing runs or
-    waits."""
+    """Those that may end at once: workers that run nothing; the head, which ends all, where nothing runs or waits."""
     is_idle = not load.busy and not load.queued
     return [pod for pod in old_pods if (is_idle if pod.group is None else pod.name not in load.busy)]
 

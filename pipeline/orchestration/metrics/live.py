@@ -305,8 +305,7 @@ def _rollout(store: Store, model: str, channel: str) -> Rollout | None:
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:
-    """What a version's documents say; nothing where they are damaged, of which `enginesmith registry fsck` gives the
-    reason."""
+    """What a version's documents say; nothing where they are damaged (`enginesmith registry fsck` gives the reason)."""
     try:
         manifest = load(store, model, version)
         statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judge_entries(store, manifest))

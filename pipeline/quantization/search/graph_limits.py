@@ -66,8 +66,7 @@ class GraphJudge:
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
-        """Take the outputs of the float model and of the trial for a run; whether a part of the runs ends here and
-        fails."""
+        """Take the outputs of float model and trial for a run; whether a part of the runs ends here and fails."""
         run_part = self._parts[self._part(index)]
         run_part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
         is_last = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)

@@ -29,10 +29,7 @@ class Section:
 def divide_sections(
     model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least_count: int = HORIZON
 ) -> list[Section]:
-    """The sections of a prepared model, in order; each but the last has at least so many groups.
-
-    types: element types of the model's tensors.
-    """
+    """A prepared model's sections, in order; each but the last has at least so many groups. types: of its tensors."""
     node_indices = {node.name: index for index, node in enumerate(model.graph.node)}
     # A group that is read in many places ends with the last of them.
     sorted_groups = sorted(groups, key=lambda group: max(node_indices[node] for node in group.nodes))

@@ -172,8 +172,7 @@ class TopK(Score[Array, Array]):
         self.terms, self._right, self._rows = terms, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array:
-        """Values [rows, classes] of answers, class indices [rows] of what is wanted. Raises DataError for what are no
-        scores."""
+        """Values [rows, classes] of answers, class indices [rows] wanted. Raises DataError for what are no scores."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is {value.dtype} {value.shape}; top_k takes scores")
@@ -227,8 +226,7 @@ class Perplexity(Score[Following, Array]):
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array | Following:
-        """Log-probabilities [places, vocabulary]; what is wanted is without tokens. Raises DataError for what are no
-        logits."""
+        """Log-probabilities [places, vocabulary]; what is wanted has no tokens. Raises DataError for no logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
             layout = f"{value.dtype} {value.shape}"

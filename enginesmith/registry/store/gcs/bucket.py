@@ -171,8 +171,7 @@ class GcsBucket(ByMd5):
             _check(blob, md5_of(data))
 
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
-        """See `BucketApi.put_large`: a resumable upload, of which Google keeps nothing that is not completed in a
-        week."""
+        """See `BucketApi.put_large`: a resumable upload, which Google drops if it is not completed in a week."""
         retry = Retry(
             predicate=lambda error: isinstance(error, FAILURES) and is_transient(status_of(error), error),
             initial=attempts.FIRST_PAUSE_S,

@@ -196,10 +196,7 @@ class Body(Protocol):
     """Bytes that are coming: a whole object, or a range of one."""
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read the next bytes into `into`, and return how many; 0 only when all that was asked has come.
-
-        Raises Failed when it breaks off.
-        """
+        """Read the next bytes into `into`; how many, 0 only when all has come. Raises Failed when it breaks off."""
 
     def close(self) -> None:
         """Release the connection, for reuse if all of it was read."""

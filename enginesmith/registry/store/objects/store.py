@@ -146,8 +146,7 @@ def _honours_condition(bucket: BucketApi, marker: bytes, expected: str | None) -
 
 
 def put(bucket: BucketApi, source: UploadSource) -> None:
-    """Upload a blob unless it is stored and sound. Raises UnavailableError, and IntegrityError when the source changes
-    meanwhile."""
+    """Upload a blob unless it is stored and sound. Raises UnavailableError, IntegrityError when the source changes."""
     key = blob_key(source.blob.digest)
     for pause in pauses():
         attributes = head(bucket, key)
@@ -182,8 +181,7 @@ def _is_sound(bucket: BucketApi, key: str, facts: ObjectFacts, source: UploadSou
     return False
 
 
-# The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and how it is opened or
-# made.
+# The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and its opening and making.
 
 _DISCARDED = "discarded"
 # Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.

@@ -52,8 +52,7 @@ def condition_of(expected: str | None) -> dict[str, str]:
 
 
 def parts_etag(source: UploadSource) -> str:
-    """The ETag that S3 gives to an object of these bytes, put as `put` or `send` does, unless it is encrypted with
-    KMS."""
+    """The ETag that S3 gives to these bytes, put as by `put` or `send`, unless they are encrypted with KMS."""
     part_digests = [hashlib.md5(part, usedforsecurity=False).digest() for part in source.parts()]
     if source.small:
         return f'"{(part_digests or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()}"'
