@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -38,7 +39,6 @@ from validation.limits.budget import default_budget
 from validation.limits.noise_floor import DoubleSession
 
 if TYPE_CHECKING:
-    from enginesmith.core.types import Tensors
     from validation.attribution.result import Attribution
     from validation.fuzz.cases import FuzzCase
     from validation.limits.noise_floor import Noise
@@ -178,18 +178,15 @@ class FuzzEngine:
         source = fetch_graph(store, request.model, workdir / "graph.onnx")
         graph = runnable(source, request.precision)
         base_budget = default_budget("engine", request.precision).override(self.limits)
-
-        def run_in_float64(inputs: "Tensors") -> "Tensors":
-            return DoubleSession(source).run(inputs)
-
         with ReferenceSession(graph) as reference, open_session(store, self.engine, workdir) as session:
             # The graph in float64 is opened for a case that fails, and not before.
-            exact_run = run_in_float64 if request.precision == "fp32" else None
-            staged_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, golden)
+            exact_run = (lambda inputs: DoubleSession(source).run(inputs)) if request.precision == "fp32" else None
+            limits = CompiledLimits(graph, request, self.limits, workdir)
+            staged_limits, case_limits = limits(reference, golden), partial(limits.on_case, reference, golden)
             fuzz_sides = FuzzSides(
-                reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden)
-            )
-            fuzz_sides = replace(fuzz_sides, reads_nan=reads_nan(graph))
+                reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden),
+                None, reads_nan(graph), case_limits,
+            )  # fmt: skip
             fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(golden), fuzz_sides, self.seed)
         return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
 

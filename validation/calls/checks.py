@@ -249,9 +249,7 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
         clauses.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(clauses)
     if failures:
-        size_texts = (
-            " ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED]
-        )
+        size_texts = (" ".join(f"{dim}={size}" for dim, size in other.case.sizes) for other in failures[1:MOST_NAMED])
         sizes_text = ", ".join(size_texts)
         note = "; ".join(filter(None, (failures[0].reason, sizes_text and f"also {sizes_text}", note)))
     case_name = str(failures[0].case) if failures else "inner sizes"

@@ -114,8 +114,7 @@ def _scatter(array: Array) -> Array:
 class _Kept:
     """The outputs of a call: the arrays themselves, and copies of them from when they were returned."""
 
-    call: int
-    name: str
+    label: str
     arrays: Mapping[str, Array]
     bits: Mapping[str, Bits]
 
@@ -166,10 +165,8 @@ class RepeatedCalls:
             if not more(self.calls):
                 break
             self._call(case)
-        while self._kept:
-            self._look_again(self._kept.popleft())
-        for first_call in self._firsts:
-            self._look_again(first_call)
+        for call in (*self._kept, *self._firsts):
+            self._look_again(call)
         if not self.faults:  # else these would fail with them
             for first, second in pairwise(pool):  # of one size and with an answer each
                 if first.first_outputs and second.first_outputs and _form(first.copies) == _form(second.copies):
@@ -233,13 +230,13 @@ class RepeatedCalls:
         output_bits = {name: Bits.of(array) for name, array in outputs.items()}
         if case.first_outputs is None:
             case.first_outputs = output_bits
-            self._firsts.append(_Kept(self.calls, case.name, outputs, output_bits))
+            self._firsts.append(_Kept(label, outputs, output_bits))
             return
         if output_bits == case.first_outputs:
             output_bits = case.first_outputs  # one copy of the bytes
         elif difference := self._differs(case, output_bits):
             self.faults["repeated"].add(label, difference)
-        stored_call = _Kept(self.calls, case.name, outputs, output_bits)
+        stored_call = _Kept(label, outputs, output_bits)
         self._kept.append(stored_call)
         self._kept_bytes += stored_call.size
         while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
@@ -279,9 +276,7 @@ class RepeatedCalls:
     def _look_again(self, call: _Kept) -> None:
         self._kept_bytes -= call.size
         if changed_name := next((name for name, array in call.arrays.items() if Bits.of(array) != call.bits[name]), ""):
-            self.faults["outputs"].add(
-                f"call {call.call}, {call.name}", f"{changed_name} changed after it was answered"
-            )
+            self.faults["outputs"].add(call.label, f"{changed_name} changed after it was answered")
 
     def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
         """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads

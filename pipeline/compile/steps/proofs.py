@@ -17,7 +17,7 @@ from enginesmith.core.hardware.cuda import gpus
 from enginesmith.core.reports.proof import DECISIONS, Answers, Check
 from enginesmith.core.state import Padding, padding_of
 from enginesmith.core.text import now
-from enginesmith.core.types import IN_BLOCKS, QUANTIZED, BuildRequest, Dim, Precision, Session
+from enginesmith.core.types import IN_BLOCKS, QUANTIZED, BuildRequest, Dim, Precision, Session, Tensors
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, Work, stops_run
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
     from validation.comparison.sessions import Opener
     from validation.fuzz.run import FuzzSides
-    from validation.golden.golden_set import GoldenSet
+    from validation.golden.golden_set import Case, GoldenSet
     from validation.limits.budget import Budgets, OutputLimits, Stage, StagedLimits
     from validation.limits.rounding import Honest
     from validation.metrics.drift import Drift
@@ -82,6 +82,13 @@ class CompiledLimits:
             return StagedLimits(next(limit_stages), limit_stages)
         first_limits = strictest("engine", precision, golden.noise)
         return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), limit_stages)
+
+    def on_case(self, reference: Session, golden: "GoldenSet", inputs: Tensors) -> "OutputLimits":
+        """The loosest on these inputs alone, both as real data and as an edge. golden: has the noise floor."""
+        from validation.golden.golden_set import Case, GoldenSet
+
+        case, edge = Case("golden", "golden", inputs, {}), Case("edge", "edge", inputs, {})
+        return self(reference, GoldenSet([case, edge], noise=golden.noise), as_written).loosest()
 
 
 @dataclass(frozen=True)
@@ -268,10 +275,12 @@ class CheckEngine:
             )
             checks = tuple(lift_limits(drift, self.metrics))
             size_limits = limits_at_other_sizes(spreads.at("engine"), self.metrics)
+            case_limits = partial((replace(limits, limits={}) if size_limits else limits).on_case, reference, golden)
             budget = default_budget("engine", request.precision)
             fuzz_sides = FuzzSides(
-                reference, actual, request.precision, staged_limits, budget, None, usual, size_limits, reads_nan(graph)
-            )
+                reference, actual, request.precision, staged_limits, budget, None, usual, size_limits, reads_nan(graph),
+                case_limits,
+            )  # fmt: skip
             compared_s = time.perf_counter() - started_s
             if self.calls:
                 golden_passed = all(check.passed for check in checks)
@@ -289,17 +298,16 @@ def _ask_all(recording: Session, golden: "GoldenSet") -> None:
     from validation.comparison.sessions import run
     from validation.golden.free_running import FreeRunningSession
 
-    questions = [(recording, f"case {case.name!r}", case.inputs) for case in golden.cases]
+    questions: list[tuple[Session, str, Sequence[Case]]] = [(recording, "case", golden.cases)]
     if golden.sequences:
         rolled_session = FreeRunningSession(recording, golden.sequences)
-        questions += [
-            (rolled_session, f"sequence {case.name!r}", case.inputs) for case in golden.sequences.golden.cases
-        ]
-    for session, question_name, inputs in questions:
-        try:
-            run(session, inputs)
-        except EnginesmithError as error:
-            raise IntegrityError(f"{question_name}: {error}") from error
+        questions.append((rolled_session, "sequence", golden.sequences.golden.cases))
+    for session, kind, cases in questions:
+        for case in cases:
+            try:
+                run(session, case.inputs)
+            except EnginesmithError as error:
+                raise IntegrityError(f"{kind} {case.name!r}: {error}") from error
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":

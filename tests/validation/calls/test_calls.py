@@ -16,7 +16,7 @@ from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, call_chec
 from validation.fuzz.cases import Groups, make, parse_only
 from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import Budgets, StagedLimits
+from validation.limits.budget import Budgets, OutputLimits, StagedLimits
 
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
 
@@ -271,6 +271,13 @@ def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_t
     note = moved(Linear())[0].note
     count = int(note.partition(" mixed samples: ")[0].rpartition(" ")[2])
     assert 200 < count <= 256 and f"1 of 1,000 inputs would be missed with a probability of {0.999**count:.2g}" in note
+
+
+def test_a_mixture_that_breaks_the_limits_is_judged_by_those_of_honest_rounding_on_it() -> None:
+    off = Linear(lambda x, y: y * np.float32(1 + 2e-4 * (len(x) == DIMS[0].max)))
+    own_limits = OutputLimits.of(replace(BUDGET, sqnr_db=60.0, max_rel=0.0))
+    assert "values=mixed" in moved(off)[0].case
+    assert moved(off, case_limits=lambda inputs: own_limits)[0].passed
 
 
 @pytest.mark.parametrize("spoiled", [np.isnan, np.isinf], ids=["NaN", "infinities"])
