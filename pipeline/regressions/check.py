@@ -74,8 +74,7 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
         cases_text = f" (in {len(failed_drifts)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
         message = f"outputs differ from the served engine's: {drift.metric} of {drift.output} {value_text}"
         message += f"{limit_text}{cases_text}"
-        if not drift_fails:
-            message += "; the task metric decides" if options.drift == "auto" else ""
+        message += "; the task metric decides" if not drift_fails and options.drift == "auto" else ""
         yield Finding("drift", "error" if drift_fails else "note", message, pair.unit, drift.case)
     yield from _judge_times(pair, options)
     yield from (Finding("not-compared", "warning", text, pair.unit) for text in pair.remarks)

@@ -57,6 +57,7 @@ from pipeline.regressions.rehearsal_verdicts import (
     VersionPlan,
     judge_trials,
     plan_version,
+    recall_trial,
     renew,
 )
 from pipeline.spec.model import ModelSpec
@@ -170,7 +171,7 @@ def list_served(store: Store, upgrade: Upgrade, references: Sequence[str] = ()) 
         packages = {" ".join(pair) for peer in manifests for entry in peer.engines for pair in entry.toolchain.items()}
         package_text = ", ".join(sorted(packages)) or "nothing"
         raise InputError(f"no served engine would change with {pin_text}; they are built with {package_text}")
-    return [(manifest, channels.get(version, ())) for version, manifest in unique_manifests.items()]
+    return [(manifest, channels.get(version_key, ())) for version_key, manifest in unique_manifests.items()]
 
 
 @dataclass
@@ -209,8 +210,7 @@ class Rehearser:
         if versions(*pins) == pins:
             return Path(sys.executable)
         if (cache := local_cache()) is None:
-            reason = "ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment"
-            raise InputError(f"{reason}; give --python PATH")
+            raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
         self.note(f"environment with {', '.join(f'{name}=={version}' for name, version in pins.items())} ...")
         return make_environment(pins, cache.folder / "environments")
 
@@ -221,7 +221,8 @@ class Rehearser:
         unit_key = manifest.reference, entry.unit
         if unit_key not in self.results:
             here = None if self.remote or manifest.graphs else self.recall(manifest, entry, machine())
-            result = here or (self._there(manifest, entry) if self.remote else self._here(manifest, entry))
+            is_there = self.remote and not manifest.graphs
+            result = here or (self._there(manifest, entry) if is_there else self._here(manifest, entry))
             if here:
                 self.context.progress.emit(Finished(" ".join(unit_key), "cached"))
             elif result.new.report and (result.times or result.verdict != "unknown"):
@@ -237,9 +238,10 @@ class Rehearser:
         return {"version": manifest.digest, "unit": entry.unit, "terms": terms, "code": code}
 
     def recall(self, manifest: Manifest, entry: EngineEntry, place: MachineKind | None) -> UnitRehearsal | None:
-        """What was measured of a unit on such a machine, judged by today's limits. place: None for any machine."""
+        """What was measured of a unit on such a machine, judged by today's limits; None where the engine is gone, or
+        another rehearsal has built another one since. place: None for any machine."""
         result = self.context.recall("rehearsal", self._key(manifest, entry, place), UnitRehearsal)
-        if result is None:
+        if result is None or not (manifest.graphs or recall_trial(entry, result.new, self.context)):
             return None
         trials, options = (result.old, result.new, result.times), CheckOptions(self.upgrade.slower)
         verdict, why = judge_trials(entry.unit, *trials, (), options, is_timed=not manifest.graphs)
@@ -260,7 +262,7 @@ class Rehearser:
         except StepError as error:
             if error.kind != "no-node":
                 raise
-            result, reason = self._here(manifest, entry), _reason(error).partition(": ")[2]
+            result, reason = replace(self, remote=None)._here(manifest, entry), _reason(error).partition(": ")[2]
             return result if result.machine else replace(result, why=f"{reason}; {result.why}")
 
     def _here(self, manifest: Manifest, entry: EngineEntry) -> UnitRehearsal:
@@ -279,6 +281,8 @@ class Rehearser:
             for name, part in parts.items():
                 if part.verdict == verdict:
                     return result(new, part.verdict, f"graph {name!r}: {part.why}", machine=part.machine)
+        if self.remote:  # the machine that has its hardware runs it, and rehearses its graphs for itself
+            return self._there(manifest, entry)
         if obstacle := validate.ensemble_not_here(store, manifest, entry):
             return self.without_run(manifest, entry, new, f"its graphs move; not run here as a whole: {obstacle}")
         for name, part in parts.items():
@@ -286,10 +290,10 @@ class Rehearser:
         unit, (_, executor) = EnsembleUnit.of(entry, engines), self.open("new", self.upgrade.pins)
         new_entry = unit.stored_entry(entry.inputs, entry.outputs, store)
         with workdir() as folder:
-            built = validate.read_ensemble(manifest, store, folder)
+            ensemble = validate.read_ensemble(manifest, store, folder)
             context, name = replace(self.context, local=executor), f"{manifest.reference} {entry.unit}"
-            proof = prove(built.request_proof(unit), name, context)
-            report = validate.PublishedEnsemble(manifest, built).judge(new_entry, proof)
+            proof = prove(ensemble.request_proof(unit), name, context)
+            report = validate.PublishedEnsemble(manifest, ensemble).judge(new_entry, proof)
         blob = store.put_bytes(canonical_json(report.to_json()))
         status, sqnr_db = (report.verdict, report.reason), least_sqnr_db(proof.checks)
         new = Trial(new_entry.toolchain, *status, new_entry.digest, sqnr_db, dict(proof.metrics), report=blob)
@@ -336,7 +340,8 @@ def rehearse(served_versions: Sequence[Served], rehearser: Rehearser, words: str
         for graph in manifest.graphs:
             rehearse_units(load_pinned(store, graph))
         plans.append(plan_version(manifest, channels, rehearse_units(manifest), words, store))
-    python = "Ray workers" if rehearser.remote else rehearser.open("new", upgrade.pins)[0]
+    new_pythons = [name for (side, _), (name, _) in rehearser.executors.items() if side == "new"]
+    python = "Ray workers" if rehearser.remote else next(iter(new_pythons), upgrade.python or "")
     return Rehearsal(upgrade.pins, python, machine(), now(), tuple(units.values()), tuple(plans))
 
 
@@ -373,8 +378,7 @@ class _Unit:
         new_entry = replace(entry, toolchain=new.toolchain, **changes)  # type: ignore[arg-type]
         old_obstacle, times = self._why_not_old(), None
         remarks = [old_obstacle] if old_obstacle else []
-        answers_request = RecordAnswers(engine_of(entry), golden)
-        answers = self._run("new" if old_obstacle else "old", "proof", answers_request)
+        answers = self._run("new" if old_obstacle else "old", "proof", RecordAnswers(engine_of(entry), golden))
         new = self._prove("new", new_entry, answers)
         if not old_obstacle:
             old = self._prove("old", entry, answers)

@@ -13,7 +13,7 @@ from enginesmith.core.text import join_first
 from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import policies
-from enginesmith.registry.versions.channel_state import Channel
+from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channels import promote
 from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.compile.run_context import RunContext
@@ -31,6 +31,7 @@ Decision = Literal["moves", "stays", "unknown"]
 MOST_SQNR_LOSS_DB = 6.0
 # A version, and the channels that serve it.
 Served = tuple[Manifest, tuple[Channel, ...]]
+_REFUSALS = (InputError, ConflictError, IntegrityError)
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,18 @@ class UnitRehearsal:
     times: BucketTimes | None = None
     machine: MachineKind | None = None
 
+    @property
+    def is_upgraded(self) -> bool:
+        """Whether it moves to another toolchain, which may build the same engine, or to another engine."""
+        is_same = self.new.toolchain == self.old.toolchain and self.new.digest == self.old.digest
+        return self.verdict == "moves" and not is_same
+
 
 @dataclass(frozen=True)
 class VersionPlan:
     """The channels that serve a version, the commands that move them, and those that take that back; no commands unless
-    all units move that these channels serve. notes: what is special about how a channel moves, or why it cannot."""
+    all units move that these channels serve. notes: what is special about how a channel moves, or why it cannot.
+    busy_channels: those that refuse it while a rollout runs."""
 
     version: str
     channels: tuple[str, ...]
@@ -83,12 +91,13 @@ class VersionPlan:
     commands: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    busy_channels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsed upgrade. pins: the versions that were asked for.  python: the interpreter that has them.  machine:
-    this one.  created_at: ISO 8601, UTC.  units: with both toolchains.  plan: what to move."""
+    """A rehearsed upgrade. pins: the versions that were asked for.  python: the interpreter that has them; '' where all
+    is on record.  machine: this one.  created_at: ISO 8601, UTC.  units: with both toolchains.  plan: what to move."""
 
     pins: Mapping[str, str]
     python: str
@@ -119,8 +128,7 @@ def judge_trials(
         MetricPair(name, new.metrics.get(name), value, options.allowed_loss(name, value))
         for name, value in old.metrics.items()
     )
-    pair_times = (times,) if times else ()
-    pair = EnginePair(unit, "old toolchain", False, False, metrics, (), pair_times, tuple(remarks))
+    pair = EnginePair(unit, "old toolchain", False, False, metrics, (), (times,) if times else (), tuple(remarks))
     findings = list(judge_pair(pair, options, judged_by_metric=True))
     if errors := [finding.message for finding in findings if finding.level == "error"]:
         return "stays", join_first(errors, 2, "; ")
@@ -129,11 +137,9 @@ def judge_trials(
         warning_texts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
     if warning_texts:
         return "unknown", join_first(warning_texts, 2, "; ")
-    return (
-        ("moves", "")
-        if times or not is_timed
-        else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
-    )
+    if times or not is_timed:
+        return "moves", ""
+    return "unknown", f"not timed, because the engine in service fails: {old.reason}"
 
 
 def plan_version(
@@ -146,6 +152,8 @@ def plan_version(
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
     if verdicts != {"moves"}:
         return VersionPlan(name, channel_names, "stays" if "stays" in verdicts else "unknown")
+    if not any(unit.is_upgraded for unit in units):
+        return VersionPlan(name, channel_names, "moves", notes=("its engines have this toolchain already",))
     rollbacks, notes = list[str](), list[str]()
     for channel in channels:
         if rollout := channel.active_rollout:
@@ -155,18 +163,21 @@ def plan_version(
         if plan := policies.of_channel(store, manifest.model, channel.name).rollout:
             notes.append(f"{channel.name}: a rollout in waves {', '.join(map(str, plan.waves))}")
     commands = (f"enginesmith rehearse {name} {words} --apply",) if rollbacks or not channels else ()
-    return VersionPlan(name, channel_names, "moves", commands, tuple(rollbacks), tuple(notes))
+    busy_channels = tuple(channel.name for channel in channels if channel.active_rollout)
+    return VersionPlan(name, channel_names, "moves", commands, tuple(rollbacks), tuple(notes), busy_channels)
 
 
 @dataclass(frozen=True)
 class Applied:
     """A version that was published with the engines that move. channels: name -> why it did not move there; '' where it
-    did, or where its rollout began.  rollouts: the channels that it comes to in waves."""
+    did, or where its rollout began.  rollouts: the channels that it comes to in waves.  refusal: why it was not
+    published; '' where it was."""
 
     before: str
     version: str
     channels: Mapping[str, str]
     rollouts: tuple[str, ...] = ()
+    refusal: str = ""
 
 
 def apply(rehearsal: Rehearsal, served_versions: Sequence[Served], context: RunContext) -> list[Applied]:
@@ -174,45 +185,68 @@ def apply(rehearsal: Rehearsal, served_versions: Sequence[Served], context: RunC
     channels that serve it; what a channel's policy asks for holds, waves too. Repeated, it publishes and moves nothing
     again.
 
-    Raises as `publish`."""
+    What a version or channel is refused for hinders no other one. Raises UnavailableError."""
     moving_versions = {plan.version for plan in rehearsal.plan if plan.commands}
     reason = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
-    moves = list[Applied]()
+    moves, store = list[Applied](), context.store
     for manifest, channels in served_versions:
         if manifest.reference in moving_versions:
-            new_manifest = _publish(manifest, rehearsal, reason, context)
+            try:
+                new_manifest = _publish(manifest, rehearsal, reason, context)
+            except _REFUSALS as error:
+                moves.append(Applied(manifest.reference, "", {}, refusal=str(error)))
+                continue
             refusals, rollouts = dict[str, str](), list[str]()
             for channel in channels:
                 try:
-                    rollouts += [channel.name] if _bring(new_manifest, channel, reason, context.store) else []
+                    rollouts += [channel.name] if _bring(manifest, new_manifest, channel.name, reason, store) else []
                     refusals[channel.name] = ""
-                except (InputError, ConflictError) as error:
+                except _REFUSALS as error:
                     refusals[channel.name] = str(error)
             moves.append(Applied(manifest.reference, new_manifest.version, refusals, tuple(rollouts)))
     return moves
 
 
-def _bring(manifest: Manifest, channel: Channel, reason: str, store: Store) -> bool:
-    """Bring a version to a channel; whether that is a rollout, as its policy asks for. Raises as `start` and `promote`
-    do."""
-    if (rollout := channel.active_rollout) and rollout.manifest == manifest.digest:
-        return True
-    proven_only, random_inputs = channel.proven_only, channel.move.random_inputs
-    if plan := policies.of_channel(store, manifest.model, channel.name).rollout:
+def _bring(old: Manifest, new: Manifest, name: str, reason: str, store: Store) -> bool:
+    """Bring a version to a channel; whether that is a rollout, as its policy asks for. old: what it serves.
+
+    Raises ConflictError where it serves another one by now, or was taken back from the new one; else as `start` and
+    `promote` do."""
+    live, plan = read_channel(store, new.model, name), policies.of_channel(store, new.model, name).rollout
+    if live is None or not {old.digest, new.digest} & live.served.keys():
+        raise ConflictError(f"{new.model}:{name} serves {live.version if live else 'nothing'} by now; rehearse that")
+    if new.digest in live.served:
+        return live.manifest != new.digest
+    if end := _end_of(new, live, store):
+        command = f"{'rollout start' if plan else 'promote'} {new.reference} {new.model}:{name}"
+        command += " --proven-only" if live.proven_only else ""
+        raise ConflictError(f"{new.reference} was {end} there; to try it again: `enginesmith {command}`")
+    proven_only, random_inputs = live.proven_only, live.move.random_inputs
+    if plan:
         operator = Operator(user(), store.now(), reason)
-        start(store, manifest, channel.name, plan, operator, proven_only=proven_only, random_inputs=random_inputs)
+        start(store, new, name, plan, operator, proven_only=proven_only, random_inputs=random_inputs)
         return True
-    promote(store, manifest, channel.name, by=user(), why=reason, proven_only=proven_only, random_inputs=random_inputs)
+    promote(store, new, name, by=user(), why=reason, proven_only=proven_only, random_inputs=random_inputs)
     return False
+
+
+def _end_of(manifest: Manifest, channel: Channel, store: Store) -> str | None:
+    """How a channel lost a version: its last rollout 'halted' or 'aborted', or its last move; None where neither."""
+    if (rollout := channel.rollout) and rollout.manifest == manifest.digest and rollout.state != "done":
+        return rollout.state
+    is_rollback = channel.move.action == "rollback"
+    return "rolled back" if is_rollback and read_history(store, channel).moves[-2].manifest == manifest.digest else None
 
 
 def _publish(manifest: Manifest, rehearsal: Rehearsal, reason: str, context: RunContext) -> Manifest:
     """The version with its new engines, itself where it has none. Of an ensemble, its graphs with theirs come first."""
     name, graphs, pins = manifest.reference, dict[str, Manifest](), list[PinnedGraph]()
-    trials = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
     for graph in manifest.graphs:
         graphs[graph.name] = new = _publish(load_pinned(context.store, graph), rehearsal, reason, context)
         pins.append(replace(graph, version=new.version, manifest=new.digest))
+    units = [unit for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"]
+    has_new_graphs = tuple(pins) != manifest.graphs
+    trials = {unit.unit: unit.new for unit in units if has_new_graphs or unit.is_upgraded}
     new_engines = [
         _renew_whole(manifest, entry, trials[entry.unit], graphs, context)
         if graphs
@@ -237,16 +271,22 @@ def _renew_whole(
     return _approve(new_entry, trial, None, context)
 
 
-def renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
-    """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
+def recall_trial(entry: EngineEntry, trial: Trial, context: RunContext) -> Recorded | None:
+    """The engine of a trial as it is on record; None where it is gone, or another one took its place."""
     request = replace(make_request(entry), toolchain=tuple(sorted(trial.toolchain.items())))
     record = recall_engine(request, context)
+    return record if record and record.digest == trial.digest else None
+
+
+def renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
+    """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
+    record = recall_trial(entry, trial, context)
     if record is None:
         raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
     new_entry = replace(
         entry,
-        toolchain=dict(request.toolchain),
-        build_key=request.key,
+        toolchain=dict(sorted(trial.toolchain.items())),
+        build_key=record.build,
         digest=record.digest,
         size_bytes=record.size_bytes,
         suffix=record.suffix,

@@ -207,14 +207,22 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(built: tuple[Path, Out
 def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
     built: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The toolchain is the same, so that engines and proofs are on record; what was measured of a graph is drawn up."""
+    """The toolchain is the same, so that engines and proofs are on record; the old one and what was measured of a graph
+    are drawn up. Where a graph stays, another machine says that the whole moves."""
+
+    def there(self: rehearsal.Rehearser, manifest: Manifest, entry: EngineEntry) -> UnitRehearsal:
+        whole = UnitRehearsal(manifest.reference, entry.unit, Trial.of(entry), Trial.of(entry), "moves")
+        return whole if manifest.graphs else self._here(manifest, entry)
 
     def unit(self: rehearsal._Unit) -> UnitRehearsal:
         trial = replace(Trial.of(self.entry), report=self.entry.report)
         verdict = "stays" if self.entry.unit == staying else "moves"
-        return UnitRehearsal(self.manifest.reference, self.entry.unit, trial, trial, verdict, "slow", None, machine())
+        trials = trial, replace(trial, toolchain=self.entry.toolchain)
+        return UnitRehearsal(self.manifest.reference, self.entry.unit, *trials, verdict, "slow", None, machine())
 
     monkeypatch.setattr(rehearsal._Unit, "rehearse", unit)
+    monkeypatch.setattr(rehearsal.Rehearser, "_there", there)
+    monkeypatch.setattr(Trial, "of", lambda entry: Trial({}, entry.status, entry.reason, entry.digest))
     monkeypatch.setattr(rehearsal.Rehearser, "recall", lambda *_: None)
     store = open_store(str(shutil.copytree(built[0] / "registry", tmp_path / "registry")))
     promote(store, load(store, "pair", "1"), "mine", proven_only=True)
@@ -222,7 +230,8 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
     for staying, expected in [("cpu int8 onnxruntime", "stays"), ("", "moves")]:
         with local_context(store, quiet=True) as context:
             served = rehearsal.list_served(store, upgrade, ["pair@1"])
-            found = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context))
+            remote = context.executor if staying else None
+            found = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context, remote))
             wholes = {item.unit: (item.verdict, item.why) for item in found.units if item.version == "pair@1"}
             assert wholes["cpu fp32 ensemble"] == ("moves", "")
             assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying else "")

@@ -76,16 +76,6 @@ def _check_reports(_context: click.Context, _option: click.Parameter, paths: tup
     return paths
 
 
-Slower = Annotated[
-    float,
-    Option(
-        "Report a regression if the median latency is higher by more than this share, with 95 % confidence.",
-        type=share,
-        shown="3%",
-    ),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _CheckOptions:
     against: Annotated[
@@ -97,7 +87,14 @@ class _CheckOptions:
         ),
     ] = None
     selection: Selection
-    slower: Slower = 0.03
+    slower: Annotated[
+        float,
+        Option(
+            "Report a regression if the median latency is higher by more than this share, with 95 % confidence.",
+            type=share,
+            shown="3%",
+        ),
+    ] = 0.03
     worse: Annotated[
         Mapping[str, float],
         Option(

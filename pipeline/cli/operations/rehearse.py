@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import Option, command, emit_json, optional_references_argument, say, takes
+from enginesmith.cli.options import Option, command, emit, optional_references_argument, say, takes
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode_document
 from enginesmith.core.text import format_metrics
 from enginesmith.registry.manifest import load_pinned
 from enginesmith.registry.store.base import open_store
-from pipeline.cli.operations.check import Slower
+from pipeline.cli.operations.check import share
 from pipeline.cli.run_options import local_context
 
 if TYPE_CHECKING:
@@ -55,7 +55,14 @@ class _RehearseOptions:
     seconds: Annotated[
         float, Option("Seconds to time the two engines of each unit.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 8.0
-    slower: Slower = 0.03
+    slower: Annotated[
+        float,
+        Option(
+            "A unit stays if its median latency is higher by more than this share, with 95 % confidence.",
+            type=share,
+            shown="3%",
+        ),
+    ] = 0.03
 
     def words(self) -> str:
         """These options as they are typed, without --apply."""
@@ -90,7 +97,6 @@ def rehearse(
     from enginesmith.registry.trust import require
     from pipeline.regressions.rehearsal import Rehearser, Upgrade, list_served
     from pipeline.regressions.rehearsal import rehearse as rehearse_versions
-    from pipeline.regressions.rehearsal_verdicts import Applied
     from pipeline.regressions.rehearsal_verdicts import apply as apply_rehearsal
 
     python = str(options.python) if options.python else None
@@ -104,13 +110,12 @@ def rehearse(
         remote = exit_stack.enter_context(RayExecutor()) if options.executor == "ray" else None
         rehearser = Rehearser(upgrade, context, remote, str if quiet else say)
         rehearsal = rehearse_versions(served_versions, rehearser, options.words())
-        changes: list[Applied] = apply_rehearsal(rehearsal, served_versions, context) if options.apply else []
-    if as_json:
-        emit_json({**encode_document(rehearsal), "applied": [encode_document(change) for change in changes]})
-    else:
-        show_rehearsal(rehearsal, changes)
+        changes = apply_rehearsal(rehearsal, served_versions, context) if options.apply else []
+    document = {**encode_document(rehearsal), "applied": [encode_document(change) for change in changes]}
+    emit(as_json, document, show_rehearsal, rehearsal, changes)
     verdicts = {unit.verdict for unit in rehearsal.units}
-    has_refusals = any(reason for change in changes for reason in change.channels.values())
+    refusals = {change.before: (change.refusal, *change.channels.values()) for change in changes}
+    has_refusals = any(any(refusals.get(plan.version, plan.busy_channels)) for plan in rehearsal.plan)
     ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not has_refusals else 1)
 
 
@@ -123,7 +128,7 @@ def show_rehearsal(rehearsal: "Rehearsal", changes: "Sequence[Applied]" = ()) ->
     change_by_version = {change.before: change for change in changes}
     for plan in rehearsal.plan:
         if change := change_by_version.get(plan.version):
-            echo(f"{plan.version} -> {change.version}")
+            echo(f"{plan.version} -> {change.version or f'not published: {change.refusal}'}")
             for channel, refusal in change.channels.items():
                 name = f"{plan.version.partition('@')[0]}:{channel}"
                 watch_text = f"a rollout began; `enginesmith rollout watch {name}` runs it"

@@ -11,10 +11,10 @@ import pytest
 from builders.execution.jobs import WorkerContext, decode_request, encode_request
 from builders.execution.local import LocalExecutor
 from enginesmith.core.codec import decode, encode
-from enginesmith.core.errors import StepError
+from enginesmith.core.errors import InputError, StepError
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
-from pipeline.regressions import rehearsal
+from pipeline.regressions import rehearsal, rehearsal_verdicts
 from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.rehearsal import Rehearser, Upgrade
 from pipeline.regressions.rehearsal_verdicts import Trial, UnitRehearsal, judge_trials, plan_version
@@ -61,7 +61,8 @@ def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, time
 )
 def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_commands(verdicts, channels, plan, tmp_path):
     old = {"unproven": replace(OLD, status="unproven")}
-    units = [UnitRehearsal("m@1", "cpu", old.get(verdict, OLD), OLD, verdict) for verdict in verdicts]
+    new = replace(OLD, toolchain={"onnxruntime": "2"})
+    units = [UnitRehearsal("m@1", "cpu", old.get(verdict, OLD), new, verdict) for verdict in verdicts]
     units = [replace(unit, verdict="unknown") if unit.verdict == "unproven" else unit for unit in units]
     served: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
     manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
@@ -70,12 +71,14 @@ def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_comman
     moves = plan == "moves"
     assert (found.verdict, found.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
     assert found.back == (tuple(f"enginesmith rollback m:{name}" for name in channels) if moves else ())
+    same = plan_version(manifest, tuple(served), [replace(unit, new=unit.old) for unit in units], words, store)
+    assert (same.verdict, same.commands, same.busy_channels) == (plan, (), ()), "nothing to publish"
 
 
 def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_is_at_hand(built, monkeypatch):
     _, manifest = built.published()
     entry, slow = manifest.engines[0], replace(EQUAL, ratio=1.2, low=1.1, high=1.3)
-    trial = replace(OLD, digest=entry.digest, report=entry.report)
+    trial = replace(OLD, digest=entry.digest, report=entry.report, toolchain=entry.toolchain)
     there = replace(machine(), cpu="another")
     measured = UnitRehearsal(manifest.reference, entry.unit, trial, trial, "stays", "slow", slow, there)
 
@@ -103,6 +106,9 @@ def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_
     assert rehearse(work) == measured
     assert [(found.verdict, found.machine) for found in (rehearse(), rehearse(nobody))] == [("stays", there)] * 2
     assert (rehearse(slower=0.5).verdict, rehearse(pin="3").verdict) == ("moves", "unknown")
+    for other in (None, SimpleNamespace(digest="b" * 64)):
+        monkeypatch.setattr(rehearsal_verdicts, "recall_engine", lambda *_, other=other: other)
+        assert rehearse().machine is None, "the engine that was measured is gone: it is measured again"
 
 
 def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monkeypatch, tmp_path):
@@ -115,3 +121,7 @@ def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monke
     assert sides[0][1] is not sides[1][1], "both are timed at once, each alone in its executor"
     old = replace(entry, toolchain={**entry.toolchain, "onnxruntime": "1.30.0"})
     assert rehearser.open("old", rehearser.upgrade.old_pins(old))[0] == str(tmp_path / "1.30.0")
+    assert rehearsal.rehearse([], rehearser).python == sys.executable
+    monkeypatch.setattr(rehearsal, "make_environment", raising(InputError("pip failed")))
+    other = Rehearser(Upgrade({"onnxruntime": "3"}), rehearser.context)
+    assert rehearsal.rehearse([], other).python == "", "no environment is made for its name"

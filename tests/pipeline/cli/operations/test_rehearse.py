@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from enginesmith.core.errors import ConflictError, IntegrityError
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import read_channel
 from tests.pipeline.cli.operations.test_check import files_of
-from tests.pipeline.projects import Project, Result, capture
+from tests.pipeline.projects import Project, Result, capture, raising
 
 SAME = f"onnxruntime=={version('onnxruntime')}"
 WORDS = ("tiny@1", "--toolchain", SAME, "--python", sys.executable, "--seconds", "0.2")
@@ -43,9 +44,9 @@ def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_p
 def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     rehearsed: tuple[Path, Result], tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    """The toolchain is the same here, so that a verdict is drawn up, and the measured trials come from the record. The
-    policy of the channel `stable` asks for waves."""
-    from pipeline.regressions import rehearsal
+    """The toolchain is the same here, so that the verdicts, and which unit has another one, are drawn up, and the
+    measured trials come from the record. The policy of the channel `stable` asks for waves."""
+    from pipeline.regressions import rehearsal, rehearsal_verdicts
 
     shutil.copytree(rehearsed[0], tmp_path / "place")
     built = Project(tmp_path / "place" / "project", capsys)
@@ -53,10 +54,19 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     monkeypatch.setattr(rehearsal._Unit, "_prove", None)
     assert built.run("promote", "tiny@1", "stable", "--proven-only").code == 0
     assert built.run("registry", "policy", "set", "tiny:stable", "--wave", "50%,100%").code == 0
+    same = built.run("rehearse", *WORDS, "--apply", "--json")
+    assert (same.code, same.json["applied"]) == (0, []) and "have this toolchain already" in same.out
+    is_upgraded = property(lambda trials: trials.unit == "cpu fp32 onnxruntime")
+    monkeypatch.setattr(rehearsal_verdicts.UnitRehearsal, "is_upgraded", is_upgraded)
     again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
     said = built.run("rehearse", *WORDS).out
     assert again in said and "stable: a rollout in waves 50%, 100%" in said
     (built.folder / "tiny.yaml").unlink()  # nothing of it is read
+    for name, text in {"publish_again": "not published: lost", "promote": "candidate: not moved: lost"}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(rehearsal_verdicts, name, raising(IntegrityError("lost")))
+            done = built.run("rehearse", *WORDS, "--apply")
+        assert done.code == 1 and text in done.out and ("stable: a rollout" in done.out) == (name == "promote")
     done = built.run("rehearse", *WORDS, "--apply")
     assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
     assert "enginesmith rollback tiny:candidate    # to undo it" in done.out
@@ -65,18 +75,25 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
     for old, new in zip(before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
-        assert (new.report != old.report) == (new.target == "cpu" and new.usable)
+        assert (new.report != old.report) == (new.unit == "cpu fp32 onnxruntime"), "the others stay as they are"
     served = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
     channels = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served}
     assert channels == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
     again = built.run("rehearse", *WORDS, "--apply", "--json")
     refusal = "stable: refuses it until the rollout of 2 ends"
-    assert again.json["applied"] == [], "nothing is left that a channel could take"
+    assert (again.code, again.json["applied"]) == (1, []), "nothing is left that a channel could take"
     assert [refusal] == [note.strip() for plan in again.json["plan"] for note in plan["notes"]]
     for name in ("candidate", "stable"):
         assert built.run("rollback", f"tiny:{name}").code == 0
         channel = read_channel(store, "tiny", name)
         assert channel is not None and channel.version == "1" and not channel.active_rollout
+    done = built.run("rehearse", *WORDS, "--apply")
+    assert done.code == 1 and "rolled back there; to try it again: `enginesmith promote tiny@2 tiny:cand" in done.out
+    assert "aborted there; to try it again: `enginesmith rollout start tiny@2 tiny:stable --proven-only`" in done.out
+    for name, serving in {"candidate": "1", "gone": "nothing"}.items():
+        with pytest.raises(ConflictError, match=f"tiny:{name} serves {serving} by now; rehearse that"):
+            rehearsal_verdicts._bring(after, after, name, "", store)
+    assert rehearsal_verdicts._bring(after, before, "candidate", "", store) is False, "it serves that already"
 
 
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:
