@@ -17,7 +17,6 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, digest_of_path
 from enginesmith.core.text import suggest
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, list_sums, size_of
-from validation.data.batches import leading_dim
 from validation.data.stored import Stored, find_arrays
 
 # Of how many files of a folder the headers are read where samples are only looked at.
@@ -285,8 +284,7 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
                 if target_length < length:
                     cuts[str(dim)] = length, target_length
         new_tensors[spec.name] = tensor
-    cuts.pop(leading_dim([spec for spec in specs if spec.shape]) or "", None)  # nothing points at samples of a batch
-    first_dims = {spec.shape[0] for spec in specs if spec.shape}
+    first_dims = {spec.shape[0] for spec in specs if spec.shape} - {"batch"}  # nothing points at samples
     for spec in specs:
         other_cuts = sorted((cut, dim in first_dims) for dim, cut in cuts.items() if dim not in spec.shape)
         new_tensors[spec.name] = _hold_places(new_tensors[spec.name], other_cuts)
@@ -305,7 +303,7 @@ def _hold_places(tensor: Array, cuts: Sequence[tuple[tuple[int, int], bool]]) ->
         if tensor.ndim > 1 and is_axis_0 and 0 < new_length <= largest < old_length and largest > 1:
             return np.asarray(tensor % new_length)
         if tensor.ndim == 1 and largest == old_length:
-            return np.minimum(tensor, new_length)
+            return np.asarray(np.minimum(tensor, new_length))
     return tensor
 
 
