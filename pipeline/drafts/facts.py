@@ -68,17 +68,18 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def find_sizes(graph: onnx.GraphProto) -> list[int]:
-    """The six sizes that constant shapes, and tables to be added, have most often: an exporter that traces writes those
-    of its example into them, whatever axes it calls dynamic."""
+    """Six sizes, the most frequent of constant shapes before those of tables to be added, of which vectors are mostly
+    biases: an exporter that traces writes those of its example into them, whatever axes it calls dynamic."""
     tensors = _constants(graph)
-    counts = Counter[int]()
+    shape_counts, table_counts = Counter[int](), Counter[int]()
     for node in graph.node:
         for tensor in (tensors[name] for name in node.input if name in tensors):
             if node.op_type in _SHAPING and tensor.data_type == onnx.TensorProto.INT64 and not is_external(tensor):
-                counts.update({*to_array(tensor).ravel().tolist()})
-            elif node.op_type in ("Add", "Sub", "Mul"):
-                counts.update({*tensor.dims})
-    return [size for size, _ in counts.most_common() if size > 1][:6]
+                shape_counts.update({*to_array(tensor).ravel().tolist()})
+            elif node.op_type in ("Add", "Sub", "Mul") and len(tensor.dims) > 1:
+                table_counts.update({*tensor.dims})
+    ranked_counts = (*shape_counts.most_common(), *table_counts.most_common())
+    return [*dict.fromkeys(size for size, _ in ranked_counts if size > 1)][:6]
 
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.

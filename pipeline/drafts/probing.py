@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -18,14 +19,14 @@ from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginesmith.arrays import check_inputs
-from enginesmith.core.errors import ModelError
+from enginesmith.core.errors import DataError, ModelError
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 from validation.data.samples import resize
 from validation.golden.golden_set import edge_sizes
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
-# times; 512 and 576 are windows of audio. 1 comes last.
+# times; 512 and 576 are windows of audio.
 _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 192, 299, 384, 10, 8, 4, 3, 2)
 # Batches that are tried where 1 does not run: groups of frames or views that lie along axis 0.
 _BATCHES = (2, 4, 8, 16, 3, 32)
@@ -95,30 +96,34 @@ def hold_samples(
     facts: FoundModel, run: Run, samples: Sequence[Tensors], ranges: Mapping[str, tuple[int, int]]
 ) -> FoundModel:
     """The model with dims of the requests' sizes alone where it fails on requests that are cut or repeated to others,
-    as a build's edges are: an index in them may point at what was cut off. Batches stay as they are.
+    as a build's edges are: an index in them may point at what was cut off. Batches stay as they are, and all dims where
+    it fails on the requests themselves or `_SECONDS` are over.
 
     samples: requests of equal sizes.  ranges: by dim, the least and the greatest size of all requests.
     """
-    usual_sizes = check_inputs(facts.inputs, samples[0])
+    usual_sizes, probe = check_inputs(facts.inputs, samples[0]), _Probe(run, facts.inputs)
 
-    def runs(name: str, size: int) -> bool:
-        try:
-            for sample in samples[:_SAMPLES]:
-                run(resize(sample, facts.inputs, {**usual_sizes, name: size}))
-        except Exception:  # as of `_Probe.runs`
-            return size == usual_sizes[name]  # a model that fails at home is no matter of sizes
+    def runs(sizes: Mapping[str, int]) -> bool:
+        for sample in samples[:_SAMPLES]:
+            try:
+                inputs = resize(sample, facts.inputs, {**usual_sizes, **sizes})
+            except DataError as error:
+                probe.last_error = str(error)
+                return False
+            if not probe.is_over and not probe.ends(partial(run, inputs)):
+                return False
         return True
 
+    if not runs({}):
+        return facts
     dims = dict(facts.dims)
     for name, dim in facts.dims.items():
         low, high = (
-            size if is_batch(name) or runs(name, size) else bound
+            size if is_batch(name) or runs({name: size}) else bound
             for size, bound in zip((dim.min, dim.max), ranges[name], strict=True)
         )
         if failed_sizes := {dim.min, dim.max} - {low, high}:
-            reason = (
-                f"{dim.why}; requests cut or repeated to {min(failed_sizes)} fail: an index in them points elsewhere"
-            )
+            reason = f"{dim.why}; requests cut or repeated to {max(failed_sizes)} fail: {probe.last_error}"
             dims[name] = replace(dim, min=low, max=high, why=reason)
     return replace(facts, dims=dims)
 
@@ -186,8 +191,12 @@ class _Probe:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
         if self.is_over or _count_elements(self.inputs, sizes) > _MOST_ELEMENTS:
             return False
+        return self.ends(lambda: self._run({spec.name: self._array(spec, sizes) for spec in self.inputs}))
+
+    def ends(self, call: Callable[[], object]) -> bool:
+        """Whether a call ends without an error, which `last_error` is set to."""
         try:
-            self._run({spec.name: self._array(spec, sizes) for spec in self.inputs})
+            call()
         except Exception as error:  # onnxruntime's errors share no base class of their own, and a module's are anything
             self.last_error = (words_of(error).strip() or type(error).__name__).splitlines()[0][:160]
             return False
@@ -276,15 +285,15 @@ def _candidates(names: Sequence[str], likely_sizes: Sequence[int]) -> Iterator[d
     likely_sizes: which are tried after the usual ones."""
     batch_names = [name for name in names if is_batch(name)]
     free_dims = [name for name in names if name not in batch_names]
-    unit_sizes = dict.fromkeys(names, 1)
+    unit_sizes, all_sizes = dict.fromkeys(names, 1), dict.fromkeys((*_SIZES, *likely_sizes))
     for count in range(len(free_dims), 0, -1):
         for name_group in itertools.combinations(free_dims, count):
-            yield from ({**unit_sizes, **dict.fromkeys(name_group, size)} for size in (*_SIZES, *likely_sizes))
+            yield from ({**unit_sizes, **dict.fromkeys(name_group, size)} for size in all_sizes)
     yield unit_sizes
     yield from (
         {**dict.fromkeys(free_dims, _SIZES[0]), **dict.fromkeys(batch_names, size)} for size in _BATCHES if batch_names
     )
-    for sizes in itertools.product((*likely_sizes, *_SIZES)[:8], repeat=len(free_dims)):
+    for sizes in itertools.product(dict.fromkeys((*_SIZES[:8], *likely_sizes)), repeat=len(free_dims)):
         if len(set(sizes)) > 1:
             yield {**unit_sizes, **dict(zip(free_dims, sizes, strict=True))}
 

@@ -349,18 +349,17 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
             _keep(groups.setdefault(shapes, {}), digest, request)
     if not count:
         raise DataError(f"{path} holds no requests; give at least two")
-    by_size = sorted(counts, key=lambda shapes: sum(math.prod(shape) for _, shape in shapes))
+    by_size = sorted(counts, key=lambda shapes: (sum(math.prod(shape) for _, shape in shapes), shapes))
     usual_shapes = max(by_size[len(by_size) // 2], *by_size, key=lambda shapes: counts[shapes])
     all_sizes = [check_inputs(inputs, next(iter(group.values()))) for group in groups.values()]
     sizes = check_inputs(inputs, next(iter(groups[usual_shapes].values())))
-    fitted_count = 0
-    if counts[usual_shapes] < FEWEST_EQUAL:
-        for digest, request in [
-            pair for shapes in by_size if shapes != usual_shapes for pair in groups[shapes].items()
-        ]:
-            _keep(groups[usual_shapes], digest, resize(request, inputs, sizes))
+    fitted_count, usual_count = 0, counts[usual_shapes]
+    if usual_count < FEWEST_EQUAL:
+        for request in itertools.chain(*(groups[shapes].values() for shapes in by_size if shapes != usual_shapes)):
+            fitted_request = resize(request, inputs, sizes)
+            groups[usual_shapes][_digest(fitted_request)] = fitted_request
             fitted_count += 1
-    usual_count = counts[usual_shapes] + fitted_count
+        usual_count = len(groups[usual_shapes])
     if usual_count < 2:
         request_text = f"{pluralize(count, 'request')}, {usual_count} of equal sizes that differ"
         raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
@@ -370,7 +369,8 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     usual_text = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in usual_shapes)
     drop_counts = [
         (count - len(request_digests), "equal to others"),
-        (len(request_digests) - usual_count, f"of other sizes than {usual_text}"),
+        (counts[usual_shapes] + fitted_count - usual_count, "equal to others once they are cut or repeated"),
+        (len(request_digests) - counts[usual_shapes] - fitted_count, f"of other sizes than {usual_text}"),
         (usual_count - golden_count - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
     notes = [

@@ -131,24 +131,25 @@ def element_types(model: ModelProto) -> dict[str, int]:
     values = (*inferred_graph.value_info, *inferred_graph.input, *inferred_graph.output)
     types = {value.name: value.type.tensor_type.elem_type for value in values if value.type.HasField("tensor_type")}
     types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    if any(name not in types for node in model.graph.node for name in node.output):
+    if any(name and name not in types for node in model.graph.node for name in node.output):
         _add_types(model.graph, types)
     return types
 
 
 def _add_types(graph: GraphProto, types: dict[str, int]) -> None:
     """Add, in place, the types behind operators that onnxruntime has beside onnx's, which onnx's inference stops at.
+    Left out are operators with bodies: each of their results has a type of its own, whatever the signature calls it.
 
     graph: tidy."""
     signatures = list_signatures()
-    for node in graph.node:
+    for node in (node for node in graph.node if not list_bodies(node)):
         inputs, outputs = signatures.get((node.domain, node.op_type), ((), ()))
         bound_types = {text: types[name] for text, name in zip(inputs, node.input, strict=False) if name in types}
         # The last of the outputs repeats where there may be any number of them.
         for text, name in itertools.zip_longest(outputs, node.output, fillvalue=outputs[-1] if outputs else ""):
             fixed_name = text.removeprefix("tensor(").removesuffix(")").upper()
             element_type = bound_types.get(text, dict(TensorProto.DataType.items()).get(fixed_name))
-            if name in node.output and element_type:
+            if name and name in node.output and element_type:
                 types.setdefault(name, element_type)
 
 

@@ -266,10 +266,10 @@ class Samples:
 def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Array]:
     """The tensors of `specs`, sliced or tiled to `sizes` of the named dims: element i is element i modulo the length.
 
-    Dims that `sizes` lacks keep their length. Integers that may be places or lengths along a dim that gets shorter stay
-    within it: the ends of a graph's edges are among its nodes. Raises DataError where an axis to be filled is empty.
+    Dims that `sizes` lacks keep their length. Indices and lengths along a dim that gets shorter stay within it
+    (`_hold_places`). Raises DataError where an axis to be filled is empty.
     """
-    new_tensors, cut_lengths = {}, dict[int, int]()
+    new_tensors, cuts = {}, dict[str, tuple[int, int]]()
     all_sizes = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
     for spec in specs:
         tensor, sums = tensors[spec.name], dict(spec.sums)
@@ -281,21 +281,30 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
                     reason = f"there is nothing to fill {target_length} from"
                     raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {reason}")
                 tensor = np.take(tensor, np.arange(target_length) % length, axis)
-                if tensor.shape[axis] < length:
-                    cut_lengths[length] = min(tensor.shape[axis], cut_lengths.get(length, length))
+                if target_length < length:
+                    cuts[str(dim)] = length, target_length
         new_tensors[spec.name] = tensor
-    return {name: _hold_places(tensor, cut_lengths) for name, tensor in new_tensors.items()}
+    first_dims = {spec.shape[0] for spec in specs if spec.shape} - {"batch"}  # nothing points at samples
+    for spec in specs:
+        other_cuts = sorted((cut, dim in first_dims) for dim, cut in cuts.items() if dim not in spec.shape)
+        new_tensors[spec.name] = _hold_places(new_tensors[spec.name], other_cuts)
+    return new_tensors
 
 
-def _hold_places(tensor: Array, cut_lengths: Mapping[int, int]) -> Array:
-    """Integers, none beyond a length that was cut, as places along what is left of the shortest such one, or in a
-    vector as lengths of it; anything else, and a mask, as it is. cut_lengths: old -> new."""
-    largest = int(tensor.max(initial=0)) if tensor.dtype.kind in "iu" and tensor.min(initial=0) >= 0 else 0
-    length = min((length for length in cut_lengths if length >= largest), default=0)
-    if largest <= 1 or not length:
+def _hold_places(tensor: Array, cuts: Sequence[tuple[tuple[int, int], bool]]) -> Array:
+    """Indices modulo the new length of the axis 0 that they point into, as the ends of a graph's edges do: a table of
+    int32 or int64, all below the old length and some not below the new one. Lengths, a vector whose largest is the old
+    length, are limited to the new one. Anything else stays, and so do masks of 0 and 1. cuts: (old, new length) of dims
+    that the tensor lacks, and whether one is an axis 0."""
+    if not cuts or tensor.dtype.name not in ("int32", "int64") or tensor.min(initial=0) < 0:
         return tensor
-    new_length = tensor.dtype.type(cut_lengths[length])
-    return np.asarray(tensor % new_length if tensor.ndim > 1 else np.minimum(tensor, new_length))
+    largest = int(tensor.max(initial=0))
+    for (old_length, new_length), is_axis_0 in cuts:
+        if tensor.ndim > 1 and is_axis_0 and 0 < new_length <= largest < old_length and largest > 1:
+            return np.asarray(tensor % new_length)
+        if tensor.ndim == 1 and largest == old_length:
+            return np.asarray(np.minimum(tensor, new_length))
+    return tensor
 
 
 def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:

@@ -271,7 +271,7 @@ def quantize(
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
 
     A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. A cast that misses
-    its limits is written again with its last nodes in fp32 (`find_last_nodes`), which counts where it keeps them.
+    its limits is written again with its last nodes in fp32 (`find_last_nodes`); that graph is taken if it keeps them.
 
     Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
     """

@@ -236,7 +236,7 @@ def _find_kept(
     growth: float,
 ) -> list[FloatNode]:
     misfits = {**find_inexact(model, half, ranges), **find_too_small(model, half, ranges)}
-    misfits |= find_too_large(model, half, ranges, growth)
+    misfits |= find_too_large(model, half, types, ranges, growth)
     opset = opset_of(model)
     return [
         FloatNode(node.name, node.op_type, reason)
@@ -264,13 +264,19 @@ def _obstacle(
 
 
 def find_last_nodes(model: ModelProto) -> dict[str, str]:
-    """The nodes between the last products of a model and its float outputs, with the reason to leave them in fp32.
+    """The nodes between the last products of a model and its float outputs, with the reason to leave them in fp32. Of a
+    residual stream these are the nodes behind its last branch with a product.
 
     A bias that is large beside what varies takes the digits of a 16-bit sum. In fp32, as the outputs are, the sum keeps
     them; the products are still in 16 bits, but for one that adds the bias itself.
     """
     tidy_model = tidy(model)
     producers, types = {name: node for node in tidy_model.graph.node for name in node.output}, element_types(tidy_model)
+    readers, early_nodes = consumers(tidy_model.graph), set[str]()  # early: products, and what they depend on
+    for producer in reversed(tidy_model.graph.node):
+        reader_names = {reader.name for name in producer.output for reader in readers.get(name, ())}
+        if producer.op_type in _PRODUCTS or reader_names & early_nodes:
+            early_nodes.add(producer.name)
     names = [value.name for value in tidy_model.graph.output if types.get(value.name) == FLOAT]
     last_nodes: dict[str, str] = {}
     while names:
@@ -280,7 +286,8 @@ def find_last_nodes(model: ModelProto) -> dict[str, str]:
         is_product = node.op_type in _PRODUCTS
         if not is_product or (node.op_type in _BIASED and len(node.input) == 3):
             last_nodes[node.name] = "in 16 bits an output missed its limits"
-        names += [] if is_product else list_reads(node)
+        reads = [] if is_product else list_reads(node)
+        names += [name for name in reads if not early_nodes & {reader.name for reader in readers[name]} - {node.name}]
     return last_nodes
 
 

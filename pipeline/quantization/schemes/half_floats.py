@@ -16,7 +16,6 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, numpy_hel
 from builders.onnx_graphs.weights import to_array
 from enginesmith.arrays import Array
 from pipeline.quantization.ranges import Ranges
-from validation.fuzz.cases import FACTORS
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ _DRAWING = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "R
 _UNCASTABLE = {*_DRAWING, "AffineGrid", "EyeLike", "MeanVarianceNormalization", "TreeEnsemble"}
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0
-# A proof multiplies inputs by as much (`magnitude_checks`).
-LARGEST_FACTOR = max(FACTORS.values())
+# A proof multiplies inputs by as much (`FACTORS` of `validation/fuzz/cases.py`, which is no part of a graph's key).
+LARGEST_FACTOR = 64.0
 _REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
 _ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
 _INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}
@@ -78,6 +77,8 @@ _BOUNDED = {
     *("Tanh", "Sin", "Cos"),
 }
 _SQUARE = 1.5
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+_LARGEST_BOUND = 255.0  # of a Clip: the square of its result is below fp16's 65504
 # Operators that read places or angles: from which operand, and the error of a place that does no harm: none of a grid,
 # which has unit 1 for half an image, 1/16 pixel of a box, 1/256 radian.
 _PLACES = {
@@ -148,9 +149,11 @@ def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> 
     return parameters[min(index, len(parameters) - 1)].type_str
 
 
-def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None, growth: float = 1.0) -> dict[str, str]:
-    """The tensors of a tidy model that `half` cannot hold, each with the reason. growth: by how much inputs may be
-    larger than those that were measured, as far as their squares are concerned."""
+def find_too_large(
+    model: ModelProto, half: HalfFormat, types: Mapping[str, int], ranges: Ranges | None, growth: float
+) -> dict[str, str]:
+    """The tensors of a tidy model that `half` cannot hold, each with the reason. types: name -> ONNX's element type.
+    growth: by how much inputs may be larger than those that were measured, as far as their squares are concerned."""
     reasons = dict[str, str]()
     for tensor in model.graph.initializer:
         if tensor.data_type == FLOAT:
@@ -164,39 +167,47 @@ def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None, g
     for value in model.graph.input:
         if reason := _check_measured(value.name, half, ranges, HEADROOM):
             reasons[value.name] = reason
-    degrees = _degrees(model.graph)
+    degrees = _degrees(model.graph, types)
     for node in model.graph.node:
         for name in node.output:
-            headroom = max(HEADROOM, growth ** degrees[name]) if degrees[name] >= _SQUARE else HEADROOM
+            headroom = max(HEADROOM, growth ** min(degrees[name], 2.0)) if degrees[name] >= _SQUARE else HEADROOM
             measured_names = _check_measured(name, half, ranges, headroom)
             if reason := _find_inherited(node, reasons, half) if measured_names is None else measured_names:
                 reasons[name] = reason
     return reasons
 
 
-def _degrees(graph: GraphProto) -> dict[str, float]:
+def _degrees(graph: GraphProto, types: Mapping[str, int]) -> dict[str, float]:
     """By tensor, the power of the inputs' scale that it grows with: 2 of a product of two activations, 1 of its root, 0
-    of a ratio of two such, and of what has bounds. A norm leaves fp16 long before what is divided by it does."""
+    of a ratio of two such, of what has bounds, and of what is no float, -1 of a reciprocal. A norm leaves fp16 long
+    before what is divided by it does."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    degrees = {value.name: float(value.type.tensor_type.elem_type == FLOAT) for value in graph.input}
-    degrees |= dict.fromkeys(constants, 0.0)
+    degrees = {value.name: float(types.get(value.name) == FLOAT) for value in graph.input}
     for node in graph.node:
         powers = [degrees.get(name, 0.0) for name in node.input if name] or [0.0]
         exponent = constants.get(node.input[1]) if node.op_type == "Pow" else None
-        if node.op_type in _BOUNDED:
+        if node.op_type in _BOUNDED or _is_clipped(node, constants):
             degree = 0.0
         elif node.op_type in _MULTIPLYING:
             degree = sum(powers)
         elif node.op_type == "Div":
-            degree = max(powers[0] - powers[1], 0.0)
+            degree = powers[0] - powers[1]
+        elif node.op_type == "Reciprocal":
+            degree = -powers[0]
         elif node.op_type == "Sqrt":
             degree = powers[0] / 2
         elif node.op_type == "ReduceSumSquare" or exponent is not None:
-            degree = powers[0] * (2.0 if exponent is None else float(np.max(to_array(exponent), initial=0.0)))
+            degree = powers[0] * (2.0 if exponent is None else max(to_array(exponent).ravel().tolist(), default=1.0))
         else:
             degree = max(powers)
-        degrees |= dict.fromkeys(node.output, min(degree, 8.0))
+        degrees |= {name: degree if types.get(name, FLOAT) in _FLOATS else 0.0 for name in node.output}
     return degrees
+
+
+def _is_clipped(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Whether a node is a Clip with two small constant bounds."""
+    bounds = [to_array(constants[name]) for name in node.input[1:] if node.op_type == "Clip" and name in constants]
+    return len(bounds) == 2 and all(np.all(np.abs(bound) <= _LARGEST_BOUND) for bound in bounds)
 
 
 def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
@@ -218,7 +229,7 @@ def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> 
                 reasons.setdefault(name, f"{node.op_type} reads places of {name!r}: {half.name} rounds them too far")
         if reason := next((reasons[name] for name in node.output if name in reasons), ""):
             sources = node.input[:1] if node.op_type in _MOVING | _INDEXING - {"Where"} else node.input
-            reasons = {**dict.fromkeys(computed_names.intersection(sources), reason), **reasons}
+            reasons |= dict.fromkeys(computed_names.intersection(sources).difference(reasons), reason)
     return reasons
 
 

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from enginesmith.core.names import is_name
 from enginesmith.core.types import TensorSpec
 from pipeline.drafts import onnx_model
-from pipeline.drafts.facts import model_name, name_axes
+from pipeline.drafts.facts import find_sizes, model_name, name_axes
 from pipeline.drafts.onnx_model import look_at_onnx
+from pipeline.drafts.probing import _candidates
 from pipeline.drafts.text import write_spec
 from pipeline.sources.onnx_model import load_onnx
 from pipeline.spec.model import load_spec
@@ -114,6 +115,11 @@ def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -
     onnx.save(build("float[n,k] x", "float[7919,7919] y", "y = Reshape(x, to)", sizes, 17), tmp_path / "m.onnx")
     found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
     assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in found.dims.values())
+    tried = [*_candidates(["h", "w"], [768, 3072, 512, 12, 2, 197])]
+    assert {"h": 32, "w": 320} in tried and {"h": 64, "w": 197} in tried
+    weights = {"s": [13, -1], "bias": np.ones(77), "t": np.ones((1, 197)), "u": np.ones((1, 197))}
+    text = "r = Reshape(x, s) b = Add(r, bias) m = Mul(b, t) y = Mul(m, u)"
+    assert find_sizes(build("float[n] x", "float[n] y", text, weights).graph) == [13, 197]
 
 
 def test_sizes_that_run_alone_and_not_together_are_narrowed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.recording.traffic import encode_inputs
 from pipeline.drafts import probing
-from pipeline.drafts.facts import FoundDim
+from pipeline.drafts.facts import FoundDim, FoundModel
 from pipeline.drafts.requests import list_readings, observe_requests, read_requests, split_requests, write_samples
 from pipeline.drafts.torch_model import look_at_module
 from tests.pipeline.sources.exports import user_code_here
@@ -181,6 +182,28 @@ def test_of_few_of_equal_sizes_the_others_are_cut_or_repeated(tmp_path: Path, le
     found = [request["x"] for request in (*split.calibration, *split.golden)]
     assert len(found) == len(lines) and {array.shape for array in found} == {(1, length)}
     assert "cut or repeated to x" in split.left_out[0] and split.ranges["length"] == (min(lengths), max(lengths))
+    (tmp_path / "b.jsonl").write_text('{"x": [[0, 1]]}\n{"x": [[0, 1, 0, 1]]}')
+    with pytest.raises(DataError, match="2 requests, 1 of equal sizes that differ"):
+        split_requests(tmp_path / "b.jsonl", inputs, dims, "unit")
+    inputs, splits = (replace(inputs[0], shape=("batch", "length", "width")),), []
+    for order in (1, -1):
+        (tmp_path / "c.json").write_text(json.dumps([{"x": [[[1, 2]]]}, {"x": [[[3], [4]]]}][::order]))
+        splits.append(split_requests(tmp_path / "c.json", inputs, (*dims, Dim("width", 1, 2, 9)), "unit"))
+    assert splits[0].sizes == splits[1].sizes
+
+
+@pytest.mark.parametrize(("failing", "held"), [((4, 16), (4, 128)), ((4, 128), (16, 16)), ((4,), (16, 128))])
+def test_a_dim_is_held_where_requests_fail_at_other_sizes_alone(failing, held, monkeypatch) -> None:
+    def run(inputs):
+        if (size := inputs["ids"].shape[1]) in failing:
+            raise ValueError(f"no {size}")
+
+    model = FoundModel("m", {}, (TensorSpec("ids", "int64", ("b", "seq")),), (), {"seq": FoundDim(4, 16, 128, "ran")})
+    dim = probing.hold_samples(model, run, [{"ids": np.ones((2, 16), int)}], {"seq": (16, 16)}).dims["seq"]
+    assert (dim.min, dim.max) == held
+    assert dim.why == "ran" if 16 in failing else dim.why.endswith(f"to {failing[-1]} fail: no {failing[-1]}")
+    monkeypatch.setattr(probing, "_SECONDS", -1)
+    assert probing.hold_samples(model, run, [{"ids": np.ones((2, 16), int)}], {"seq": (16, 16)}) == model
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))

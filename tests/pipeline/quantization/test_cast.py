@@ -11,6 +11,7 @@ from pipeline.quantization.graph import element_types, tidy
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float, emulate, find_last_nodes, needs_emulation
+from pipeline.quantization.schemes.half_floats import LARGEST_FACTOR
 from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.small_nets import (
     NETS,
@@ -28,6 +29,7 @@ from tests.pipeline.quantization.small_nets import (
     sqnr_db,
     x_values,
 )
+from validation.fuzz.cases import FACTORS
 
 HALF = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 
@@ -77,8 +79,9 @@ def test_nodes_are_kept_by_name() -> None:
 
 def test_the_last_nodes_follow_the_last_products() -> None:
     texts = "m = MatMul(x, w) b = Add(m, c) y = Softmax(b)", "h = Relu(x) y = Gemm(h, w, c)", "y = MatMul(x, w)"
+    texts += ("m = MatMul(x, w) a = Add(x, m) n = Softmax(a) k = MatMul(n, w) b = Add(a, k) y = Relu(b)",)
     last_nodes = [{*find_last_nodes(x_net(text, c=np.ones(5)))} for text in texts]
-    assert last_nodes == [{"Add_b", "Softmax_y"}, {"Gemm_y"}, set()]
+    assert last_nodes == [{"Add_b", "Softmax_y"}, {"Gemm_y"}, set(), {"Add_b", "Relu_y"}]
 
 
 @pytest.mark.parametrize("precision", HALF)
@@ -88,11 +91,8 @@ def test_a_mask_of_the_lowest_float32_stays_in_fp32_up_to_the_softmax(precision:
     arrays["mask"][0] = 0  # a row that is masked out altogether: -inf everywhere would give NaN
     result, _ = cast_float(attention_net(), precision)
     assert np.isfinite(run(emulate(result), arrays, optimized=False)).all()
-
-
-def test_masks_that_fit_are_cast() -> None:
+    # masks that fit are cast
     assert kept_nodes(attention_net(-1e4)) == set() and kept_nodes(attention_net(-1e9), "bf16") == set()
-    assert kept_nodes(attention_net(-1e9), "fp16") == {"Mul_m2", "Add_s2", "Softmax_p"}
 
 
 def test_infinite_constants_are_representable() -> None:
@@ -116,9 +116,16 @@ def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
 
 
 def test_what_grows_with_the_square_of_the_inputs_needs_room_for_the_largest_that_a_proof_tries() -> None:
-    text = "q = Mul(x, x) m = ReduceMean(q) r = Sqrt(m) n = Div(x, r) p = Mul(n, n) y = MatMul(p, w)"
-    ranges = Ranges({**dict.fromkeys("qmp", (0.0, 20.0)), "r": (0.0, 4.5)}, "minmax", "0" * 64, 1)
-    assert kept_nodes(x_net(text), ranges=ranges) == {"Mul_q", "ReduceMean_m", "Sqrt_r"}
+    text = """
+        q = Mul(x, x) m = ReduceMean(q) r = Sqrt(m) i = Reciprocal(r) j = Div(six, r) k = Pow(m, e)
+        a = Div(x, r) b = Mul(x, i) c = Mul(x, j) d = Mul(x, k) n = Sum(a, b, c, d) o = Mul(n, n)
+        f = Add(x, six) g = Clip(f, zero, six) h = Mul(x, g) l = Clip(x, zero, large) s = Mul(x, l)
+        E = Greater(x, zero) F = Cast<to = 1>(E) G = Mul(x, F) H = Shape(x) I = Cast<to = 1>(H) J = ReduceMax(I)
+        K = Mul(x, J) L = Sum(o, h, G, K) y = MatMul(L, w)
+    """
+    ranges = Ranges(dict.fromkeys("qmrijkabcdnofghlsEFGHIJKL", (0.0, 20.0)), "minmax", "0" * 64, 1)
+    kept = kept_nodes(x_net(text, six=6.0, zero=0.0, large=1e4, e=-0.5), ranges=ranges)
+    assert kept == {"Mul_q", "ReduceMean_m", "Sqrt_r", "Pow_k", "Mul_s"} and max(FACTORS.values()) == LARGEST_FACTOR
 
 
 def test_places_and_large_angles_are_computed_in_fp32_up_to_the_layer_that_gives_them() -> None:

@@ -51,6 +51,11 @@ def test_types_are_known_behind_operators_that_onnx_does_not_have() -> None:
     model.opset_import.add(domain="com.microsoft", version=1)
     types = element_types(tidy(model))
     assert {name: types[name] for name in ("e", "mask", "a", "b")} == {"e": 1, "mask": 6, "a": 1, "b": 1}
+    omitting = build("float[5,2,3] x", "float[1,2,4] y", ", y = RNN <hidden_size = 4> (x, w, r)", {"w": 0.0, "r": 0.0})
+    assert "" not in element_types(tidy(omitting))
+    body = "(int64 i, bool c, int64[1] k) => (bool d, int64[1] l, g) {d = Identity(c) l = Identity(k) g = my.Op(x)}"
+    loop = build("float[2] x", "float[3,2] y", f"k, s = Loop <body = b {body}> (n, , n) y = Identity(s)", {"n": [3]})
+    assert "s" not in element_types(tidy(loop))
 
 
 def test_constant_nodes_become_initializers() -> None:

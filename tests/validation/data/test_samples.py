@@ -309,12 +309,19 @@ def test_resize_takes_elements_modulo_length(batch, seq, new_batch, new_seq):
 def test_places_and_lengths_stay_within_a_dim_that_is_cut():
     specs = [TensorSpec("x", "float32", ("nodes", 4)), TensorSpec("ends", "int64", (2, "edges"))]
     specs += [TensorSpec(name, "int64", (3,)) for name in ("lengths", "ids", "mask")]
+    specs += [TensorSpec("atoms", "int64", ("nodes", 1)), TensorSpec("pixels", "uint8", (2, 9))]
     tensors = {"x": np.ones((9, 4), np.float32), "ends": np.arange(18).reshape(2, 9) % 9}
     tensors |= {"lengths": np.array([9, 7, 1]), "ids": np.array([10, 7, 1]), "mask": np.array([0, 1, 1])}
+    tensors |= {"atoms": 8 - np.arange(9)[:, None], "pixels": tensors["ends"].astype(np.uint8)}
     result = resize(tensors, specs, {"nodes": 5})
     assert result["ends"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3]] * 2 and result["lengths"].tolist() == [5, 5, 1]
-    assert all((result[name] == tensors[name]).all() for name in ("ids", "mask"))
+    assert all((result[name] == tensors[name]).all() for name in ("ids", "mask", "pixels"))
+    assert result["atoms"].ravel().tolist() == [8, 7, 6, 5, 4]
     assert (resize(tensors, specs, {"nodes": 12})["ends"] == tensors["ends"]).all()
+    specs = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("places", "int64", (1, 8))]
+    ids = np.arange(800).reshape(8, 100) % 8
+    result = resize({"ids": ids, "places": ids[:1, :8]}, specs, {"batch": 2, "tokens": 4})
+    assert (result["ids"] == ids[:2, :4]).all() and (result["places"] == ids[:1, :8]).all()
 
 
 def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
