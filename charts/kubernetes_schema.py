@@ -254,7 +254,8 @@ _CLAIM = closed(
             {
                 "accessModes": listed({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
                 "resources": closed(
-                    {"requests": closed({"storage": _SIZE}, "storage"), "limits": closed({"storage": _SIZE})}, "requests"
+                    {"requests": closed({"storage": _SIZE}, "storage"), "limits": closed({"storage": _SIZE})},
+                    "requests",
                 ),
                 "selector": SELECTOR,
                 "dataSource": _OBJECT,
