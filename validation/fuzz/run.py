@@ -155,6 +155,8 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: tuple[Tensors, Tensors]
             if not failures:
                 reason = "the graph itself moves as far when its inputs do by one rounding"
                 return FuzzOutcome(case, "not judged", reason, checks)
+        elif case.values in NOT_FINITE and _mixes_samples(case, inputs, sides):
+            return FuzzOutcome(case, "not judged", "the graph itself mixes the samples of a batch", checks)
         elif case.values not in (*REAL, *NOT_FINITE) and (reason := _beyond_float32(case, inputs, expected, sides)):
             return FuzzOutcome(case, "not judged", reason, checks)
         return FuzzOutcome(case, "failed", describe(failures[0]), checks)
@@ -188,16 +190,41 @@ def _checks(
             if case.values in NOT_FINITE and not sides.reads_nan:
                 count = float(np.count_nonzero(np.isfinite(value) != np.isfinite(actual[output])))
                 checks.append(Check("engine", FINITE, output, str(case), count, None, True))
-                judged_pair = _without_spoiled(inputs, judged_pair)
+                judged_pair = _without_spoiled(case, inputs, judged_pair)
             checks += case_checks("engine", str(case), output, *judged_pair, budget)
     return tuple(checks)
 
 
-def _without_spoiled(inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Both sides of an output without its samples of NaN or infinities; nothing of one that is not by sample."""
+def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
+    """Whether each sample is another than the one that the case filled, which no infinities of a mask's own make it."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
-    is_sound = np.isfinite(floats.reshape(len(floats), -1)).all(axis=1)
-    is_by_sample = samples_of(inputs.values(), pair[0]) == len(floats)
+    rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values]
+    return np.asarray(~(np.isnan(rows) if np.isnan(value) else rows == value).all(axis=1))
+
+
+def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
+    """Whether the reference's sound answers depend on the numbers in the place of the NaN or infinities, as of a scale
+    or a maximum over the batch: there kernels may differ in what a NaN does to all."""
+    is_sound, answers = _list_sound(case, inputs), list[Tensors]()
+    for factor in (1, 8):
+        filled_inputs = {name: array.copy() for name, array in inputs.items()}
+        for array in filled_inputs.values() if not is_sound.all() else ():
+            array[~is_sound] = array[is_sound][:1] * (factor if array.dtype.kind == "f" else 1)
+        try:
+            answers.append({name: value[is_sound] for name, value in run(sides.reference, filled_inputs).items()
+                            if samples_of(inputs.values(), value) == len(is_sound)})  # fmt: skip
+        except EnginesmithError:
+            return True
+    return any(
+        not np.allclose(value, answers[1][name], 1e-5, 1e-5 * np.abs(value).max(initial=0), equal_nan=True)
+        for name, value in answers[0].items()
+    )
+
+
+def _without_spoiled(case: FuzzCase, inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Both sides of an output without its sample of NaN or infinities; nothing of one that is not by sample."""
+    is_sound = _list_sound(case, inputs)
+    is_by_sample = samples_of(inputs.values(), pair[0]) == len(is_sound)
     return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
 
 
