@@ -55,8 +55,8 @@ FEW_CALLS, FEW_S = 640, 0.15
 MIXTURES_SHARE, MIXTURES_S = 0.25, 0.3
 # What is done whatever time it takes.
 LEAST_SIZES, LEAST_CALLS, LEAST_MIXTURES = 1, 16, 2
-# Samples of mixtures, and of a batch of them: 232 are new in batches of 16, and a fault in 1 of 50 inputs is missed in
-# 1 of 109 proofs (0.98^232).
+# Samples of mixtures, and of a batch of them: at most 232 are new in batches of 16, and a fault in 1 of 50 inputs is
+# then missed in 1 of 109 proofs (0.98^232).
 MOST_MIXTURES, MOST_AT_ONCE = 256, 16
 # Of a batch, larger outputs are judged in any case, as it takes no longer. Smaller ones are where an error is so many
 # times the greatest of those that were judged; that of a slice of fewer elements varies as much by chance.

@@ -206,7 +206,7 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
     """Whether the reference's sound answers depend on the numbers in the place of the NaN or infinities, as of a scale
     or a maximum over the batch: there kernels may differ in what a NaN does to all."""
     is_sound, answers = _list_sound(case, inputs), list[Tensors]()
-    for factor in (1, 8):
+    for factor in (1, 8, -8):
         filled_inputs = {name: array.copy() for name, array in inputs.items()}
         for array in filled_inputs.values() if not is_sound.all() else ():
             array[~is_sound] = array[is_sound][:1] * (factor if array.dtype.kind == "f" else 1)
@@ -216,7 +216,8 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
         except EnginesmithError:
             return True
     return any(
-        not np.allclose(value, answers[1][name], 1e-5, 1e-5 * np.abs(value).max(initial=0), equal_nan=True)
+        not np.allclose(value, answer[name], 1e-5, 1e-5 * np.abs(value).max(initial=0), equal_nan=True)
+        for answer in answers[1:]
         for name, value in answers[0].items()
     )
 
