@@ -31,6 +31,8 @@ from validation.metrics.tally import samples_of
 
 # Decibels below its limits that an engine may be for real values that were moved: ten times the amplitude.
 MOVED_DB = 20.0
+# Where a sample changes, answers to the others change by less if the graph keeps samples apart.
+APART_DB = 100.0
 # Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
 MOST_TRIES, MOST_SHRUNK = 100, 3
 
@@ -196,7 +198,7 @@ def _checks(
 
 
 def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
-    """Whether each sample is another than the one that the case filled, which no infinities of a mask's own make it."""
+    """Whether each sample is another than the one that the case filled; a mask's own infinities make it no such one."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
     rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values]
     return np.asarray(~(np.isnan(rows) if np.isnan(value) else rows == value).all(axis=1))
@@ -205,20 +207,22 @@ def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
 def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
     """Whether the reference's sound answers depend on the numbers in the place of the NaN or infinities, as of a scale
     or a maximum over the batch: there kernels may differ in what a NaN does to all."""
-    is_sound, answers = _list_sound(case, inputs), list[Tensors]()
-    for factor in (1, 8, -8):
-        filled_inputs = {name: array.copy() for name, array in inputs.items()}
-        for array in filled_inputs.values() if not is_sound.all() else ():
-            array[~is_sound] = array[is_sound][:1] * (factor if array.dtype.kind == "f" else 1)
+    if (is_sound := _list_sound(case, inputs)).all():
+        return False
+    order = np.where(is_sound, np.arange(len(is_sound)), np.argmax(is_sound))
+    real_inputs, answers = {name: array[order] for name, array in inputs.items()}, list[Tensors]()
+    for scale in (np.where(is_sound, 1, factor) for factor in (1, 8, -8)):
+        floats = {name: array for name, array in real_inputs.items() if array.dtype.kind == "f"}
+        moved_inputs = {name: (array.T * scale).T.astype(array.dtype) for name, array in floats.items()}
         try:
-            answers.append({name: value[is_sound] for name, value in run(sides.reference, filled_inputs).items()
-                            if samples_of(inputs.values(), value) == len(is_sound)})  # fmt: skip
+            answers.append(run(sides.reference, real_inputs | moved_inputs))
         except EnginesmithError:
             return True
     return any(
-        not np.allclose(value, answer[name], 1e-5, 1e-5 * np.abs(value).max(initial=0), equal_nan=True)
-        for answer in answers[1:]
+        measure(value[is_sound], answer[name][is_sound]).sqnr_db < APART_DB
         for name, value in answers[0].items()
+        for answer in answers[1:]
+        if samples_of(inputs.values(), value) == len(is_sound)
     )
 
 
