@@ -72,8 +72,6 @@ VALUES_SEED = 0
 
 # Inputs and dims of a model.
 Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
-# An output, an axis of it (0: all of it is one slice), and its shape.
-ErrorKey = tuple[str, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,11 @@ def _try_mixtures(
     sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
-    rows, largest_errors, previous_batches = sizes.get(batch or "", 1), dict[ErrorKey, Array](), list[Tensors]()
+    rows, largest_errors, previous_batches = (
+        sizes.get(batch or "", 1),
+        dict[tuple[object, ...], Array](),
+        list[Tensors](),
+    )
     is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
     for number in range(-(-MOST_MIXTURES // rows)):
         if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
@@ -202,37 +204,32 @@ def _try_mixtures(
 
 def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> int:
     """How many rows of a batch differ from the same row of each known batch."""
-    is_new = np.ones(rows, bool)
-    for known_batch in known_batches:
-        differs = [(array != known_batch[name]).reshape(rows, -1).any(axis=1) for name, array in inputs.items()]
-        is_new &= np.any(differs, axis=0)
-    return int(is_new.sum())
+    is_new = [
+        np.any([(array != known_batch[name]).reshape(rows, -1).any(axis=1) for name, array in inputs.items()], axis=0)
+        for known_batch in known_batches
+    ]
+    return int(np.logical_and.reduce(is_new).sum())
 
 
-def _exceeds(largest_errors: dict[ErrorKey, Array], expected: Tensors, actual: Tensors) -> bool:
+def _exceeds(largest_errors: dict[tuple[object, ...], Array], expected: Tensors, actual: Tensors) -> bool:
     """Whether to judge a batch: an output is large, or no float, or differs in form, or the squared error of a slice is
     not finite or, relative to its signal, more than JUDGED_FACTOR times the greatest one that was judged."""
-    batch_errors: dict[ErrorKey, Array] = {}
+    batch_errors: dict[tuple[object, ...], Array] = {}
     for name, value in expected.items():
         other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
         if other is None or not is_screened or (other.shape, other.dtype.kind) != (value.shape, "f"):
             return True
         with np.errstate(all="ignore"):
             errors, signals = np.square(np.subtract(other, value, dtype=np.float64)), np.square(value, dtype=np.float64)
-            for axis in range(value.ndim or 1):
-                if axis and value.size < LEAST_SLICE * value.shape[axis]:
-                    continue
-                summed_axes = tuple(other_axis for other_axis in range(value.ndim) if not axis or other_axis != axis)
-                sums = signals.sum(axis=summed_axes)  # one of less than a thousandth of the mean amplitude is noise
-                key = name, axis, value.shape
-                batch_errors[key] = errors.sum(axis=summed_axes) / np.maximum(sums, 1e-6 * sums.mean())
-    is_greater = any(
-        not (errors <= JUDGED_FACTOR * largest_errors.get(key, -1.0)).all() for key, errors in batch_errors.items()
-    )
+            slice_counts = {-1: 1, **{axis: value.shape[axis] for axis in range(1, value.ndim)}}  # -1: one of all
+            for axis in (axis for axis, count in slice_counts.items() if value.size >= LEAST_SLICE * count or axis < 0):
+                axes = tuple({*range(value.ndim)} - {axis})
+                sums = signals.sum(axis=axes)  # one of less than a thousandth of the mean amplitude is noise
+                batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(sums, 1e-6 * sums.mean())
+    greatest_errors = [(key, errors, largest_errors.get(key, -1.0)) for key, errors in batch_errors.items()]
+    is_greater = not all((errors <= JUDGED_FACTOR * greatest).all() for _, errors, greatest in greatest_errors)
     if is_greater and all(np.isfinite(errors).all() for errors in batch_errors.values()):
-        largest_errors |= {
-            key: np.maximum(errors, largest_errors.get(key, 0.0)) for key, errors in batch_errors.items()
-        }
+        largest_errors |= {key: np.maximum(errors, greatest) for key, errors, greatest in greatest_errors}
     return is_greater
 
 

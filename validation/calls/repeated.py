@@ -90,8 +90,8 @@ def pool_of(
         cases = [FuzzCase(tuple(sizes.items()), draw=draw_index) for draw_index in range(MOST_DRAWS)]
         distinct_inputs: list[RepeatedInputs] = []
         for case, scale in (*((case, 1.0) for case in cases), (cases[0], 0.5)):
-            inputs = make(case, specs, groups, SEED, precision)
-            inputs = {key: array * scale if array.dtype.kind == "f" else array for key, array in inputs.items()}
+            real_inputs = make(case, specs, groups, SEED, precision).items()
+            inputs = {key: array * scale if array.dtype.kind == "f" else array for key, array in real_inputs}
             dtypes = {key: np.dtype(np.float16) if key in half_names else array.dtype for key, array in inputs.items()}
             arrays = {key: np.array(array, dtypes[key], order="C") for key, array in inputs.items()}
             candidate = RepeatedInputs(f"{case}{' halved' if scale < 1 else ''}", arrays)
