@@ -31,7 +31,7 @@ from pipeline.spec.model import ModelSpec, rewrite_spec
 from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
 from validation.comparison.sessions import golden_drifts
-from validation.fuzz.cases import NOT_FINITE, VALUES, Groups, draw, parse_only
+from validation.fuzz.cases import Groups, draw, parse_only
 from validation.fuzz.run import FuzzReport, FuzzSides, fuzz
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
@@ -196,10 +196,7 @@ class FuzzEngine:
     def _cases(self) -> "Sequence[FuzzCase]":
         if self.only:
             return [parse_only(self.only, self.shapes.dims)]
-        # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
-        is_dynamic = self.engine.request.precision == "int8-dynamic"
-        values = [kind for kind in VALUES if not (is_dynamic and kind in NOT_FINITE)]
-        return draw(self.shapes.dims, self.seed, self.count, values)
+        return draw(self.shapes.dims, self.seed, self.count)
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:

@@ -142,8 +142,7 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
         "blank": is_movable and is_batch,
         "cleared": any(clear_half(array) is not array for array in groups[0].values()),
         "repeated": is_batch,
-        # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
-        **dict.fromkeys(NOT_FINITE, is_movable and is_batch and pair.precision != "int8-dynamic"),
+        **dict.fromkeys(NOT_FINITE, is_movable and is_batch),
     }
     real_pair, outcomes = replace(pair, limits=pair.other_sizes or pair.limits), list[FuzzOutcome]()
     for values in (values for values, is_applicable in applicable.items() if is_applicable):

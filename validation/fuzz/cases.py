@@ -69,19 +69,17 @@ class FuzzCase:
         return " ".join([*settings, f"draw={self.draw}"] if self.draw else settings)
 
 
-def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = VALUES) -> list[FuzzCase]:
+def draw(dims: Sequence[Dim], seed: int, count: int) -> list[FuzzCase]:
     """Cases at every boundary with real values, of every kind of values at opt, `count` random ones, and those outside.
 
     The same arguments give the same cases.
-
-    values: kinds of values.
     """
     generator = np.random.default_rng(seed)
     inner_cases = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
-    inner_cases += [FuzzCase(_opt(dims), kind) for kind in values]
+    inner_cases += [FuzzCase(_opt(dims), kind) for kind in VALUES]
     for index in range(count):
         sizes = tuple((dim.name, dim.sizes[int(generator.integers(len(dim.sizes)))]) for dim in dims)
-        kind = values[index % len(values)]
+        kind = VALUES[index % len(VALUES)]
         inner_cases.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
     outer_cases = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
     return list(dict.fromkeys([*inner_cases, *outer_cases]))

@@ -211,19 +211,17 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
         return False
     order = np.where(is_sound, np.arange(len(is_sound)), np.argmax(is_sound))
     real_inputs, answers = {name: array[order] for name, array in inputs.items()}, list[Tensors]()
-    for scale in (np.where(is_sound, 1, factor) for factor in (1, 8, -8)):
-        floats = {name: array for name, array in real_inputs.items() if array.dtype.kind == "f"}
+    floats = {name: array for name, array in real_inputs.items() if array.dtype.kind == "f"}
+    for factor in (1, 8, -8):
+        scale = np.where(is_sound, 1, factor)
         moved_inputs = {name: (array.T * scale).T.astype(array.dtype) for name, array in floats.items()}
         try:
             answers.append(run(sides.reference, real_inputs | moved_inputs))
         except EnginesmithError:
             return True
-    return any(
-        measure(value[is_sound], answer[name][is_sound]).sqnr_db < APART_DB
-        for name, value in answers[0].items()
-        for answer in answers[1:]
-        if samples_of(inputs.values(), value) == len(is_sound)
-    )
+    pairs = [(value, answer[name]) for answer in answers[1:] for name, value in answers[0].items()]
+    judged_pairs = (pair for pair in pairs if samples_of(inputs.values(), pair[0]) == len(is_sound))
+    return any(measure(value[is_sound], other[is_sound]).sqnr_db < APART_DB for value, other in judged_pairs)
 
 
 def _without_spoiled(case: FuzzCase, inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
