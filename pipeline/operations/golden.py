@@ -40,7 +40,6 @@ from validation.limits.noise_floor import DoubleSession
 if TYPE_CHECKING:
     from enginesmith.core.types import Tensors
     from validation.attribution.result import Attribution
-    from validation.fuzz.cases import FuzzCase
     from validation.limits.noise_floor import Noise
 
 # Which nodes drifted in a published version: in its graphs against the float model, in its engines against graphs.
@@ -174,7 +173,8 @@ class FuzzEngine:
         from builders.reference import ReferenceSession
 
         store, workdir, request = open_store(context.store), context.workdir, self.engine.request
-        golden, cases = golden_set(store, self.golden, workdir), self._cases()
+        golden, dims = golden_set(store, self.golden, workdir), self.shapes.dims
+        cases = [parse_only(self.only, dims)] if self.only else draw(dims, self.seed, self.count)
         source = fetch_graph(store, request.model, workdir / "graph.onnx")
         graph = runnable(source, request.precision)
         base_budget = default_budget("engine", request.precision).override(self.limits)
@@ -186,17 +186,10 @@ class FuzzEngine:
             # The graph in float64 is opened for a case that fails, and not before.
             exact_run = run_in_float64 if request.precision == "fp32" else None
             staged_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, golden)
-            fuzz_sides = FuzzSides(
-                reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden)
-            )
-            fuzz_sides = replace(fuzz_sides, reads_nan=reads_nan(graph))
-            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(golden), fuzz_sides, self.seed)
+            terms, usual = (request.precision, staged_limits, base_budget, exact_run), golden_drifts(golden)
+            fuzz_sides = FuzzSides(reference, session, *terms, usual, reads_nan=reads_nan(graph))
+            fuzz_run = fuzz(cases, self.shapes.inputs, dims, Groups(golden), fuzz_sides, self.seed)
         return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
-
-    def _cases(self) -> "Sequence[FuzzCase]":
-        if self.only:
-            return [parse_only(self.only, self.shapes.dims)]
-        return draw(self.shapes.dims, self.seed, self.count)
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:

@@ -315,11 +315,8 @@ class FuzzRun:
 
 def _describe_case(outcome: FuzzOutcome) -> FuzzedCase:
     return FuzzedCase(
-        sizes=dict(outcome.case.sizes),
-        values=outcome.case.values,
-        draw=outcome.case.draw,
+        **{**vars(outcome.case), "sizes": dict(outcome.case.sizes)},
         case=str(outcome.case),
-        outside=outcome.case.outside,
         outcome=outcome.verdict,
         reason=outcome.reason,
         failed=tuple(check for check in outcome.checks if not check.passed),
