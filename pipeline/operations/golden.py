@@ -38,7 +38,6 @@ from validation.limits.budget import default_budget
 from validation.limits.noise_floor import DoubleSession
 
 if TYPE_CHECKING:
-    from enginesmith.core.types import Tensors
     from validation.attribution.result import Attribution
     from validation.limits.noise_floor import Noise
 
@@ -179,12 +178,9 @@ class FuzzEngine:
         graph = runnable(source, request.precision)
         base_budget = default_budget("engine", request.precision).override(self.limits)
 
-        def run_in_float64(inputs: "Tensors") -> "Tensors":
-            return DoubleSession(source).run(inputs)
-
         with ReferenceSession(graph) as reference, open_session(store, self.engine, workdir) as session:
             # The graph in float64 is opened for a case that fails, and not before.
-            exact_run = run_in_float64 if request.precision == "fp32" else None
+            exact_run = (lambda inputs: DoubleSession(source).run(inputs)) if request.precision == "fp32" else None
             staged_limits = CompiledLimits(graph, request, self.limits, workdir)(reference, golden)
             terms, usual = (request.precision, staged_limits, base_budget, exact_run), golden_drifts(golden)
             fuzz_sides = FuzzSides(reference, session, *terms, usual, reads_nan=reads_nan(graph))

@@ -277,10 +277,8 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
         clauses.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(clauses)
     if failures:
-        size_texts = (
-            " ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED]
-        )
-        sizes_text = ", ".join(size_texts)
+        other_points = (outcome.case.sizes for outcome in failures[1:MOST_NAMED])
+        sizes_text = ", ".join(" ".join(f"{name}={size}" for name, size in point) for point in other_points)
         note = "; ".join(filter(None, (failures[0].reason, sizes_text and f"also {sizes_text}", note)))
     case_name = str(failures[0].case) if failures else "inner sizes"
     return Check("engine", "sizes", "", case_name, float(len(failures)), 0.0, not failures, note)
