@@ -32,7 +32,7 @@ from pipeline.spec.model import ModelSpec, rewrite_spec
 from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
 from validation.comparison.sessions import golden_drifts
-from validation.fuzz.cases import NOT_FINITE, VALUES, Groups, draw, parse_only
+from validation.fuzz.cases import Groups, draw, parse_only
 from validation.fuzz.run import FuzzReport, FuzzSides, fuzz
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
@@ -40,7 +40,6 @@ from validation.limits.noise_floor import DoubleSession
 
 if TYPE_CHECKING:
     from validation.attribution.result import Attribution
-    from validation.fuzz.cases import FuzzCase
     from validation.limits.noise_floor import Noise
 
 # Which nodes drifted in a published version: in its graphs against the float model, in its engines against graphs.
@@ -174,7 +173,8 @@ class FuzzEngine:
         from builders.reference import ReferenceSession
 
         store, workdir, request = open_store(context.store), context.workdir, self.engine.request
-        golden, cases = golden_set(store, self.golden, workdir), self._cases()
+        golden, dims = golden_set(store, self.golden, workdir), self.shapes.dims
+        cases = [parse_only(self.only, dims)] if self.only else draw(dims, self.seed, self.count)
         source = fetch_graph(store, request.model, workdir / "graph.onnx")
         graph = runnable(source, request.precision)
         base_budget = default_budget("engine", request.precision).override(self.limits)
@@ -187,16 +187,8 @@ class FuzzEngine:
                 reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden),
                 None, reads_nan(graph), case_limits,
             )  # fmt: skip
-            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(golden), fuzz_sides, self.seed)
+            fuzz_run = fuzz(cases, self.shapes.inputs, dims, Groups(golden), fuzz_sides, self.seed)
         return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
-
-    def _cases(self) -> "Sequence[FuzzCase]":
-        if self.only:
-            return [parse_only(self.only, self.shapes.dims)]
-        # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
-        is_dynamic = self.engine.request.precision == "int8-dynamic"
-        values = [kind for kind in VALUES if not (is_dynamic and kind in NOT_FINITE)]
-        return draw(self.shapes.dims, self.seed, self.count, values)
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:

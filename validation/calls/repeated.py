@@ -11,7 +11,7 @@ import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -79,7 +79,7 @@ def pool_of(
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from.
 
     Two of each size differ, since a shared buffer does not show where it gets the same content. If all MOST_DRAWS are
-    equal, the second is negated; if there are no floats either, there is one set.
+    equal, the second has half of each float; if there are none but zeros either, there is one set.
     """
     sorted_sizes = sorted(edge_sizes(specs, dims), key=lambda sizes: sum(math.prod(spec.at(sizes)) for spec in specs))
     golden_sizes = sizes_of(groups[0], specs)
@@ -89,11 +89,12 @@ def pool_of(
     for sizes in size_choices:
         cases = [FuzzCase(tuple(sizes.items()), draw=draw_index) for draw_index in range(MOST_DRAWS)]
         distinct_inputs: list[RepeatedInputs] = []
-        for case in (*cases, replace(cases[0], values="negated")):
-            inputs = make(case, specs, groups, SEED, precision)
+        for case, scale in (*((case, 1.0) for case in cases), (cases[0], 0.5)):
+            real_inputs = make(case, specs, groups, SEED, precision).items()
+            inputs = {key: array * scale if array.dtype.kind == "f" else array for key, array in real_inputs}
             dtypes = {key: np.dtype(np.float16) if key in half_names else array.dtype for key, array in inputs.items()}
             arrays = {key: np.array(array, dtypes[key], order="C") for key, array in inputs.items()}
-            candidate = RepeatedInputs(str(case), arrays)
+            candidate = RepeatedInputs(f"{case}{' halved' if scale < 1 else ''}", arrays)
             if not distinct_inputs or candidate.copies != distinct_inputs[0].copies:
                 distinct_inputs.append(candidate)
         pool += distinct_inputs[:2]

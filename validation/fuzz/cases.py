@@ -69,19 +69,17 @@ class FuzzCase:
         return " ".join([*settings, f"draw={self.draw}"] if self.draw else settings)
 
 
-def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = VALUES) -> list[FuzzCase]:
+def draw(dims: Sequence[Dim], seed: int, count: int) -> list[FuzzCase]:
     """Cases at every boundary with real values, of every kind of values at opt, `count` random ones, and those outside.
 
     The same arguments give the same cases.
-
-    values: kinds of values.
     """
     generator = np.random.default_rng(seed)
     inner_cases = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
-    inner_cases += [FuzzCase(_opt(dims), kind) for kind in values]
+    inner_cases += [FuzzCase(_opt(dims), kind) for kind in VALUES]
     for index in range(count):
         sizes = tuple((dim.name, dim.sizes[int(generator.integers(len(dim.sizes)))]) for dim in dims)
-        kind = values[index % len(values)]
+        kind = VALUES[index % len(VALUES)]
         inner_cases.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
     outer_cases = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
     return list(dict.fromkeys([*inner_cases, *outer_cases]))
@@ -145,18 +143,11 @@ def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
     """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
-    generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
-    sizes = dict(case.sizes)
-    golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
-    if leading_dim(specs) is not None:  # real samples in another order
-        order = generator.permutation(len(golden_samples[specs[0].name]))
-        order = np.zeros_like(order) if case.values == "repeated" else order
-        golden_samples = {spec.name: golden_samples[spec.name][order] for spec in specs}
-    inputs = resize(golden_samples, specs, sizes)
+    generator, inputs = draw_real(case, specs, golden, seed)
     if case.values == "mixed":
         others = make(FuzzCase(case.sizes, draw=case.draw + 1), specs, golden, seed, precision)
         mixtures = _mix(generator, inputs, others, 2 if leading_dim(specs) is None else 1)
-        if case.draw % 2 and sizes.get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
+        if case.draw % 2 and dict(case.sizes).get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
             before = make(replace(case, draw=case.draw - 1), specs, golden, seed, precision)
             for name, array in mixtures.items():
                 array[SAME_ROWS] = before[name][SAME_ROWS]
@@ -180,6 +171,20 @@ def make(
     return {spec.name: _fill(generator, inputs[spec.name], case, golden, spec.name, precision) for spec in specs}
 
 
+def draw_real(
+    case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int
+) -> tuple[np.random.Generator, dict[str, Array]]:
+    """The case's generator, and the real samples that its inputs are made from."""
+    generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
+    sizes = dict(case.sizes)
+    golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
+    if leading_dim(specs) is not None:  # real samples in another order
+        order = generator.permutation(len(golden_samples[specs[0].name]))
+        order = np.zeros_like(order) if case.values == "repeated" else order
+        golden_samples = {spec.name: golden_samples[spec.name][order] for spec in specs}
+    return generator, resize(golden_samples, specs, sizes)
+
+
 def _mix(generator: np.random.Generator, real: Tensors, others: Tensors, least_ndim: int) -> dict[str, Array]:
     """Samples between those of two groups: of floats in a drawn share for each, of integers element by element, some of
     which are drawn from the range of both. Masks stay, and inputs of fewer axes, which may be sizes."""
@@ -190,7 +195,9 @@ def _mix(generator: np.random.Generator, real: Tensors, others: Tensors, least_n
             continue
         if array.dtype.kind == "f":
             share = generator.random((len(array), *[1] * (array.ndim - 1)))
-            mixtures[name] = np.asarray(array + share * (other.astype(np.float64) - array), array.dtype)
+            with np.errstate(invalid="ignore"):  # where an infinity, as of a mask, gives NaN, it stays
+                values = array + share * (other.astype(np.float64) - array)
+            mixtures[name] = np.where(np.isfinite(values), values, array).astype(array.dtype)
         elif array.dtype.kind in "iu":
             low, high = min(array.min(), other.min()), max(array.max(), other.max())
             drawn_values = generator.integers(low, high, array.shape, array.dtype, endpoint=True)

@@ -32,6 +32,8 @@ from validation.metrics.tally import samples_of
 
 # Decibels below its limits that an engine may be for real values that were moved: ten times the amplitude.
 MOVED_DB = 20.0
+# Where a sample changes, answers to the others change by less if the graph keeps samples apart.
+APART_DB = 100.0
 # Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
 MOST_TRIES, MOST_SHRUNK = 100, 3
 
@@ -163,6 +165,8 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
             if not failures:
                 reason = "the graph itself moves as far when its inputs do by one rounding"
                 return FuzzOutcome(case, "not judged", reason, checks)
+        elif case.values in NOT_FINITE and _mixes_samples(case, inputs, sides):
+            return FuzzOutcome(case, "not judged", "the graph itself mixes the samples of a batch", checks)
         elif case.values not in (*REAL, *NOT_FINITE) and (reason := _beyond_float32(case, inputs, answers[0], sides)):
             return FuzzOutcome(case, "not judged", reason, checks)
         return FuzzOutcome(case, "failed", describe(failures[0]), checks)
@@ -196,16 +200,42 @@ def _checks(
             if case.values in NOT_FINITE and not sides.reads_nan:
                 count = float(np.count_nonzero(np.isfinite(value) != np.isfinite(actual[output])))
                 checks.append(Check("engine", FINITE, output, str(case), count, None, True))
-                judged_pair = _without_spoiled(inputs, judged_pair)
+                judged_pair = _without_spoiled(case, inputs, judged_pair)
             checks += case_checks("engine", str(case), output, *judged_pair, budget)
     return tuple(checks)
 
 
-def _without_spoiled(inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Both sides of an output without its samples of NaN or infinities; nothing of one that is not by sample."""
+def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
+    """Whether each sample is another than the one that the case filled; a mask's own infinities make it no such one."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
-    is_sound = np.isfinite(floats.reshape(len(floats), -1)).all(axis=1)
-    is_by_sample = samples_of(inputs.values(), pair[0]) == len(floats)
+    rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values]
+    return np.asarray(~(np.isnan(rows) if np.isnan(value) else rows == value).all(axis=1))
+
+
+def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
+    """Whether the reference's sound answers depend on the numbers in the place of the NaN or infinities, as of a scale
+    or a maximum over the batch: there kernels may differ in what a NaN does to all."""
+    if (is_sound := _list_sound(case, inputs)).all():
+        return False
+    order = np.where(is_sound, np.arange(len(is_sound)), np.argmax(is_sound))
+    real_inputs, answers = {name: array[order] for name, array in inputs.items()}, list[Tensors]()
+    floats = {name: array for name, array in real_inputs.items() if array.dtype.kind == "f"}
+    for factor in (1, 8, -8):
+        scale = np.where(is_sound, 1, factor)
+        moved_inputs = {name: (array.T * scale).T.astype(array.dtype) for name, array in floats.items()}
+        try:
+            answers.append(run(sides.reference, real_inputs | moved_inputs))
+        except EnginesmithError:
+            return True
+    pairs = [(value, answer[name]) for answer in answers[1:] for name, value in answers[0].items()]
+    judged_pairs = (pair for pair in pairs if samples_of(inputs.values(), pair[0]) == len(is_sound))
+    return any(measure(value[is_sound], other[is_sound]).sqnr_db < APART_DB for value, other in judged_pairs)
+
+
+def _without_spoiled(case: FuzzCase, inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Both sides of an output without its sample of NaN or infinities; nothing of one that is not by sample."""
+    is_sound = _list_sound(case, inputs)
+    is_by_sample = samples_of(inputs.values(), pair[0]) == len(is_sound)
     return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
 
 
@@ -292,11 +322,8 @@ class FuzzRun:
 
 def _describe_case(outcome: FuzzOutcome) -> FuzzedCase:
     return FuzzedCase(
-        sizes=dict(outcome.case.sizes),
-        values=outcome.case.values,
-        draw=outcome.case.draw,
+        **{**vars(outcome.case), "sizes": dict(outcome.case.sizes)},
         case=str(outcome.case),
-        outside=outcome.case.outside,
         outcome=outcome.verdict,
         reason=outcome.reason,
         failed=tuple(check for check in outcome.checks if not check.passed),

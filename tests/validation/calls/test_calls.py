@@ -9,10 +9,11 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import Check
-from enginesmith.core.types import TensorSpec
+from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
 from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, call_checks, magnitude_checks
+from validation.calls.repeated import pool_of
 from validation.fuzz.cases import Groups, make, parse_only
 from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
@@ -201,12 +202,14 @@ def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
     assert "calls repeated" in failed(tried(Linear(noise), seconds=0.3, bits=lambda: False))
 
 
-def test_one_sample_alone_is_tried_with_minus_it() -> None:
+def test_one_sample_alone_is_tried_with_half_of_it() -> None:
     golden = freeze([{"x": GOLDEN[0]["x"][:1].repeat(4, 0)}], SPECS, DIMS, Linear().run)
     checks = tried(Linear(), golden=golden)
     assert failed(checks) == set()
     assert "calls with 8 inputs" in checks["calls repeated"].note
     assert failed(tried(Buffers(shared=True), golden=golden)) == {"calls outputs"}
+    vector = (TensorSpec("x", "float32", ("batch",)),)
+    assert len(pool_of(Linear(), vector, DIMS, [{"x": np.ones(4, np.float32)}], "fp32")) == 8
 
 
 def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> None:
@@ -280,6 +283,28 @@ def test_a_mixture_that_breaks_the_limits_is_judged_by_those_of_honest_rounding_
     assert moved(off, case_limits=lambda inputs: own_limits)[0].passed
 
 
+@pytest.mark.parametrize("hides", ["form", "values"])
+def test_no_mixture_hides_a_fault_of_a_later_one(hides: str) -> None:
+    batches, units = list[np.ndarray](), np.array([1e5, 1e5, 1], np.float32)
+
+    def late(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        batches.extend([x] * (len(x) == DIMS[0].max))
+        if len(batches) == 1:
+            return np.concatenate([y, y[:1]]) if hides == "form" else y * units * np.float32(1 + 3e-5)
+        return y * units * np.array([1, 1, 0.5 if len(batches) > 8 else 1], np.float32)
+
+    assert moved(Linear(late), reference=Linear(lambda x, y: y * units))[0].case.endswith("values=mixed draw=8")
+
+
+def test_only_new_samples_count_as_mixed() -> None:
+    pair, notes = FuzzSides(Linear(), Linear(), "fp32", StagedLimits.of(BUDGET), BUDGET), []
+    for specs, dims in ((SPECS, (Dim("batch", 1, 2, 3),)), ((TensorSpec("x", "float32", (4, 4)),), ())):
+        golden = freeze(GOLDEN if dims else GOLDEN[:1], specs, dims, Linear().run)
+        notes.append(next(magnitude_checks(pair, (specs, dims), golden, UNHURRIED)).note)
+    count = int(notes[0].partition(" mixed samples: ")[0].rpartition(" ")[2])
+    assert 200 < count < 258 and "mixed" not in notes[1], "some are mixed with themselves, and one sample always is"
+
+
 @pytest.mark.parametrize("spoiled", [np.isnan, np.isinf], ids=["NaN", "infinities"])
 def test_what_a_sample_of_nan_or_infinities_does_to_others_and_to_later_calls_is_seen(spoiled) -> None:
     hurt: list[bool] = []
@@ -294,6 +319,9 @@ def test_what_a_sample_of_nan_or_infinities_does_to_others_and_to_later_calls_is
 
     def dropped(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(np.isfinite(x).all(1, keepdims=True), y, 0).astype(np.float32)
+
+    dropping = Linear(lambda x, y: y - np.fmax.reduce(y))
+    assert moved(Linear(lambda x, y: y - np.max(y, 0)), reference=dropping)[0].passed, "the graph mixes samples"
 
     told = moved(Linear(dropped))[0]
     assert told.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in told.note

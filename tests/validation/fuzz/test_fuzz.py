@@ -10,7 +10,7 @@ from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, make, parse_only
-from validation.fuzz.run import FuzzOutcome, FuzzRun, FuzzSides, fuzz, shrink
+from validation.fuzz.run import FuzzOutcome, FuzzRun, FuzzSides, _list_sound, fuzz, shrink
 from validation.limits.budget import StagedLimits, default_budget
 
 BUDGET = default_budget("engine", "fp32")
@@ -124,6 +124,8 @@ def test_a_nan_that_leaks_over_the_batch_is_found_and_one_that_stays_is_not() ->
     report = tried(Linear(lambda x, y: y + 0 * x.sum()), count=0)
     assert {item.case.values for item in report.failed} == {"nan", "infinite"}
     assert dict(report.smallest[0][1].case.sizes) == {"batch": 2}
+    mask = {"mask": np.array([[0, -np.inf], [np.nan, np.nan]], np.float32)}
+    assert _list_sound(FuzzCase((("batch", 2),), "nan"), mask).tolist() == [True, False]
     swallowed = tried(Linear(lambda x, y: np.nan_to_num(y)), count=12)
     assert swallowed.failed == ()
 
@@ -156,6 +158,9 @@ def test_values_are_what_their_kind_says() -> None:
     real = np.concatenate([group["x"] for group in GOLDEN])
     assert all((real.min(0) <= x).all() and (x <= real.max(0)).all() and np.isin(x, real).mean() < 0.5 for x in mixed)
     assert [(mixed[0] == other).all(1).sum() for other in mixed[1:]] == [3, 0]
+    hidden = [{"x": np.where(group["x"] > 0, -np.inf, group["x"])} for group in GOLDEN]
+    assert np.isneginf(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden, 0, "fp32")["x"]).any()
+    assert not np.isnan(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden, 0, "fp32")["x"]).any()
 
 
 def test_denormals_may_be_flushed_to_zero_and_may_not_become_something_else() -> None:
