@@ -24,7 +24,6 @@ def compiler():
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if IREE were here."""
     monkeypatch.setattr(iree, "versions_of", lambda *names, together: dict.fromkeys(names, "3.13.0"))
 
 
