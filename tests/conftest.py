@@ -94,8 +94,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def one_server() -> Iterator[OneServer]:
-    """Once it is asked for, all builds in this process have their jobs forked from one server, and the exports that run
-    in it their float64 runs."""
+    """From its first use all builds in this process fork jobs from one server, and exports in it their float64 runs."""
     from pipeline.compile.preflight import PRELOADED
 
     server = OneServer()

@@ -55,7 +55,6 @@ decoder (int64[batch, places] ids, float[batch, length, 8] past) => (float[batch
 
 
 def make_decoder() -> onnx.ModelProto:
-    """The graph, with random weights."""
     model, rng = onnx.parser.parse_model(_GRAPH), np.random.default_rng(0)
     for name, shape in (("embedding", (VOCABULARY, WIDTH)), ("head", (WIDTH, VOCABULARY))):
         model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))

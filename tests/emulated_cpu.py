@@ -42,8 +42,7 @@ class EmulationError(Exception):
 
 
 def environment(kind: str, folder: Path) -> dict[str, str]:
-    """The variables under which a program and what it starts see such a CPU, as long as `folder` has what is written
-    into it. Raises EmulationError."""
+    """Variables that show a program and its children such a CPU while `folder` is as written. Raises EmulationError."""
     flags, masks = _LACKS[kind]
     compiler = shutil.which("cc")
     if not compiler:

@@ -54,7 +54,6 @@ class FixedDecoder(nn.Module):
 
 
 def make_fixed() -> nn.Module:
-    """The decoder with seeded weights."""
     torch.manual_seed(0)
     return FixedDecoder().eval()
 

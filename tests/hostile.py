@@ -84,10 +84,7 @@ def encoded(value: Any) -> bytes:
 
 @st.composite
 def documents(draw: st.DrawFn, valid: dict[str, Any], sealed: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
-    """Bytes like those of `valid`, with one or two things wrong.
-
-    sealed: puts the digest right again, where there is one; what cannot be digested stays as it is.
-    """
+    """Bytes like those of `valid` with one or two things wrong. sealed: corrects the digest of what can be digested."""
     document: Any = valid
     for _ in range(draw(st.integers(1, 2))):
         found = list(places(document))
@@ -124,7 +121,6 @@ def damaged(draw: st.DrawFn, valid: bytes) -> bytes:
 
 
 def either(valid: dict[str, Any], sealed: Callable[[dict[str, Any]], dict[str, Any]] = lambda it: it) -> Any:
-    """Both kinds."""
     return st.one_of(documents(valid, sealed), damaged(encoded(valid)))
 
 

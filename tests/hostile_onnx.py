@@ -1,5 +1,4 @@
-"""ONNX models made hostile: fields of a valid one set to what a reader may stumble over, dropped, repeated, put inside
-each other, or their bytes damaged."""
+"""ONNX models made hostile: fields of a valid one set to odd values, dropped, repeated or nested, or bytes damaged."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,4 @@
-"""A small decoder as HuggingFace's exporters write them: token ids, an attention mask over all places, position ids,
-and keys and values of each layer in and out."""
+"""A small decoder as HuggingFace exports it: token ids, a mask over all places, position ids, each layer's cache."""
 
 import math
 import warnings
@@ -51,7 +50,6 @@ class MaskedDecoder(nn.Module):
 
 
 def make_masked() -> MaskedDecoder:
-    """The decoder with seeded weights."""
     torch.manual_seed(0)
     return MaskedDecoder().eval()
 

@@ -45,8 +45,7 @@ def put_slow_files_first(items: list[pytest.Item]) -> None:
 
 
 def made_once(name: str, key: str, make: Callable[[Path], None], kept: Path = _KEPT) -> Path:
-    """A folder that `make` fills, to be copied: the first worker that asks for this name and key fills it, and the
-    others and the next runs take it."""
+    """A folder that `make` fills, to be copied: the first worker to ask for a name and key fills it for all others."""
     kept.mkdir(parents=True, exist_ok=True)
     with (kept / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

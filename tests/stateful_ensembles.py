@@ -70,8 +70,7 @@ STEPS = [0, 0, 0, 1, 2, 3, 4, 5]
 def write_stateful_ensemble(
     folder: Path, told: dict[str, Any] = TOLD, encoder: dict[str, Any] = ENCODER, decoder: dict[str, Any] = DECODER
 ) -> Path:
-    """The two graphs, data of the whole (texts of eight tokens) and three specs in a new folder; the path of the
-    ensemble's spec."""
+    """Graphs, data of the whole (texts of 8 tokens), three specs in a new folder; the path of the ensemble's spec."""
     rng = write_graphs(folder, _GRAPHS)
     for name, texts in (("calibration", 10), ("golden", 4)):
         np.savez(folder / f"{name}.npz", **draw(rng, texts))

@@ -137,7 +137,6 @@ def request(target: str, precision: str = "fp32", backend: str = "tensorrt-rtx",
 
 
 def an_engine(folder: Path, data: bytes, backend: str, target: str = "sm_89") -> Engine:
-    """A file as the engine of a request."""
     path = folder / f"engine.{backend}"
     path.write_bytes(data)
     return Engine(request(target, backend=backend), path, digest_of_file(path), len(data), path.suffix)

@@ -149,7 +149,6 @@ def kill_worker(path: str) -> None:
 
 
 def spawn_and_kill_parent(path: str) -> None:
-    """Start a grandchild, note its pid, and kill the worker that this process works for."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     with Path(path).open("a") as marks:
         marks.write(f"{child.pid}\n")
@@ -164,7 +163,6 @@ def say_and_hang(path: str) -> None:
 
 
 def die_once(path: str, number: int) -> int:
-    """Die by a signal the first time, and return the node the second time."""
     if not Path(path).exists():
         mark(path)
         os.kill(os.getpid(), number)
@@ -179,7 +177,6 @@ def meet(mine: str, other: str, folder: str) -> str:
 
 
 def children() -> list[int]:
-    """The pids of this process's children."""
     import psutil
 
     return [child.pid for child in psutil.Process().children()]
@@ -208,7 +205,6 @@ def unit(index: int, fate: str, folder: str) -> int:
 
 
 def chatter_and_crash(lines: int) -> None:
-    """Print a lot, flush, and die by a signal."""
     for line in range(lines):
         print(f"line {line}")
     sys.stdout.flush()
@@ -227,7 +223,6 @@ def phases(names: list[str], folder: str) -> None:
 
 
 def sleep_once(path: str) -> str:
-    """Leave a mark and sleep the first time; return the second time."""
     if not Path(path).exists():
         mark(path)
         time.sleep(600)

@@ -34,13 +34,11 @@ def request_for(backend, inputs, outputs, target="cpu", precision="fp32", sizes=
 
 
 def ran(backend, request, model, inputs, workdir):
-    """What the backend's engine answers."""
     with backend.open(backend.build(request, model, workdir)) as session:
         return session.run(inputs)
 
 
 def saved(path: Path, backend, nodes, inputs, outputs, weights=(), **changes):
-    """The file and the request."""
     return graphs.save(path, nodes, inputs, outputs, weights), request_for(backend, inputs, outputs, **changes)
 
 
@@ -59,13 +57,11 @@ def two_sizes(path, backend):
 
 
 def doubles(path, backend):
-    """sqrt in double precision."""
     value = TensorProto.DOUBLE, ("b", 4)
     return saved(path, backend, [helper.make_node("Sqrt", ["x"], ["y"])], [("x", *value)], [("y", *value)])
 
 
 def flags(path, backend):
-    """bool in, bool and int64 out."""
     nodes = [helper.make_node("Not", ["x"], ["y"]), helper.make_node("Cast", ["x"], ["n"], to=TensorProto.INT64)]
     outputs = [("y", TensorProto.BOOL, ("b", 4)), ("n", TensorProto.INT64, ("b", 4))]
     return saved(path, backend, nodes, [("x", TensorProto.BOOL, ("b", 4))], outputs)

@@ -188,7 +188,6 @@ def test_a_weight_that_several_nodes_read_is_rewritten_once_and_means_the_same(t
 
 
 def reference(model: onnx.ModelProto) -> list[np.ndarray]:
-    """What a model gives by onnx's own reference."""
     return onnx.reference.ReferenceEvaluator(model).run(None, U64)
 
 

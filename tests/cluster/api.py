@@ -85,7 +85,6 @@ class Api:
         return self.ask("GET", path_of(kind, namespace, name))
 
     def find(self, kind: str, namespace: str, name: str) -> Object | None:
-        """One object, None where there is none."""
         try:
             return self.get(kind, namespace, name)
         except RefusedError as error:
@@ -99,7 +98,6 @@ class Api:
         return self.ask("GET", path_of(kind, namespace) + query)["items"]
 
     def create(self, kind: str, namespace: str, body: Object) -> Object:
-        """The object as the server made it."""
         return self.ask("POST", path_of(kind, namespace), body)
 
     def patch(self, kind: str, namespace: str, name: str, body: Any, manager: str = "test") -> Object:
@@ -118,10 +116,7 @@ class Api:
 
 
 def wait_for(what: str, look: Callable[[], T | None], seconds: float = 120) -> T:
-    """What `look` finds, asked again and again until it is neither None nor False nor empty.
-
-    Raises TimeoutError with `what` after so many seconds.
-    """
+    """What `look` finds, once it is not None, False or empty. Raises TimeoutError with `what` after so many seconds."""
     end = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > end:

@@ -1,7 +1,4 @@
-"""What every test of this folder gets: a control plane, a namespace of its own, Helm in it, and the kubelet's ear.
-
-See README.md for how to run them and how to write one.
-"""
+"""What every test here gets: a control plane, its own namespace, Helm in it, the kubelet's ear. README.md says more."""
 
 import logging
 import signal
@@ -79,7 +76,6 @@ class Cluster:
         log.info("the autoscaler (manager python-requests) sets replicas of group %s to %d", group, workers)
 
     def account(self, namespace: str, name: str) -> Api:
-        """The API as a service account's pods reach it."""
         return self.plane.api(self.token(namespace, name))
 
     def token(self, namespace: str, name: str) -> str:

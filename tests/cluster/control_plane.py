@@ -73,7 +73,6 @@ class ControlPlane:
         return Api(self.server, self.certificates, token)
 
     def kubeconfig(self, user: str = "admin") -> Path:
-        """The file with which `user` reaches the cluster."""
         return self.folder / f"{user.removeprefix('system:')}.kubeconfig"
 
     def _is_ready(self) -> bool:
@@ -148,7 +147,6 @@ class ControlPlane:
         )  # fmt: skip
 
     def kubeconfig_of(self, user: str, token: str) -> str:
-        """The text of a kubeconfig for whoever the token is of."""
         cluster = {"server": self.server, "certificate-authority": str(self.certificates)}
         config = {
             "apiVersion": "v1",

@@ -25,7 +25,6 @@ def deployments(cluster: Cluster, namespace: str) -> dict[str, Object]:
 
 
 def job(variables: Object, name: str = "flow-run") -> Object:
-    """The Job of one flow run."""
     made = flow_run_job({**variables, "name": name})
     pod = made["spec"]["template"]
     (container,) = pod["spec"]["containers"]

@@ -233,5 +233,4 @@ def _container(container: Object, state: Object, ready: bool) -> Object:
 
 
 def now() -> str:
-    """This moment as the API writes it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

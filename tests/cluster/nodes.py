@@ -40,7 +40,6 @@ NODES: dict[str, Object] = {
 
 
 def node(name: str, has: Object) -> tuple[Object, Object]:
-    """A Node as it is made, and its status."""
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     body = {
         "apiVersion": "v1",

@@ -13,8 +13,7 @@ IN_NONE = ("clusterroles", "clusterrolebindings", "validatingadmissionpolicies",
 
 
 def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """'jobs/enginesmith-deploy' of all that is in a namespace, or in none and named by it, but what was there
-    before."""
+    """'jobs/enginesmith-deploy' of all in a namespace, or in none and named by it, that was not there before."""
     there = [(kind, item) for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)]
     beside = [(kind, item) for kind in IN_NONE for item in cluster.api.list(kind)]
     there += [(kind, item) for kind, item in beside if namespace in item["metadata"]["name"]]

@@ -40,23 +40,18 @@ class Release:
         self._plane = plane
 
     def install(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
-        """helm install"""
         return self._call("install", str(chart), self.name, values, **options)
 
     def upgrade(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
-        """helm upgrade"""
         return self._call("upgrade", str(chart), self.name, values, **options)
 
     def rollback(self, version: int, **options: Any) -> None:
-        """helm rollback"""
         self._call("rollback", self.name, version=version, **options)
 
     def test(self, **options: Any) -> None:
-        """helm test"""
         self._call("test", self.name, **options)
 
     def uninstall(self, **options: Any) -> None:
-        """helm uninstall"""
         self._call("uninstall", self.name, **options)
 
     def kill(self, verb: str, values: Values, when: Callable[[], Any]) -> None:

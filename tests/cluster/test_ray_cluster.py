@@ -20,7 +20,6 @@ def with_max(group: str, most: int) -> Values:
 
 
 def without(group: str) -> Values:
-    """The sample values without a group."""
     return {**sample(), "gpuGroups": [item for item in sample()["gpuGroups"] if item["name"] != group]}
 
 

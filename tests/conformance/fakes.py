@@ -25,7 +25,6 @@ class Honest(OnnxRuntime):
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """The engine behind `_Session`."""
         with super().open(engine) as session:
             yield _Session(self, session)
 

@@ -35,13 +35,11 @@ def graph() -> onnx.ModelProto:
 
 
 def inputs(size: int, seed: int = 0) -> dict[str, Any]:
-    """Inputs of the graph."""
     ids = np.random.default_rng(seed).integers(-9, 9, size)
     return {"x": noise(seed, size, 4), "ids": ids, "k": np.array(1.5, "f")}
 
 
 def right(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the graph computes."""
     return {"y": (given["x"] @ _W) * given["k"], "doubled": given["ids"] * 2}
 
 
@@ -66,8 +64,6 @@ def complaints(backend: Backend, target: Target, workdir: Path) -> Iterator[str]
 
 
 def _opened(check: Callable[[Session], Iterator[str]]) -> Callable[[Backend, Engine], Iterator[str]]:
-    """The check in a session of its own."""
-
     @wraps(check)
     def run(backend: Backend, engine: Engine) -> Iterator[str]:
         with backend.open(engine) as session:
@@ -245,8 +241,7 @@ def two_at_once(backend: Backend, engine: Engine) -> Iterator[str]:
 
 
 def takes_two_threads(backend: Backend, engine: Engine) -> Iterator[str]:
-    """Of a backend whose sessions several threads may run at once: calls that overlap are answered as any other, in
-    the first thread and in others. Held to 32 pairs of calls that begin together."""
+    """Calls that overlap are answered as any other, in the first thread and in others: 32 pairs that begin together."""
     if not backend.capabilities.thread_safe:
         return
     together, found = threading.Barrier(2, timeout=60), list[str]()

@@ -28,5 +28,4 @@ class Outcome:
         return self.kind in GOOD and (self.kind != "refused" or bool(self.reason.strip()))
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object of the fields."""
         return asdict(self)

@@ -51,7 +51,6 @@ class World:
         return ended.stdout
 
     def json(self, *words: object, toy: bool = True, code: int = 0) -> Any:
-        """The same of `enginesmith WORDS --json`."""
         return json.loads(self.run(*words, "--json", toy=toy, code=code))
 
 

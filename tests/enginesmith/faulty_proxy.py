@@ -44,7 +44,6 @@ class Request:
     body: bytes
 
     def bytes(self) -> bytes:
-        """As it is forwarded."""
         head = "".join(f"{name}: {value}\r\n" for name, value in self.headers)
         return f"{self.method} {self.path} HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode() + self.body
 
@@ -102,7 +101,6 @@ class FaultyProxy:
         self.plan(plan)
 
     def fine(self) -> None:
-        """No fault any more."""
         self.plan(lambda _: None)
 
     def count(self, method: str = "", part: str = "") -> int:
@@ -181,7 +179,6 @@ class FaultyProxy:
 
 @contextmanager
 def proxying(server: str) -> Iterator[FaultyProxy]:
-    """A proxy in front of the server at this URL."""
     parts = urlsplit(server)
     listening = socket.create_server(("127.0.0.1", 0), backlog=128)
     proxy = FaultyProxy(f"http://127.0.0.1:{listening.getsockname()[1]}", (str(parts.hostname), int(parts.port or 0)))
@@ -242,7 +239,6 @@ def _send_slowly(client: socket.socket, answer: bytes, share: float) -> None:
 
 
 def _spoilt(request: Request, kind: Kind) -> Request:
-    """The request as the server gets it."""
     if kind == "deaf":
         conditions = ("if-match", "if-none-match")
         headers = tuple(pair for pair in request.headers if pair[0].lower() not in conditions)

@@ -107,14 +107,12 @@ def report(
 
 
 def approval(entry: EngineEntry) -> Approved:
-    """The proof of an entry."""
     found = approve(report(entry))
     assert found is not None
     return found
 
 
 def draft(store: Store, content: object = "a", model: str = "digits") -> Manifest:
-    """A manifest before it is published."""
     return Manifest(
         model=model,
         version="",
@@ -157,7 +155,6 @@ def attach(
 
 
 def flip(store: Store, digest: str) -> None:
-    """Flip one bit of a blob where it lies."""
     data = bytearray(store.read_blob(digest))
     data[0] ^= 1
     overwrite(store, blob_key(digest), bytes(data))
@@ -191,7 +188,6 @@ def pull(
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -1,7 +1,4 @@
-"""moto's S3 on loopback, in a process of its own, because the tests fork: `python s3_server.py` prints its URL.
-
-It ends when its standard input does, which is when the tests end, however they end.
-"""
+"""moto's S3 on loopback, in its own process as the tests fork: prints its URL, ends when its standard input does."""
 
 import base64
 import hashlib

@@ -28,8 +28,7 @@ def rows(*values):
 def test_a_state_is_carried_from_call_to_call_and_begins_with_its_initial_value():
     streams = Streams(add, INPUTS, STATES)
     assert [spec.name for spec in streams.inputs] == ["x"]
-    found = [float(streams.run(rows(value))["y"][0, 0]) for value in (1, 2, 3)]
-    assert found == [4.0, 8.0, 14.0]
+    assert [float(streams.run(rows(value))["y"][0, 0]) for value in (1, 2, 3)] == [4.0, 8.0, 14.0]
 
 
 def test_streams_of_a_batch_are_what_each_is_alone():

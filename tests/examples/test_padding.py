@@ -27,7 +27,6 @@ HIDDEN = TensorSpec("last_hidden_state", "float32", ("batch", "sequence", 64))
 
 
 def model_of(name: str) -> torch.nn.Module:
-    """The example's model with seeded weights."""
     place = spec_from_file_location(f"padded_{name}", EXAMPLES / name / "model.py")
     module = module_from_spec(place)
     place.loader.exec_module(module)

@@ -93,7 +93,6 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
-        """What all runs wrote into a folder."""
         record = cls()
         for line in _lines(folder, "sites"):
             number, _, context = line.partition("\t")
@@ -167,7 +166,6 @@ class Trial:
 
 
 def mirrored(module: str, tree: Path) -> list[str]:
-    """The test files that mirror a module."""
     path = Path(module)
     folder, name = tree / "tests" / path.parent, path.parent.name if path.stem == "__init__" else path.stem
     files = [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py"), *(folder / name).glob("test_*.py")]
@@ -175,7 +173,6 @@ def mirrored(module: str, tree: Path) -> list[str]:
 
 
 def packages() -> list[str]:
-    """The four packages of the work tree."""
     return [NEW_NAME if (ROOT / NEW_NAME).exists() else OLD_NAME, "builders", "validation", "pipeline"]
 
 

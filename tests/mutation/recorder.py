@@ -113,7 +113,6 @@ def _try_mutants(item: pytest.Item, seconds: float) -> None:
 
 
 def _reached(name: str) -> set[int]:
-    """The sites that the last test reached."""
     global _read
     path = _FOLDER / f"sites-{_WORKER}"
     if not path.exists():

@@ -35,7 +35,6 @@ class Site:
 
     @property
     def path(self) -> str:
-        """The module's path today."""
         return self.module.replace(OLD_NAME, NEW_NAME)
 
     def rank(self, seed: int) -> int:
@@ -48,7 +47,6 @@ class Site:
         return self.rank(seed) >> 40
 
     def mutant(self, seed: int) -> ast.expr:
-        """The changed expression."""
         node = copy.deepcopy(self.node)
         match node:
             case ast.Compare():
@@ -146,7 +144,6 @@ def _is_unchecked(node: ast.AST) -> bool:
 
 
 def find(text: str, module: str) -> list[Site]:
-    """Every site of a module's source."""
     finder = _Finder(module)
     finder.visit(ast.parse(text))
     return finder.found

@@ -44,8 +44,6 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did."""
-
     code: int
     out: str
     err: str
@@ -107,7 +105,6 @@ class Project:
         return self.store, load(self.store, "tiny", "1")
 
     def page(self) -> str:
-        """The report of version 1."""
         return (self.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
 
     def change_spec(self, **parts: Any) -> None:
@@ -119,8 +116,6 @@ class Project:
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:
-    """A function that raises this, whatever it is given."""
-
     def fail(*_: object, **__: object) -> NoReturn:
         raise error
 

@@ -8,7 +8,6 @@ from tests.pipeline.projects import Project, rebuilt
 
 
 def blob(built: Project, unit: str) -> Path:
-    """The file of a unit's engine."""
     engines = built.run("show", "tiny", "--json").json["engines"]
     digest = next(e["digest"] for e in engines if f"{e['target']} {e['precision']}" == unit)
     return built.registry / "blobs" / "sha256" / digest[:2] / digest

@@ -17,7 +17,6 @@ from tests.pipeline.projects import SPEC, Project
 
 
 def mistakes(project: Project, **parts: Any) -> list[str]:
-    """The lines that a changed spec gives."""
     project.change_spec(**parts)
     with pytest.raises(SpecError) as caught:
         load_spec(project.spec)

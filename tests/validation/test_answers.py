@@ -93,8 +93,7 @@ def test_integers_have_their_own_width():
 
 
 def test_an_output_that_the_model_has_not_fails():
-    more = Fake(lambda i: {**original(i), "debug": i["x"]})
-    checks = expected_checks("engine", more, golden(), LIMITS)
+    checks = expected_checks("engine", Fake(lambda i: {**original(i), "debug": i["x"]}), golden(), LIMITS)
     assert broken(checks) == [("outputs", "the model has no such output")] * 2
 
 

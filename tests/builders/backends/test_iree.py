@@ -24,7 +24,6 @@ def compiler():
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if IREE were here."""
     monkeypatch.setattr(iree, "versions_of", lambda *names, together: dict.fromkeys(names, "3.13.0"))
 
 
@@ -56,8 +55,7 @@ def test_what_it_has_is_not_refused(installed, target, precision):
 
 
 def test_shapes_that_it_cannot_be_held_to_are_refused(installed):
-    empty = (TensorSpec("image", "float32", ("batch", 0)),)
-    assert "no elements" in IREE.refuses(own_request(inputs=empty))
+    assert "no elements" in IREE.refuses(own_request(inputs=(TensorSpec("image", "float32", ("batch", 0)),)))
 
 
 def test_host_makes_the_cpu_part_of_the_key_and_a_level_does_not(installed):

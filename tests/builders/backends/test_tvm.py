@@ -29,7 +29,6 @@ def compiler():
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if TVM and a C++ compiler were here."""
     monkeypatch.setattr(tvm, "versions_of", lambda *names, together: dict.fromkeys(names, "0.27"))
     monkeypatch.setattr(tvm.shutil, "which", lambda name: f"/usr/bin/{name}")
 

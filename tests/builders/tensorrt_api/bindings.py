@@ -132,7 +132,6 @@ def _grouped(names: Iterable[str]) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Print the list for every wheel of a folder and the TensorRT-RTX that is installed."""
     if shutil.which("cc") is None:
         sys.exit("a C compiler (cc) is needed")
     names = {version_of(wheel): names_in_wheel(wheel) for wheel in sorted(folder.glob("tensorrt_*bindings-*.whl"))}

@@ -46,7 +46,6 @@ def modules() -> dict[str, Path]:
 
 
 def names_used(path: Path) -> set[str]:
-    """Every name of TensorRT's API in a module."""
     tree = ast.parse(path.read_text())
     used = set(_in(tree, BY_NAME))
     for node in ast.walk(tree):

@@ -41,7 +41,6 @@ class Graph:
     external: bool = False
 
     def sizes(self) -> Sequence[Mapping[str, int]]:
-        """The sizes of the dims in each feed."""
         if self.feeds:
             return self.feeds
         found = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
@@ -70,8 +69,7 @@ def add(
     dims: tuple[Dim, ...] | None = None,
     **rest: Any,
 ) -> None:
-    """A graph more, from a text as `model` reads it or by a function. dims: by default BATCH where an input of the text
-    has an axis n."""
+    """Add a graph, by a text as `model` reads it or a function. dims: BATCH by default if an input in a text has n."""
     assert name not in GRAPHS, name
     if isinstance(made_of, str):
         dims = BATCH if dims is None and re.search(r"\[[^]]*\bn\b", made_of.partition("=>")[0]) else dims

@@ -44,7 +44,6 @@ def program() -> list[str] | None:
 
 @contextmanager
 def serving(container: str) -> Iterator[str]:
-    """The URL of an Azurite with this container."""
     command = program()
     assert command is not None, "look with program() first"
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -28,8 +28,6 @@ _UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o")
 
 
 class RefusedError(Exception):
-    """An answer that is an error."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -37,8 +35,6 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """An object."""
-
     data: bytes
     generation: int
     metadata: dict[str, str]
@@ -112,8 +108,6 @@ class Objects:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # a body would wait 40 ms for its head to be acknowledged
     store: Objects

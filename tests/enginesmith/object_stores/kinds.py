@@ -1,5 +1,4 @@
-"""The object stores that the tests run on, each as a real server on loopback: how it is started, what its requests look
-like, and how to write past the store."""
+"""The tests' object stores, each a real server on loopback: its start, its requests, and writes past the store."""
 
 import re
 import subprocess
@@ -36,11 +35,9 @@ class ServerKind:
     missing: tuple[int, str]
 
     def serving(self) -> AbstractContextManager[str]:
-        """The URL of a server with the bucket BUCKET."""
         raise NotImplementedError
 
     def uri(self, url: str, prefix: str) -> str:
-        """The URI of a place on it."""
         return f"{self.name}://{BUCKET}/{prefix}?endpoint={url}"
 
     def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
@@ -111,7 +108,6 @@ KINDS: Mapping[str, ServerKind] = {"s3": S3(), "gs": Gcs(), "az": Azure()}
 
 
 def kind_of(store: ObjectStore) -> ServerKind:
-    """The kind of server that a store is on."""
     return KINDS[store.uri.partition("://")[0]]
 
 

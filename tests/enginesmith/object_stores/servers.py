@@ -54,7 +54,6 @@ class Servers:
         return self._urls[kind]
 
     def proxy(self, kind: str) -> FaultyProxy:
-        """The proxy in front of it."""
         url = self.url(kind)
         if kind not in self._proxies:
             self._proxies[kind] = self._stack.enter_context(proxying(url))

@@ -26,8 +26,7 @@ PAGE = 1000
 
 @dataclass
 class Requests:
-    """Requests by kind ('GET', 'UNCHANGED' for a GET that is answered by 304, 'HEAD', 'LIST', 'PUT', 'DELETE'), and
-    the bytes of bodies in both directions."""
+    """Requests by kind (a method, 'LIST', or 'UNCHANGED': a GET answered by 304), and the bytes of bodies both ways."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     keys: list[str] = field(default_factory=list)
@@ -58,7 +57,6 @@ class CountingStore(MemoryStore):
 
     @contextmanager
     def counted(self) -> Iterator[Requests]:
-        """The requests that the block sends."""
         before, self.requests = self.requests, Requests()
         try:
             yield self.requests

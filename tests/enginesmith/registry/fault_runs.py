@@ -48,10 +48,7 @@ WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.chmod", "fcntl.flock
 
 @dataclass
 class Tally:
-    """What happened, by fault: how often which end, and how often the version was there before it was tried again.
-
-    swept: uploads that were left behind and found.
-    """
+    """By fault: how often which end, how often the version was there before the retry. swept: uploads left behind."""
 
     ends: dict[str, Counter[str]] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)

@@ -17,10 +17,7 @@ _lock = threading.Lock()
 
 
 class Busy:
-    """Answers how many ran at once, which session this is, and whether its own thread runs it; or so many bytes.
-
-    A run waits until `together` of them run at once.
-    """
+    """Answers how many ran at once, its session and whether its own thread ran, or bytes. Runs wait for `together`."""
 
     inputs = (TensorSpec("x", "float32", ("batch", 4)),)
     outputs = (TensorSpec("y", "float32", ("batch", 4)),)

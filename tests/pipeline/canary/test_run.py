@@ -1,5 +1,4 @@
-"""`enginesmith traffic record` and `enginesmith canary run` on a real engine; interrupted, it leaves observations to be
-judged."""
+"""`traffic record` and `canary run` on a real engine; interrupted, it leaves observations to be judged."""
 
 from pathlib import Path
 from typing import Any

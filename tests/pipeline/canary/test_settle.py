@@ -56,8 +56,7 @@ def serving(store: Store) -> str:
 
 @pytest.fixture
 def kept(store: Store) -> Settle:
-    """Keeps the verdict on the engines for one target beside the version, as a worker with it does; the digest of its
-    report. No event tells of it."""
+    """Keeps the verdict on a target's engines beside the version, as a worker does, without an event; its digest."""
 
     def keep(target: str, candidate: Manifest, baseline: Manifest, **seen: object) -> str:
         data = report_about(only(candidate, target), only(baseline, target), **seen).to_bytes()

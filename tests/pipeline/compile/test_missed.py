@@ -65,7 +65,6 @@ def built_loud(tmp_path_factory: pytest.TempPathFactory, one_server: OneServer) 
 
 @pytest.fixture
 def searched(built_loud: tuple[Path, Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
-    """A copy of it."""
     shutil.copytree(built_loud[0], tmp_path / "copy")
     return Project(tmp_path / "copy" / "project", capsys)
 

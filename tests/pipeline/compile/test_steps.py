@@ -120,10 +120,7 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
 
 
 def editing(path: Path, result: object = None) -> Answering:
-    """A file changes before a job runs, as a person in an editor might change it.
-
-    result: what comes of the job, where it is not what is looked at; None runs it.
-    """
+    """A file changes before a job runs. result: what comes of a job that is not what is looked at; None runs it."""
 
     def answer(job: Job) -> Any:
         path.write_bytes(path.read_bytes() + b" ")

@@ -41,8 +41,7 @@ def at(seconds: float) -> datetime:
 
 
 def look(store: Any, seconds: float) -> Rollout:
-    """The controller's look at a rollout; and one more in the same second where it reached more nodes, which sees that,
-    so that the time of it begins."""
+    """The controller's look; where it reached more nodes, another in the same second, so that their time begins."""
     store.clock.now = at(seconds)
     found = advance(store, *WHERE)
     assert found is not None
@@ -54,7 +53,6 @@ def look(store: Any, seconds: float) -> Rollout:
 def tell(
     store: Any, rollout: Rollout, seconds: float, nodes: Iterable[ServingNode], failure: str = "", **counted: int
 ) -> None:
-    """Reports of nodes."""
     store.clock.now = at(seconds)
     for node in nodes:
         time = format_time(at(seconds))

@@ -51,8 +51,7 @@ class FailingStore(MemoryStore):
 
 @dataclass(frozen=True)
 class Case:
-    """What is done. store: before it.  work: what is done, which may be done again.  before, after: the versions that
-    nodes get before and after it, and the rollout's states."""
+    """store: before.  work: may be repeated.  before, after: nodes' versions and the rollout's states around it."""
 
     store: Any
     work: Work

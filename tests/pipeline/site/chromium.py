@@ -94,7 +94,6 @@ def chromium(folder: Path) -> Iterator[Tab]:
 
 
 def _address(folder: Path) -> str:
-    """The address of the tab's socket."""
     from urllib.request import urlopen
 
     port = folder / "profile" / "DevToolsActivePort"

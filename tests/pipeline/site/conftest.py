@@ -7,5 +7,4 @@ import pytest
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the site goes."""
     return tmp_path / "site"

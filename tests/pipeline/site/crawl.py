@@ -80,8 +80,7 @@ def pages(root: Path) -> Iterator[Seen]:
 
 
 def broken_links(root: Path, among: Collection[Path] | None = None) -> list[str]:
-    """Each link of a site that leads nowhere, out of the site, or to a place by its absolute path. among: the pages
-    that are looked at, in place of all."""
+    """Links of a site that lead nowhere, out of it, or to an absolute path. among: the pages looked at, if not all."""
     found = {seen.path: seen for seen in pages(root) if among is None or seen.path in among}
     return [
         f"{seen.path.relative_to(root)}: {link}"

@@ -75,5 +75,4 @@ def _add_run(store: Store, model: str) -> None:
 
 
 def move(store: Store, model: str, version: str, channel: str = "stable") -> None:
-    """Point a channel at a version."""
     channels.promote(store, lookup.load(store, model, version), channel, by="ada", why="rule 7", proven_only=True)

@@ -1,5 +1,4 @@
-"""The site in a real Chromium: widths, schemes, search, keyboard, and axe-core where it is installed (`make
-site-check`)."""
+"""The site in Chromium: widths, schemes, search, keyboard, and axe-core where it is installed (`make site-check`)."""
 
 import json
 import os

@@ -43,7 +43,6 @@ def test_serve_shows_what_changes_and_ends_with_ctrl_c(store: Store) -> None:
 
 
 def wait_for(url: str, text: str) -> str:
-    """The page, once it has this text."""
     pages = [""]
 
     def look() -> bool:

@@ -248,7 +248,6 @@ WRONG: Mapping[Truth, tuple[str, ...]] = {"equal": ("FAIL",), "worse": ("PASS",)
 
 
 def verdict_in(cell: Cell, rng: Rng, replicates: int = 200) -> str:
-    """The verdict on one canary of a cell."""
     evidence, found = cell.draw(rng, cell.count), "INSUFFICIENT"
     if cell.looks == 1:
         return judge(evidence, cell.limits, replicates=replicates).verdict

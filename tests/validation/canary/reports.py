@@ -40,7 +40,6 @@ def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[O
 
 
 def report(path: Path, count: int = 12_000, seed: int = 0, looks: Looks | None = None, **fault: Any) -> CanaryReport:
-    """As the pipeline makes it."""
     candidate, baseline = observations(path, count, seed, **fault)
     evidence, notes = evidence_of(candidate, baseline, 15.0)
     limits, looks = Thresholds(), looks or Looks()

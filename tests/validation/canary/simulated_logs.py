@@ -1,7 +1,4 @@
-"""Simulated logs of two sides as serving code leaves them, each with the verdicts that are right for it.
-
-`SIMULATIONS` names them; each makes both sides' observations from a generator. `write_log` writes a side as a file.
-"""
+"""Simulated logs of two sides as serving code leaves them, by name in `SIMULATIONS`, with the right verdicts."""
 
 import json
 from collections.abc import Callable

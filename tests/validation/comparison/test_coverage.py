@@ -94,7 +94,5 @@ def test_right_answers_of_the_original_model_that_are_all_alike_show_nothing():
 
     assert "all 8 answers" in notes(shifted, metrics=[AccuracyMetric("y")])["y"]
     assert "all 8 answers" in notes(silence, metrics=[TextMetric("y")])["y"]
-    boxes = DetectionMetric("y", scores="s", least_score=0.5)
-    assert "all 8 answers" in notes(nothing, metrics=[boxes])["y"]
-    pixels = SegmentationMetric("y", threshold=-99.0)
-    assert "all 24 answers" in notes(shifted, metrics=[pixels])["y"]
+    assert "all 8 answers" in notes(nothing, metrics=[DetectionMetric("y", scores="s", least_score=0.5)])["y"]
+    assert "all 24 answers" in notes(shifted, metrics=[SegmentationMetric("y", threshold=-99.0)])["y"]

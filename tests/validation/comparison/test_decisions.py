@@ -61,8 +61,7 @@ def test_a_class_that_is_never_named_fails_however_rare_it_is() -> None:
 
 
 def test_near_ties_of_rare_classes_are_chance() -> None:
-    once = dict.fromkeys(range(100), 1)
-    lost, most = lost_classes(once, {3: 1, 50: 1})
+    lost, most = lost_classes(dict.fromkeys(range(100), 1), {3: 1, 50: 1})
     assert lost == [3, 50] and 10 < most < 25
     assert lost_classes({1: 6, 2: 400}, {1: 6}) == ([1], 0)
     assert lost_classes({1: 40, 2: 400}, {1: 19})[0] == []

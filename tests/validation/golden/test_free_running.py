@@ -126,8 +126,7 @@ def test_sequences_read_back_as_they_were(tmp_path):
         assert found.name == wanted.name
         np.testing.assert_array_equal(found.inputs["x"], wanted.inputs["x"])
     assert [*read.cases[0].inputs] == ["x"], "sequences are no cases"
-    plain = GoldenSet(golden.cases)
-    assert plain.save(tmp_path / "plain.safetensors") != digest
+    assert GoldenSet(golden.cases).save(tmp_path / "plain.safetensors") != digest
 
 
 def test_inputs_to_make_others_of_are_not_empty():

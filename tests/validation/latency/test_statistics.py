@@ -72,8 +72,7 @@ def test_a_slow_beginning_is_cut_and_a_spike_is_not_taken_for_one():
         slow[:80] *= 1.6
         cut, settled = warm_up(slow)
         assert 75 <= cut <= 140 and settled
-    drifting = 1e-3 * np.linspace(2.0, 1.0, 400)
-    assert warm_up(drifting) == (200, False)
+    assert warm_up(1e-3 * np.linspace(2.0, 1.0, 400)) == (200, False)
 
 
 def pairs(seed, slower=0.0, memory=0.6, luck=0.0, storm=0.05):

@@ -151,11 +151,9 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 def test_the_floor_is_part_of_the_golden_set(tmp_path: Path) -> None:
     x = normal(2, 4)
-    golden = GoldenSet((Case("golden 0", "golden", {"x": x}, {"y": x}),), noise=NOISE)
-    golden.save(tmp_path / "golden")
+    GoldenSet((Case("golden 0", "golden", {"x": x}, {"y": x}),), noise=NOISE).save(tmp_path / "golden")
     assert GoldenSet.load(tmp_path / "golden").noise == NOISE
-    plain = GoldenSet((Case("golden 0", "golden", {"x": x}, {"y": x}),))
-    plain.save(tmp_path / "plain")
+    GoldenSet((Case("golden 0", "golden", {"x": x}, {"y": x}),)).save(tmp_path / "plain")
     assert GoldenSet.load(tmp_path / "plain").noise is None
     assert not math.isclose(len((tmp_path / "golden").read_bytes()), len((tmp_path / "plain").read_bytes()))
 

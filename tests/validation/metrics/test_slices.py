@@ -22,8 +22,7 @@ def noisy(shape, seed, offset=0.0, dtype=np.float64):
 
 
 def plain(expected, actual):
-    """Per axis the sums of e^2, (e - m)^2, (a - e)^2, |e|, in longdouble, and the greatest (e - m)^2; axis 0 is the
-    batch's."""
+    """Per axis (0: the batch) the sums of e^2, (e - m)^2, (a - e)^2, |e|, and the greatest (e - m)^2, in longdouble."""
     e, a = expected.astype(np.longdouble), actual.astype(np.longdouble)
     away, found = (e - e.mean(axis=0)) ** 2, {}
     for axis in range(1, e.ndim):

@@ -42,8 +42,6 @@ def bare() -> dict:
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and text."""
-
     def __init__(self, page: str):
         super().__init__()
         self.tags: list[str] = []
@@ -366,7 +364,6 @@ ENGINE = "cpu int8 onnxruntime"
 
 
 def curves_of(picture: str) -> dict[str, str]:
-    """Name and colour of each curve."""
     found = ElementTree.fromstring(picture).findall(".//g[@class='curve']")
     return {item.find("title").text: re.search(r"stroke: ([^;]*)", item.find("path").get("style"))[1] for item in found}
 

@@ -28,7 +28,6 @@ def usual_section() -> str:
 
 
 def section(report: dict) -> str:
-    """The quantization section, as text."""
     page = render(report)
     return page[page.index("<h2>Quantization</h2>") : page.index("<h2>Builds that failed</h2>")]
 

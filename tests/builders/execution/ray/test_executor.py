@@ -74,8 +74,6 @@ def test_limits_are_those_of_the_local_executor(executor, function, arguments, l
 
 
 class Noted(list[JobEvent]):
-    """Every event of a job, in order."""
-
     def all(self, kind: type[JobEvent]) -> list:
         """What the events of one kind say beside the job's name."""
         return [list(vars(event).values())[1] for event in self if isinstance(event, kind)]

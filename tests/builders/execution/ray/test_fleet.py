@@ -34,8 +34,6 @@ def raylets(fleet) -> dict[str, int]:
 
 
 class Told(list[JobEvent]):
-    """Every event of a job, in order."""
-
     @property
     def waits(self) -> list[str]:
         return [event.why for event in self if isinstance(event, Waiting)]

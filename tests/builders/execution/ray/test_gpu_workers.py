@@ -174,8 +174,6 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
 
 
 class Failing:
-    """An executor of which every job fails."""
-
     def __init__(self, kind: str) -> None:
         self._kind, self.needs = kind, []
 

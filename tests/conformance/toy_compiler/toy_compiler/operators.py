@@ -22,13 +22,11 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def gemm(a: Array, b: Array, c: Array | None = None, alpha=1.0, beta=1.0, transA=0, transB=0) -> Array:
-    """alpha * a @ b + beta * c."""
     product = alpha * matmul(a.T if transA else a, b.T if transB else b)
     return (product if c is None else product + beta * c).astype(a.dtype)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
-    """exp(x) / sum(exp(x)) over an axis."""
     raised = np.exp(x - x.max(axis, keepdims=True))
     return raised / raised.sum(axis, keepdims=True)
 
@@ -76,13 +74,11 @@ def quantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -
 
 
 def dequantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -> Array:
-    """(x - zero) * scale."""
     whole = x.astype(np.int32) - (0 if zero is None else along(zero.astype(np.int32), x, axis))
     return (whole * along(scale, x, axis)).astype(scale.dtype)
 
 
 def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
-    """x within two bounds."""
     found = x if low is None else np.maximum(x, low)
     return found if high is None else np.minimum(found, high)
 

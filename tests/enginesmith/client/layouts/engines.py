@@ -53,7 +53,6 @@ def plan(store: Store, target: str, precision: str = "fp16", profiles: int = 1) 
 
 
 def stripped(entry: EngineEntry) -> EngineEntry:
-    """The entry as one whose file has no weights."""
     return replace(entry, requires=(*entry.requires, Weights(entry.digest or "")))
 
 

@@ -40,7 +40,6 @@ class TritonServer:
     log: Path
 
     def is_ready(self, path: str = "/v2/health/ready") -> bool:
-        """Whether a path answers 200."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10):
                 return True
@@ -50,10 +49,7 @@ class TritonServer:
 
 @contextmanager
 def triton(wheel: Path, repository: Path, folder: Path, *options: str) -> Iterator[TritonServer]:
-    """Start Triton on a repository, wait until it is ready, and end it. folder: for its backends and its log.
-
-    Raises TimeoutError with the end of its log where it is not ready within a minute.
-    """
+    """Run Triton on a repository. folder: for backends, log. Raises TimeoutError with the log's end after a minute."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -49,7 +49,6 @@ def look(store: Store, dest: Path) -> Callable[..., Swap]:
 
 
 def led(dest: Path) -> str:
-    """Where `current` leads."""
     return (dest / "current").readlink().name
 
 

@@ -23,8 +23,7 @@ from tests.enginesmith.registries import engine, flip, publish_engines
 
 
 class Site(http.server.ThreadingHTTPServer):
-    """A web server of a folder, with ranges and nginx's lists, that does to answers what `fault` says; `seen` are the
-    requests."""
+    """A folder's web server, with ranges and nginx's lists. fault: what it does to answers.  seen: the requests."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answering)

@@ -26,8 +26,7 @@ LENGTHS = ["1000000000000000", "100000000000", "-5", "9" * 5000, "abc", "chunks"
 
 
 class Liar(http.server.ThreadingHTTPServer):
-    """Answers each request with a hundred bytes, and states `length` for them; 'chunks': 80 MiB come, and 100 were
-    stated."""
+    """Answers each request with a hundred bytes, and states `length`; 'chunks': 80 MiB come where 100 were stated."""
 
     daemon_threads = True
 

@@ -53,7 +53,6 @@ def sent(store: ObjectStore) -> list[str]:
 
 
 def pages_of(store: ObjectStore, size: int) -> None:
-    """Listings come in pages of this size."""
     event = "provide-client-params.s3.ListObjectsV2"
     client(store.place).meta.events.register(event, lambda params, **_: {**params, "MaxKeys": size})
 
@@ -80,8 +79,7 @@ def forget() -> None:
 
 
 def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]) -> None:
-    """8 models x 6 versions in pages of 20: the requests are those for the pages, one for each channel, and one for the
-    index, which a registry of few models has not."""
+    """8 models x 6 versions in pages of 20: one request a page, one a channel, and one for an index that is absent."""
     for model in range(8):
         for version in range(1, 7):
             store.create(manifest_key(f"m{model}", str(version)), b"{}")

@@ -29,7 +29,6 @@ def public_pem(key: Private) -> bytes:
 
 
 def written(folder: Path, name: str) -> tuple[Path, Path]:
-    """Private and public key files of a name."""
     secret, public = folder / f"{name}.pem", folder / f"{name}.pub"
     secret.write_bytes(private_pem(private(name)))
     public.write_bytes(public_pem(private(name)))

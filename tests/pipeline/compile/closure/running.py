@@ -48,16 +48,12 @@ SPEC = {
 
 @dataclass
 class Traced:
-    """An executor that runs each job's request here. called: the definitions that ran, by module, for each class.
-
-    done: the jobs, with what they gave, as JSON.
-    """
+    """Runs each job's request here. called: definitions that ran, by class, module.  done: jobs and results as JSON."""
 
     called: dict[type, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     done: list[tuple[Job, Any]] = field(default_factory=list)
 
     def run(self, job: Job, watch: Watch = ignore_event) -> Any:
-        """See `Executor`."""
         with traced(self.called[type(job.request)]):
             value = run(job)
         self.done.append((job, value))
@@ -76,10 +72,7 @@ def run(job: Job) -> Any:
 
 @contextmanager
 def traced(called: set[tuple[str, str]]) -> Iterator[None]:
-    """Note the module and the outermost name of each function of Enginesmith that this thread calls.
-
-    Left out is what a carrier calls, and what runs because a module is imported.
-    """
+    """Note module and outermost name of each function of ours that this thread calls, but for carriers and imports."""
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         name, code = frame.f_globals.get("__name__", ""), frame.f_code

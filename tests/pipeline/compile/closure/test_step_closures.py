@@ -1,7 +1,4 @@
-"""Each step is redone when code changes that its worker can reach, and not when other code does.
-
-The source of every module of Enginesmith is changed, in memory: `SourceFiles` is given other bytes for it.
-"""
+"""Each step is redone when code changes that its worker can reach, and no other. `SourceFiles` gives changed bytes."""
 
 import ast
 from collections.abc import Iterable

@@ -62,7 +62,6 @@ class Summing(Session):
     outputs = (TensorSpec("sum.next", "float32", ("batch",)), TensorSpec("two.x", "float32", ("batch", "tokens")))
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """See `Session`."""
         return {"sum.next": inputs["sum.total"] + inputs["source"], "two.x": inputs["d.x"] * 2}
 
 
@@ -125,7 +124,6 @@ def test_a_mask_grows_with_the_states_that_it_covers(tmp_path: Path) -> None:
         outputs = (TensorSpec("d.next", "float32", ("batch", "all")),)
 
         def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-            """See `Session`."""
             seen.append(inputs["d.mask"].shape[1])
             return {"d.next": np.concatenate([inputs["d.cache"], inputs["d.x"]], 1)}
 

@@ -1,5 +1,4 @@
-"""`enginesmith backends compare` on a real project: what is measured, what is said of it, and that nothing is
-published."""
+"""`enginesmith backends compare` on a real project: what is measured and said of it, and that nothing is published."""
 
 import json
 from dataclasses import replace

@@ -139,7 +139,6 @@ class Prefect:
         return "\n".join([line for line in lines if re.search("error|exception|locked", line, re.IGNORECASE)][-30:])
 
     def run(self, deployment: str, **parameters: Any) -> str:
-        """Start a run of a deployment; its id."""
         found = self._ask("GET", f"/deployments/name/{deployment}")
         return str(self.post(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
 

@@ -18,7 +18,6 @@ from tests.pipeline.projects import Project
 
 
 def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `enginesmith build --runner prefect`."""
     command = [sys.executable, "-m", "enginesmith", "build", project.spec, "--registry", project.registry, "--json"]
     environment = {**os.environ, "PREFECT_HOME": str(home)}
     whole = [*map(str, command), "--runner", "prefect", *words]

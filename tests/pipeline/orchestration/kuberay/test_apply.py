@@ -297,7 +297,6 @@ def test_one_that_is_being_deleted_is_left_alone() -> None:
 
 
 def with_image(image: str) -> Object:
-    """A RayCluster whose head and workers have this image."""
     template = {"spec": {"containers": [{"name": "ray", "image": image}]}}
     made = ray_cluster({**group("l4", 2, least=1), "template": template})
     return {**made, "spec": {**made["spec"], "headGroupSpec": {"template": template}}}

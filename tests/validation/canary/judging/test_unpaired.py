@@ -1,5 +1,4 @@
-"""Requests without names are compared unpaired, in the time of both logs; what was observed at other hours, or under
-another load, is not compared at all."""
+"""Requests without names are compared unpaired, in the time of both logs, and not across other hours or loads."""
 
 import numpy as np
 import pytest

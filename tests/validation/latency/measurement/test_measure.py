@@ -41,8 +41,6 @@ class Timed(Plain):
 
 
 class Own(Plain):
-    """Gives its runtime's own call."""
-
     def __init__(self) -> None:
         self.calls = 0
 

@@ -14,10 +14,7 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """A version of a model."""
-
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the file that the configuration names."""
         config = json.loads(args["model_config"])
         file = config["default_model_filename"] or "model.onnx"
         path = Path(args["model_repository"]) / args["model_version"] / file
@@ -26,7 +23,6 @@ class TritonPythonModel:
         self.outputs = [item["name"] for item in config["output"]]
 
     def execute(self, requests: list) -> list:
-        """Answer each request by a run of its own."""
         answers = []
         for request in requests:
             # As DLPack: what the backend was compiled with misreads the types of numpy 2, and so sizes and strides.
