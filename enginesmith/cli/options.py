@@ -447,7 +447,6 @@ def log_format() -> str:
 def emit_json(value: object) -> None:
     """Print a JSON value on stdout, in ASCII unless that is UTF-8. Raises ValueError for NaN, which JSON lacks."""
     is_ascii = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
-    is_ascii = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=is_ascii, allow_nan=False)))
 
 

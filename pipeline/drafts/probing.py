@@ -209,7 +209,7 @@ class _Probe:
         for sizes in chain([dict(known_sizes)] if known_sizes else [], _candidates(names, likely_sizes)):
             if self.runs(sizes):
                 return sizes
-            if self.is_over:  # the sizes of a dozen dims are 8**12
+            if self.is_over:  # a dozen dims have 8**12 sizes and more
                 break
         return None
 
@@ -293,7 +293,7 @@ def _candidates(names: Sequence[str], likely_sizes: Sequence[int]) -> Iterator[d
     yield from (
         {**dict.fromkeys(free_dims, _SIZES[0]), **dict.fromkeys(batch_names, size)} for size in _BATCHES if batch_names
     )
-    for sizes in itertools.product(dict.fromkeys((*_SIZES[:8], *likely_sizes)), repeat=len(free_dims)):
+    for sizes in itertools.product(dict.fromkeys((*likely_sizes, *_SIZES[:8])), repeat=len(free_dims)):
         if len(set(sizes)) > 1:
             yield {**unit_sizes, **dict(zip(free_dims, sizes, strict=True))}
 

@@ -219,7 +219,7 @@ def _bring(old: Manifest, new: Manifest, name: str, reason: str, store: Store) -
         return live.manifest != new.digest
     if end := _end_of(new, live, store):
         command = f"{'rollout start' if plan else 'promote'} {new.reference} {new.model}:{name}"
-        command += " --proven-only" if live.proven_only else ""
+        command += " --proven-only" * live.proven_only + " --accept-random-inputs" * live.move.random_inputs
         raise ConflictError(f"{new.reference} was {end} there; to try it again: `enginesmith {command}`")
     proven_only, random_inputs = live.proven_only, live.move.random_inputs
     if plan:

@@ -218,13 +218,21 @@ def _exceeds(largest_errors: dict[tuple[object, ...], Array], expected: Tensors,
         other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
         if other is None or not is_screened or (other.shape, other.dtype.kind) != (value.shape, "f"):
             return True
+        if not value.size:
+            continue
         with np.errstate(all="ignore"):
-            errors, signals = np.square(np.subtract(other, value, dtype=np.float64)), np.square(value, dtype=np.float64)
+            differences = np.where(other == value, 0, np.subtract(other, value, dtype=np.float64))  # equal infinities
+            errors, signals = (
+                np.square(differences),
+                np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64),
+            )
             slice_counts = {-1: 1, **{axis: value.shape[axis] for axis in range(1, value.ndim)}}  # -1: one of all
             for axis in (axis for axis, count in slice_counts.items() if value.size >= LEAST_SLICE * count or axis < 0):
                 axes = tuple({*range(value.ndim)} - {axis})
                 sums = signals.sum(axis=axes)  # one of less than a thousandth of the mean amplitude is noise
-                batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(sums, 1e-6 * sums.mean())
+                batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(
+                    sums, 1e-6 * sums.mean() + np.finfo(np.float64).tiny
+                )
     greatest_errors = [(key, errors, largest_errors.get(key, -1.0)) for key, errors in batch_errors.items()]
     is_greater = not all((errors <= JUDGED_FACTOR * greatest).all() for _, errors, greatest in greatest_errors)
     if is_greater and all(np.isfinite(errors).all() for errors in batch_errors.values()):

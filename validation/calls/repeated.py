@@ -23,7 +23,7 @@ from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import Dim, Precision, Session, Tensors, TensorSpec
 from validation.comparison.sessions import limited_checks
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import FuzzCase, make
+from validation.fuzz.cases import FuzzCase, list_masks, make
 from validation.golden.golden_set import edge_sizes
 from validation.limits.budget import StagedLimits
 
@@ -79,7 +79,7 @@ def pool_of(
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from.
 
     Two of each size differ, since a shared buffer does not show where it gets the same content. If all MOST_DRAWS are
-    equal, the second has half of each float; if there are none but zeros either, there is one set.
+    equal, the second has half of each float along a dim, masks aside; if all are zeros, there is one set.
     """
     sorted_sizes = sorted(edge_sizes(specs, dims), key=lambda sizes: sum(math.prod(spec.at(sizes)) for spec in specs))
     golden_sizes = sizes_of(groups[0], specs)
@@ -90,8 +90,11 @@ def pool_of(
         cases = [FuzzCase(tuple(sizes.items()), draw=draw_index) for draw_index in range(MOST_DRAWS)]
         distinct_inputs: list[RepeatedInputs] = []
         for case, scale in (*((case, 1.0) for case in cases), (cases[0], 0.5)):
-            real_inputs = make(case, specs, groups, SEED, precision).items()
-            inputs = {key: array * scale if array.dtype.kind == "f" else array for key, array in real_inputs}
+            inputs = make(case, specs, groups, SEED, precision)
+            if scale != 1:  # neither of masks nor of what may be sizes
+                numbers = {spec.name for spec in specs if spec.dtype.startswith("float") and {*spec.shape} & {*sizes}}
+                names = numbers.difference(list_masks(inputs))
+                inputs = {key: array * scale if key in names else array for key, array in inputs.items()}
             dtypes = {key: np.dtype(np.float16) if key in half_names else array.dtype for key, array in inputs.items()}
             arrays = {key: np.array(array, dtypes[key], order="C") for key, array in inputs.items()}
             candidate = RepeatedInputs(f"{case}{' halved' if scale < 1 else ''}", arrays)

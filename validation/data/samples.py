@@ -287,18 +287,18 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
     first_dims = {spec.shape[0] for spec in specs if spec.shape} - {"batch"}  # nothing points at samples
     for spec in specs:
         other_cuts = sorted((cut, dim in first_dims) for dim, cut in cuts.items() if dim not in spec.shape)
-        new_tensors[spec.name] = _hold_places(new_tensors[spec.name], other_cuts)
+        new_tensors[spec.name] = _hold_places(new_tensors[spec.name], tensors[spec.name], other_cuts)
     return new_tensors
 
 
-def _hold_places(tensor: Array, cuts: Sequence[tuple[tuple[int, int], bool]]) -> Array:
+def _hold_places(tensor: Array, whole: Array, cuts: Sequence[tuple[tuple[int, int], bool]]) -> Array:
     """Indices modulo the new length of the axis 0 that they point into, as the ends of a graph's edges do: a table of
     int32 or int64, all below the old length and some not below the new one. Lengths, a vector whose largest is the old
     length, are limited to the new one. Anything else stays, and so do masks of 0 and 1. cuts: (old, new length) of dims
-    that the tensor lacks, and whether one is an axis 0."""
+    that the tensor lacks, and whether one is an axis 0.  whole: the tensor before it was cut itself."""
     if not cuts or tensor.dtype.name not in ("int32", "int64") or tensor.min(initial=0) < 0:
         return tensor
-    largest = int(tensor.max(initial=0))
+    largest = int(whole.max(initial=0))
     for (old_length, new_length), is_axis_0 in cuts:
         if tensor.ndim > 1 and is_axis_0 and 0 < new_length <= largest < old_length and largest > 1:
             return np.asarray(tensor % new_length)

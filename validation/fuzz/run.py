@@ -156,8 +156,9 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
             # A new sample may be near a tie as a golden one may; in fp32 none is, unless honest rounding shows it.
             kind: CaseKind = "edge" if sides.precision == "fp32" else "golden"
             own_checks = _checks(case, inputs, answers, sides, sides.case_limits(inputs), kind)
-            passed_pairs = {(check.output, check.name) for check in own_checks if check.passed}
-            failures = [check for check in failures if (check.output, check.name) not in passed_pairs]
+            passed_checks = {(check.output, check.name): check for check in own_checks if check.passed}
+            checks = tuple(c if c.passed else passed_checks.get((c.output, c.name), c) for c in checks)
+            failures = [check for check in checks if not check.passed]
         if not failures:
             return FuzzOutcome(case, "ok", "", checks)
         if case.values in MOVED:
@@ -217,17 +218,26 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
     or a maximum over the batch: there kernels may differ in what a NaN does to all."""
     if (is_sound := _list_sound(case, inputs)).all():
         return False
-    order = np.where(is_sound, np.arange(len(is_sound)), np.argmax(is_sound))
-    real_inputs, answers = {name: array[order] for name, array in inputs.items()}, list[Tensors]()
-    floats = {name: array for name, array in real_inputs.items() if array.dtype.kind == "f"}
+    by_sample = {name: array for name, array in inputs.items() if array.shape[:1] == is_sound.shape}
+    floats = {name: array for name, array in by_sample.items() if array.dtype.kind == "f"}
+    amplitudes = np.zeros(len(is_sound))
+    for array in floats.values():
+        amplitudes += np.abs(np.where(np.isfinite(array), array, 0)).reshape(len(array), -1).max(axis=1, initial=0)
+    loudest = np.argmax(
+        np.where(is_sound, amplitudes, -1)
+    )  # in the place of the other, as a quiet one moves no maximum
+    order = np.where(is_sound, np.arange(len(is_sound)), loudest)
+    real_inputs, answers = {**inputs, **{name: array[order] for name, array in by_sample.items()}}, list[Tensors]()
     for factor in (1, 8, -8):
         scale = np.where(is_sound, 1, factor)
-        moved_inputs = {name: (array.T * scale).T.astype(array.dtype) for name, array in floats.items()}
+        moved_inputs = {name: (real_inputs[name].T * scale).T.astype(array.dtype) for name, array in floats.items()}
         try:
-            answers.append(run(sides.reference, real_inputs | moved_inputs))
+            answers.append(run(sides.reference, {**real_inputs, **moved_inputs}))
         except EnginesmithError:
             return True
     pairs = [(value, answer[name]) for answer in answers[1:] for name, value in answers[0].items()]
+    if any(value.shape != other.shape for value, other in pairs):
+        return True
     judged_pairs = (pair for pair in pairs if samples_of(inputs.values(), pair[0]) == len(is_sound))
     return any(measure(value[is_sound], other[is_sound]).sqnr_db < APART_DB for value, other in judged_pairs)
 

@@ -210,6 +210,13 @@ def test_one_sample_alone_is_tried_with_half_of_it() -> None:
     assert failed(tried(Buffers(shared=True), golden=golden)) == {"calls outputs"}
     vector = (TensorSpec("x", "float32", ("batch",)),)
     assert len(pool_of(Linear(), vector, DIMS, [{"x": np.ones(4, np.float32)}], "fp32")) == 8
+    shapes = {"x": ("batch", 4), "mask": ("batch", 4), "scales": (2,)}
+    specs = [TensorSpec(name, "float32", shape) for name, shape in shapes.items()]
+    group = {"x": np.full((4, 4), 3.0), "mask": np.ones((4, 4)), "scales": np.array([1.0, 2])}
+    _, half = pool_of(
+        Linear(), specs, DIMS, [{name: array.astype(np.float32) for name, array in group.items()}], "fp32"
+    )[:2]
+    assert [float(half.arrays[name].max()) for name in shapes] == [1.5, 1, 2]
 
 
 def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> None:
@@ -322,6 +329,12 @@ def test_what_a_sample_of_nan_or_infinities_does_to_others_and_to_later_calls_is
 
     dropping = Linear(lambda x, y: y - np.fmax.reduce(y))
     assert moved(Linear(lambda x, y: y - np.max(y, 0)), reference=dropping)[0].passed, "the graph mixes samples"
+
+    def widened(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.tile(y[:, :1], (1, 3 + int(np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max() > 6)))
+
+    wide = Linear(lambda x, y: widened(x, y) + spoiled(x).any())
+    assert moved(wide, reference=Linear(widened))[0].passed, "the form of the graph's answer depends on all samples"
 
     told = moved(Linear(dropped))[0]
     assert told.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in told.note
