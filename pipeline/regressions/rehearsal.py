@@ -248,9 +248,11 @@ class Rehearser:
         return replace(result, verdict=verdict, why=why)
 
     def without_run(self, manifest: Manifest, entry: EngineEntry, new: Trial, obstacle: str) -> UnitRehearsal:
-        """A unit that this machine cannot run: as another one has measured it, else unknown."""
-        result = UnitRehearsal(manifest.reference, entry.unit, Trial.of(entry), new, "unknown", obstacle)
-        return self.recall(manifest, entry, None) or result
+        """A unit that this machine cannot run: as another one has measured the same engine, else unknown."""
+        result = self.recall(manifest, entry, None)
+        if result and new.digest in (None, result.new.digest):
+            return result
+        return UnitRehearsal(manifest.reference, entry.unit, Trial.of(entry), new, "unknown", obstacle)
 
     def _there(self, manifest: Manifest, entry: EngineEntry) -> UnitRehearsal:
         request = RehearseUnit(manifest.model, manifest.version, manifest.digest, entry.unit, self.upgrade)
@@ -283,12 +285,14 @@ class Rehearser:
                     return result(new, part.verdict, f"graph {name!r}: {part.why}", machine=part.machine)
         if self.remote:  # the machine that has its hardware runs it, and rehearses its graphs for itself
             return self._there(manifest, entry)
-        if obstacle := validate.ensemble_not_here(store, manifest, entry):
-            return self.without_run(manifest, entry, new, f"its graphs move; not run here as a whole: {obstacle}")
         for name, part in parts.items():
             engines[name] = renew(engines[name], part.new, self.context).entry
-        unit, (_, executor) = EnsembleUnit.of(entry, engines), self.open("new", self.upgrade.pins)
+        unit = EnsembleUnit.of(entry, engines)
         new_entry = unit.stored_entry(entry.inputs, entry.outputs, store)
+        if obstacle := validate.ensemble_not_here(store, manifest, entry):
+            new = replace(new, digest=new_entry.digest)
+            return self.without_run(manifest, entry, new, f"its graphs move; not run here as a whole: {obstacle}")
+        _, executor = self.open("new", self.upgrade.pins)
         with workdir() as folder:
             ensemble = validate.read_ensemble(manifest, store, folder)
             context, name = replace(self.context, local=executor), f"{manifest.reference} {entry.unit}"

@@ -176,11 +176,8 @@ def _try_mixtures(
     sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
-    rows, largest_errors, previous_batches = (
-        sizes.get(batch or "", 1),
-        dict[tuple[object, ...], Array](),
-        list[Tensors](),
-    )
+    rows, previous_batches = sizes.get(batch or "", 1), list[Tensors]()
+    largest_errors = dict[tuple[object, ...], Array]()
     is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
     for number in range(-(-MOST_MIXTURES // rows)):
         if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
@@ -211,8 +208,8 @@ def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> 
 
 
 def _exceeds(largest_errors: dict[tuple[object, ...], Array], expected: Tensors, actual: Tensors) -> bool:
-    """Whether to judge a batch: an output is large, or no float, or differs in form, or the squared error of a slice is
-    not finite or, relative to its signal, more than JUDGED_FACTOR times the greatest one that was judged."""
+    """Whether to judge a batch. It is judged if an output is large, is no float, or differs in form or if the squared
+    error of a slice, relative to its signal, is not finite or over JUDGED_FACTOR times the greatest one judged."""
     batch_errors: dict[tuple[object, ...], Array] = {}
     for name, value in expected.items():
         other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
@@ -221,18 +218,15 @@ def _exceeds(largest_errors: dict[tuple[object, ...], Array], expected: Tensors,
         if not value.size:
             continue
         with np.errstate(all="ignore"):
-            differences = np.where(other == value, 0, np.subtract(other, value, dtype=np.float64))  # equal infinities
-            errors, signals = (
-                np.square(differences),
-                np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64),
-            )
+            squares = np.square(np.subtract(other, value, dtype=np.float64))
+            errors = np.where(other == value, 0, squares)  # equal infinities are no error
+            signals = np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64)
             slice_counts = {-1: 1, **{axis: value.shape[axis] for axis in range(1, value.ndim)}}  # -1: one of all
             for axis in (axis for axis, count in slice_counts.items() if value.size >= LEAST_SLICE * count or axis < 0):
                 axes = tuple({*range(value.ndim)} - {axis})
-                sums = signals.sum(axis=axes)  # one of less than a thousandth of the mean amplitude is noise
-                batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(
-                    sums, 1e-6 * sums.mean() + np.finfo(np.float64).tiny
-                )
+                sums = signals.sum(axis=axes)
+                least_sum = 1e-6 * sums.mean() + np.finfo(np.float64).tiny  # below a thousandth of the mean is noise
+                batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(sums, least_sum)
     greatest_errors = [(key, errors, largest_errors.get(key, -1.0)) for key, errors in batch_errors.items()]
     is_greater = not all((errors <= JUDGED_FACTOR * greatest).all() for _, errors, greatest in greatest_errors)
     if is_greater and all(np.isfinite(errors).all() for errors in batch_errors.values()):

@@ -207,15 +207,16 @@ def _checks(
 
 
 def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
-    """Whether each sample is another than the one that the case filled; a mask's own infinities make it no such one."""
+    """Which samples are sound, shape (batch,): all but the one that the case filled with NaN or infinity. A sample with
+    a few infinities of its own, such as a mask, is sound."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
     rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values]
     return np.asarray(~(np.isnan(rows) if np.isnan(value) else rows == value).all(axis=1))
 
 
 def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
-    """Whether the reference's sound answers depend on the numbers in the place of the NaN or infinities, as of a scale
-    or a maximum over the batch: there kernels may differ in what a NaN does to all."""
+    """Whether the reference's answers to sound samples depend on the numbers of the spoiled one, as where a scale or a
+    maximum is taken over the batch: kernels may differ in what a NaN does to such a maximum."""
     if (is_sound := _list_sound(case, inputs)).all():
         return False
     by_sample = {name: array for name, array in inputs.items() if array.shape[:1] == is_sound.shape}
@@ -223,11 +224,10 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
     amplitudes = np.zeros(len(is_sound))
     for array in floats.values():
         amplitudes += np.abs(np.where(np.isfinite(array), array, 0)).reshape(len(array), -1).max(axis=1, initial=0)
-    loudest = np.argmax(
-        np.where(is_sound, amplitudes, -1)
-    )  # in the place of the other, as a quiet one moves no maximum
+    loudest = np.argmax(np.where(is_sound, amplitudes, -1))  # a quieter sample moves no maximum
     order = np.where(is_sound, np.arange(len(is_sound)), loudest)
-    real_inputs, answers = {**inputs, **{name: array[order] for name, array in by_sample.items()}}, list[Tensors]()
+    real_inputs = {**inputs, **{name: array[order] for name, array in by_sample.items()}}
+    answers = list[Tensors]()
     for factor in (1, 8, -8):
         scale = np.where(is_sound, 1, factor)
         moved_inputs = {name: (real_inputs[name].T * scale).T.astype(array.dtype) for name, array in floats.items()}

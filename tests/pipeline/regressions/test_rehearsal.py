@@ -125,3 +125,14 @@ def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monke
     monkeypatch.setattr(rehearsal, "make_environment", raising(InputError("pip failed")))
     other = Rehearser(Upgrade({"onnxruntime": "3"}), rehearser.context)
     assert rehearsal.rehearse([], other).python == "", "no environment is made for its name"
+
+
+def test_what_another_machine_measured_counts_for_the_engine_that_is_built_here(built, monkeypatch):
+    """As of an ensemble, of which a graph may have been built again since."""
+    measured = UnitRehearsal("tiny@1", "cpu fp32 ensemble", OLD, OLD, "moves")
+    monkeypatch.setattr(Rehearser, "recall", lambda *_: measured)
+    rehearser = Rehearser(Upgrade({}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
+    manifest = built.published()[1]
+    for digest, verdict in ((None, "moves"), (OLD.digest, "moves"), ("b" * 64, "unknown")):
+        trial = replace(OLD, digest=digest)
+        assert rehearser.without_run(manifest, manifest.engines[0], trial, "no GPU").verdict == verdict
