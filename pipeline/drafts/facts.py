@@ -68,8 +68,10 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 
 def find_sizes(graph: onnx.GraphProto) -> list[int]:
-    """Six sizes, the most frequent of constant shapes before those of tables to be added, of which vectors are mostly
-    biases: an exporter that traces writes those of its example into them, whatever axes it calls dynamic."""
+    """Up to six sizes that an exporter may have written into the graph from its example inputs.
+
+    First come the most frequent sizes in constant shapes, then those of constants of two or more axes that are added or
+    multiplied."""
     tensors = _constants(graph)
     shape_counts, table_counts = Counter[int](), Counter[int]()
     for node in graph.node:

@@ -95,9 +95,10 @@ def find_dims(
 def hold_samples(
     facts: FoundModel, run: Run, samples: Sequence[Tensors], ranges: Mapping[str, tuple[int, int]]
 ) -> FoundModel:
-    """The model with dims of the requests' sizes alone where it fails on requests that are cut or repeated to others,
-    as a build's edges are: an index in them may point at what was cut off. Batches stay as they are, and all dims where
-    it fails on the requests themselves or `_SECONDS` are over.
+    """The model, whose dims keep the sizes of the requests where it fails on requests cut or repeated to other sizes.
+
+    A build cuts and repeats golden data to such sizes, and an index in a request may point at what was cut off. Batch
+    dims do not change. No dim changes if the model fails on the requests themselves, or after `_SECONDS`.
 
     samples: requests of equal sizes.  ranges: by dim, the least and the greatest size of all requests.
     """
@@ -282,7 +283,7 @@ class _Probe:
 def _candidates(names: Sequence[str], likely_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
     """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others.
 
-    likely_sizes: which are tried after the usual ones."""
+    likely_sizes: tried after the usual ones where free dims have one size, before them where their sizes differ."""
     batch_names = [name for name in names if is_batch(name)]
     free_dims = [name for name in names if name not in batch_names]
     unit_sizes, all_sizes = dict.fromkeys(names, 1), dict.fromkeys((*_SIZES, *likely_sizes))

@@ -292,10 +292,12 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 
 def _hold_places(tensor: Array, whole: Array, cuts: Sequence[tuple[tuple[int, int], bool]]) -> Array:
-    """Indices modulo the new length of the axis 0 that they point into, as the ends of a graph's edges do: a table of
-    int32 or int64, all below the old length and some not below the new one. Lengths, a vector whose largest is the old
-    length, are limited to the new one. Anything else stays, and so do masks of 0 and 1. cuts: (old, new length) of dims
-    that the tensor lacks, and whether one is an axis 0.  whole: the tensor before it was cut itself."""
+    """Keep indices and lengths of int32 or int64 within a dim that was cut; any other tensor stays as it is.
+
+    Indices, such as the ends of a graph's edges: a table with all values below the old length of an axis 0 and some not
+    below the new one; they are taken modulo the new length. Lengths: a vector whose largest value is the old length;
+    they are limited to the new one. cuts: (old, new length) of dims that the tensor lacks, and whether one is an axis
+    0.  whole: the tensor before it was cut itself."""
     if not cuts or tensor.dtype.name not in ("int32", "int64") or tensor.min(initial=0) < 0:
         return tensor
     largest = int(whole.max(initial=0))

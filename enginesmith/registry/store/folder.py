@@ -53,7 +53,7 @@ _OWN = frozenset({_TEMPORARY, _LOCK})
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An opener for `open`, which waits for nobody at the other end of a pipe."""
+    """An opener for `open` that does not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 

@@ -84,7 +84,7 @@ class CompiledLimits:
         return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), limit_stages)
 
     def on_case(self, reference: Session, golden: "GoldenSet", inputs: Tensors) -> "OutputLimits":
-        """The loosest on these inputs alone, both as real data and as an edge. golden: has the noise floor."""
+        """The loosest limits that honest rounding gives on these inputs. golden: whose noise floor is taken."""
         from validation.golden.golden_set import Case, GoldenSet
 
         case, edge = Case("golden", "golden", inputs, {}), Case("edge", "edge", inputs, {})
