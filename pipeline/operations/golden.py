@@ -187,8 +187,10 @@ class FuzzEngine:
                 reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden),
                 None, reads_nan(graph), case_limits,
             )  # fmt: skip
-            fuzz_run = fuzz(cases, self.shapes.inputs, dims, Groups(golden), fuzz_sides, self.seed)
-        return fuzz_run.report(lambda case: shlex.join([*self.command, "--only", str(case)]))
+            return fuzz(
+                cases, self.shapes.inputs, dims, Groups(golden), fuzz_sides, self.seed,
+                lambda case: shlex.join([*self.command, "--only", str(case)]),
+            )  # fmt: skip
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:

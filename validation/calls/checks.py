@@ -28,8 +28,8 @@ from validation.fuzz.cases import (
     Groups,
     Values,
     clear_half,
-    draw_real,
     make,
+    make_mixture,
 )
 from validation.fuzz.run import FINITE, FuzzOutcome, FuzzSides, judge_case, run_both, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
@@ -58,9 +58,10 @@ LEAST_SIZES, LEAST_CALLS, LEAST_MIXTURES = 1, 16, 2
 # Samples of mixtures, and of a batch of them: at most 232 are new in batches of 16, and a fault in 1 of 50 inputs is
 # then missed in 1 of 109 proofs (0.98^232).
 MOST_MIXTURES, MOST_AT_ONCE = 256, 16
-# Of a batch, larger outputs are judged in any case, as it takes no longer. Smaller ones are where an error is so many
-# times the greatest of those that were judged; that of a slice of fewer elements varies as much by chance.
-MOST_SCREENED, JUDGED_FACTOR, LEAST_SLICE = 1 << 16, 2.0, 16
+# Of a batch, larger outputs are judged in any case, as it takes no longer. Smaller ones are where an error exceeds the
+# greatest of those that were judged by half of the decibels by which these kept their limits, or by MOST_FACTOR: the
+# limits of a slice are of its variation, too. The error of a slice of fewer elements varies as much by chance.
+MOST_SCREENED, MOST_FACTOR, LEAST_SLICE = 1 << 16, 10.0, 16
 # Shares of inputs with a fault for which the note gives the probability that none was tried.
 INPUT_SHARES = (50, 1000)
 # Grids of up to so many sizes are enumerated; of larger ones, about as many points can be drawn.
@@ -171,30 +172,36 @@ def _try_mixtures(
     pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], allowance: Allowance
 ) -> tuple[list[FuzzOutcome], int]:
     """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared. To judge a
-    batch takes longer than to run it: one is judged where an error is well above those that were judged."""
+    batch takes longer than to run it: one is judged where the errors of those that were judged do not tell that it
+    keeps the limits. What honest rounding on its own inputs explained tells nothing of others."""
     (specs, dims), batch = shapes, leading_dim(shapes[0])
     sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
-    rows, previous_batches = sizes.get(batch or "", 1), list[Tensors]()
-    largest_errors = dict[tuple[object, ...], Array]()
+    rows, previous = sizes.get(batch or "", 1), dict[str, Array]()
+    largest_errors, factor = dict[tuple[object, ...], Array](), MOST_FACTOR
     is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
     for number in range(-(-MOST_MIXTURES // rows)):
         if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
             break
         case = FuzzCase(tuple(sizes.items()), "mixed", draw=number)
-        inputs = make(case, specs, groups, VALUES_SEED, pair.precision)
-        _, others = draw_real(FuzzCase(case.sizes, draw=number + 1), specs, groups, VALUES_SEED)
-        known_batches = (draw_real(case, specs, groups, VALUES_SEED)[1], others, *previous_batches)
+        inputs, *known_batches = make_mixture(case, specs, groups, VALUES_SEED, previous)
+        known_batches, previous = known_batches + [previous] * bool(previous), inputs
         if not (new_count := _count_new(inputs, known_batches, rows)):
             continue
-        answers, previous_batches = run_both(case, inputs, pair), [inputs]
+        answers = run_both(case, inputs, pair)
         if isinstance(answers, FuzzOutcome):
             outcomes.append(answers)
             continue
         count += new_count
-        if _exceeds(largest_errors, *answers):
-            outcomes.append(judge_case(case, inputs, answers, pair))
+        errors = _measure_errors(*answers)
+        greatest_errors = {key: largest_errors.get(key, -1.0) for key in errors or ()}
+        if errors and all((error <= factor * greatest_errors[key]).all() for key, error in errors.items()):
+            continue
+        outcomes.append(judge_case(case, inputs, answers, pair))
+        if errors and not outcomes[-1].reason:
+            factor = min([factor, *_list_factors(outcomes[-1].checks)])
+            largest_errors |= {key: np.maximum(error, greatest_errors[key]) for key, error in errors.items()}
     return outcomes, count
 
 
@@ -207,14 +214,14 @@ def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> 
     return int(np.logical_and.reduce(is_new).sum())
 
 
-def _exceeds(largest_errors: dict[tuple[object, ...], Array], expected: Tensors, actual: Tensors) -> bool:
-    """Whether to judge a batch. It is judged if an output is large, is no float, or differs in form or if the squared
-    error of a slice, relative to its signal, is not finite or over JUDGED_FACTOR times the greatest one judged."""
+def _measure_errors(expected: Tensors, actual: Tensors) -> dict[tuple[object, ...], Array] | None:
+    """The squared errors of the slices of a batch, relative to their signal. None where they do not tell whether to
+    judge it: an output is large, is no float or differs in form, or an error is not finite."""
     batch_errors: dict[tuple[object, ...], Array] = {}
     for name, value in expected.items():
         other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
         if other is None or not is_screened or (other.shape, other.dtype.kind) != (value.shape, "f"):
-            return True
+            return None
         if not value.size:
             continue
         with np.errstate(all="ignore"):
@@ -227,11 +234,15 @@ def _exceeds(largest_errors: dict[tuple[object, ...], Array], expected: Tensors,
                 sums = signals.sum(axis=axes)
                 least_sum = 1e-6 * sums.mean() + np.finfo(np.float64).tiny  # below a thousandth of the mean is noise
                 batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(sums, least_sum)
-    greatest_errors = [(key, errors, largest_errors.get(key, -1.0)) for key, errors in batch_errors.items()]
-    is_greater = not all((errors <= JUDGED_FACTOR * greatest).all() for _, errors, greatest in greatest_errors)
-    if is_greater and all(np.isfinite(errors).all() for errors in batch_errors.values()):
-        largest_errors |= {key: np.maximum(errors, greatest) for key, errors, greatest in greatest_errors}
-    return is_greater
+    return batch_errors if all(np.isfinite(errors).all() for errors in batch_errors.values()) else None
+
+
+def _list_factors(checks: Sequence[Check]) -> Iterator[float]:
+    """For each check, the factor of a squared error that is half of the decibels by which it keeps its limit."""
+    for check in checks:
+        if check.limit is not None and check.value:
+            is_amplitude = check.name.startswith("max_")
+            yield check.limit / check.value if is_amplitude else 10 ** ((check.value - check.limit) / 20)
 
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:

@@ -143,15 +143,9 @@ def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
     """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
-    generator, inputs = draw_real(case, specs, golden, seed)
     if case.values == "mixed":
-        others = make(FuzzCase(case.sizes, draw=case.draw + 1), specs, golden, seed, precision)
-        mixtures = _mix(generator, inputs, others, 2 if leading_dim(specs) is None else 1)
-        if case.draw % 2 and dict(case.sizes).get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
-            before = make(replace(case, draw=case.draw - 1), specs, golden, seed, precision)
-            for name, array in mixtures.items():
-                array[SAME_ROWS] = before[name][SAME_ROWS]
-        return mixtures
+        return make_mixture(case, specs, golden, seed)[0]
+    generator, inputs = draw_real(case, specs, golden, seed)
     if case.values in REAL:
         return inputs
     if case.values in IN_ONE_SAMPLE:
@@ -169,6 +163,21 @@ def make(
             for name, array in inputs.items()
         }
     return {spec.name: _fill(generator, inputs[spec.name], case, golden, spec.name, precision) for spec in specs}
+
+
+def make_mixture(
+    case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, previous: Tensors | None = None
+) -> tuple[dict[str, Array], Tensors, Tensors]:
+    """A batch of mixtures, and the two groups of real samples that it lies between. previous: the batch of the draw
+    before, if known."""
+    generator, inputs = draw_real(case, specs, golden, seed)
+    _, others = draw_real(FuzzCase(case.sizes, draw=case.draw + 1), specs, golden, seed)
+    mixtures = _mix(generator, inputs, others, 2 if leading_dim(specs) is None else 1)
+    if case.draw % 2 and dict(case.sizes).get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
+        previous = previous or make_mixture(replace(case, draw=case.draw - 1), specs, golden, seed)[0]
+        for name, array in mixtures.items():
+            array[SAME_ROWS] = previous[name][SAME_ROWS]
+    return mixtures, inputs, others
 
 
 def draw_real(

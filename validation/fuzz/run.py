@@ -10,6 +10,7 @@ Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Clae
 case of which no smaller size that was tried fails.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,9 @@ from validation.metrics.tally import samples_of
 MOVED_DB = 20.0
 # Where a sample changes, answers to the others change by less if the graph keeps samples apart.
 APART_DB = 100.0
-# Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
-MOST_TRIES, MOST_SHRUNK = 100, 3
+# Runs that shrinking a failure may take, failures that are shrunk (others most likely have the same cause), and seconds
+# after which no other run of one is begun: honest rounding on a mixture takes minutes to measure in a large model.
+MOST_TRIES, MOST_SHRUNK, MOST_SHRINKING_S = 100, 3, 100.0
 
 # How many elements of an answer to NaN or infinities are finite on one side alone: measured, not judged.
 FINITE = "finite"
@@ -152,6 +154,7 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
     with np.errstate(all="ignore"):
         checks = sides.limits.judge(lambda limits: _checks(case, inputs, answers, sides, limits))
         failures = [check for check in checks if not check.passed]
+        reason = "honest rounding does as much to these inputs" if failures else ""
         if failures and sides.case_limits and (case.values == "mixed" or (sides.other_sizes and case.values in REAL)):
             # A new sample may be near a tie as a golden one may; in fp32 none is, unless honest rounding shows it.
             kind: CaseKind = "edge" if sides.precision == "fp32" else "golden"
@@ -160,7 +163,7 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
             checks = tuple(c if c.passed else passed_checks.get((c.output, c.name), c) for c in checks)
             failures = [check for check in checks if not check.passed]
         if not failures:
-            return FuzzOutcome(case, "ok", "", checks)
+            return FuzzOutcome(case, "ok", reason, checks)
         if case.values in MOVED:
             failures = [check for check in failures if not _is_ill_conditioned(check, inputs, answers[0], sides)]
             if not failures:
@@ -303,33 +306,6 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: F
     return f"float32 itself is not right here: {describe(failures[0])} against float64" if failures else ""
 
 
-@dataclass(frozen=True)
-class FuzzRun:
-    """All outcomes in order, and of the first failures the drawn case with the outcome of the smallest failing one."""
-
-    seed: int
-    outcomes: tuple[FuzzOutcome, ...]
-    smallest: tuple[tuple[FuzzCase, FuzzOutcome], ...]
-
-    @property
-    def failed(self) -> tuple[FuzzOutcome, ...]:
-        """The outcomes of the failed cases."""
-        return tuple(outcome for outcome in self.outcomes if outcome.verdict == "failed")
-
-    def report(self, command: Callable[[FuzzCase], str]) -> FuzzReport:
-        """The report. command: gives the command that tries a case again."""
-        return FuzzReport(
-            seed=self.seed,
-            passed=not self.failed and any(outcome.verdict != "not judged" for outcome in self.outcomes),
-            counts=Counter(outcome.verdict for outcome in self.outcomes),
-            cases=tuple(map(_describe_case, self.outcomes)),
-            smallest=tuple(
-                SmallestCase(**vars(_describe_case(outcome)), from_=str(origin), reproduce=command(outcome.case))
-                for origin, outcome in self.smallest
-            ),
-        )
-
-
 def _describe_case(outcome: FuzzOutcome) -> FuzzedCase:
     return FuzzedCase(
         **{**vars(outcome.case), "sizes": dict(outcome.case.sizes)},
@@ -347,19 +323,25 @@ def fuzz(
     golden: Sequence[Tensors],
     sides: FuzzSides,
     seed: int,
-) -> FuzzRun:
-    """Try every case, and make the first failures small. golden: groups of real inputs.  cases: what to try."""
+    command: Callable[[FuzzCase], str],
+) -> FuzzReport:
+    """The report of trying every case, with the first failures made small. golden: groups of real inputs.  cases: what
+    to try.  command: gives the command that tries a case again."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
 
-    outcomes = tuple(attempt(case) for case in cases)
+    outcomes, smallest = tuple(attempt(case) for case in cases), list[SmallestCase]()
     first_failures: dict[tuple[Values, bool], FuzzOutcome] = {}
     for outcome in outcomes:
         if outcome.verdict == "failed":
             first_failures.setdefault((outcome.case.values, outcome.case.outside), outcome)
-    failures = list(first_failures.values())[:MOST_SHRUNK]
-    return FuzzRun(seed, outcomes, tuple((outcome.case, shrink(outcome, specs, dims, attempt)) for outcome in failures))
+    for failure in list(first_failures.values())[:MOST_SHRUNK]:
+        case_fields = vars(_describe_case(outcome := shrink(failure, specs, dims, attempt)))
+        smallest.append(SmallestCase(**case_fields, from_=str(failure.case), reproduce=command(outcome.case)))
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    passed = not counts["failed"] and counts["not judged"] < len(outcomes)
+    return FuzzReport(seed, passed, counts, tuple(map(_describe_case, outcomes)), tuple(smallest))
 
 
 def shrink(
@@ -371,12 +353,12 @@ def shrink(
     """
     if failing.case.outside:
         return failing
-    tries = iter(range(MOST_TRIES))
+    tries, end = iter(range(MOST_TRIES)), time.monotonic() + MOST_SHRINKING_S
     smallest_outcome, previous = failing, None
     while smallest_outcome is not previous:
         previous = smallest_outcome
         for case in _smaller(smallest_outcome.case, specs, dims):
-            if next(tries, None) is None:
+            if next(tries, None) is None or time.monotonic() > end:
                 return smallest_outcome
             if (outcome := attempt(case)).verdict == "failed":
                 smallest_outcome = outcome

@@ -290,17 +290,25 @@ def test_a_mixture_that_breaks_the_limits_is_judged_by_those_of_honest_rounding_
     assert moved(off, case_limits=lambda inputs: own_limits)[0].passed
 
 
-@pytest.mark.parametrize("hides", ["form", "values"])
-def test_no_mixture_hides_a_fault_of_a_later_one(hides: str) -> None:
+@pytest.mark.parametrize(
+    ("hides", "first", "later"),
+    [("form", 0, -0.5), ("values", 3e-5, -0.5), ("margin", [0, 0, 9e-4], 1.2e-3), ("excuse", [0, 0, 1e-2], 5e-3)],
+)
+def test_no_mixture_hides_a_fault_of_a_later_one(hides: str, first: object, later: float) -> None:
     batches, units = list[np.ndarray](), np.array([1e5, 1e5, 1], np.float32)
 
     def late(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         batches.extend([x] * (len(x) == DIMS[0].max))
         if len(batches) == 1:
-            return np.concatenate([y, y[:1]]) if hides == "form" else y * units * np.float32(1 + 3e-5)
-        return y * units * np.array([1, 1, 0.5 if len(batches) > 8 else 1], np.float32)
+            return np.concatenate([y, y[:1]]) if hides == "form" else y * units * (1 + np.float32(first))
+        return y * units * np.array([1, 1, 1 + later * (len(batches) > 8)], np.float32)
 
-    assert moved(Linear(late), reference=Linear(lambda x, y: y * units))[0].case.endswith("values=mixed draw=8")
+    def own(_: object) -> OutputLimits:
+        is_first = hides == "excuse" and len(batches) == 1
+        return OutputLimits.of(replace(BUDGET, slice_sqnr_db=0.0) if is_first else BUDGET)
+
+    found = moved(Linear(late), reference=Linear(lambda x, y: y * units), case_limits=own)
+    assert found[0].case.endswith("values=mixed draw=8")
 
 
 def test_only_new_samples_count_as_mixed() -> None:

@@ -58,8 +58,8 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     assert "of y at" in found.note and "12 of 12 sizes" in found.note
     pair = FuzzSides(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
     only = parse_only(found.case, DIMS)
-    (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED).outcomes
-    assert again.verdict == "failed" and again.reason in found.note
+    (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED, str).cases
+    assert again.outcome == "failed" and again.reason in found.note
 
 
 def test_inner_sizes_are_multiples() -> None:
