@@ -1,6 +1,5 @@
 """Operations on engines of a version: attribution, fuzzing, comparison of golden sets."""
 
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -187,10 +186,7 @@ class FuzzEngine:
                 reference, session, request.precision, staged_limits, base_budget, exact_run, golden_drifts(golden),
                 None, reads_nan(graph), case_limits,
             )  # fmt: skip
-            return fuzz(
-                cases, self.shapes.inputs, dims, Groups(golden), fuzz_sides, self.seed,
-                lambda case: shlex.join([*self.command, "--only", str(case)]),
-            )  # fmt: skip
+            return fuzz(cases, self.shapes.inputs, dims, Groups(golden), fuzz_sides, self.seed, self.command)
 
 
 def fuzz_published(choice: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:

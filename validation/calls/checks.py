@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,11 +36,9 @@ from validation.fuzz.run import FINITE, FuzzOutcome, FuzzSides, judge_case, run_
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
 
-# The calls that every engine is proven with beside its golden set: sizes that it lacks, and repeated calls.
-#
-# They get a share of the time that the comparison with the graph took. Time decides where they end, and never their
-# order. What takes an engine a fraction of a second is always done: all sizes of a small grid, and the first calls. So
-# a busy machine tries as much of a fast engine as a quiet one does.
+# The calls that every engine is proven with beside its golden set get a share of the time that the comparison with the
+# graph took. Time decides where they end, and never their order. What takes an engine a fraction of a second is always
+# done: the sizes of a small grid, and the first calls. So a busy machine tries as much of a fast engine as a quiet one.
 #
 # Sizes are drawn once per seed. First a Latin hypercube, so that each size of each dim comes before any comes often
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
@@ -48,8 +47,8 @@ from validation.limits.budget import StagedLimits
 # The share of the comparison's time for sizes and repeated calls together, and of that the sizes' share.
 SHARE = 0.1
 SIZES_SHARE = 0.5
-# Where the share is less, grids of up to SMALL_GRID sizes get GRID_S seconds, and the first FEW_CALLS calls FEW_S.
-SMALL_GRID, GRID_S = 256, 0.2
+# Where the share is less, sizes get GRID_S seconds, and the first FEW_CALLS calls FEW_S.
+GRID_S = 0.2
 FEW_CALLS, FEW_S = 640, 0.15
 # The share of the comparison's time for mixtures of samples, and the least seconds.
 MIXTURES_SHARE, MIXTURES_S = 0.25, 0.3
@@ -77,11 +76,8 @@ Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
 
 @dataclass(frozen=True)
 class Allowance:
-    """Seconds for sizes and calls together, for the sizes of a small grid (grid_s), for FEW_CALLS calls (few_s), and
-    for mixtures of samples (mixtures_s).
-
-    clock: seconds; another one is for tests.
-    """
+    """Seconds for sizes and calls together, for sizes alone (grid_s), for FEW_CALLS calls (few_s), and for mixtures of
+    samples (mixtures_s). clock: seconds; another one is for tests."""
 
     seconds: float
     grid_s: float
@@ -98,9 +94,9 @@ class Allowance:
         share = SHARE * compared_s
         return cls(share, max(SIZES_SHARE * share, GRID_S), FEW_S, mixtures_s=mixtures_s)
 
-    def sizes(self, count: int) -> Callable[[int], bool]:
-        """A function of how many sizes were tried: whether to try another of all `count`, as time goes on from now."""
-        return self.more(LEAST_SIZES, self.grid_s if count <= SMALL_GRID else SIZES_SHARE * self.seconds)
+    def sizes(self) -> Callable[[int], bool]:
+        """A function of how many sizes were tried: whether to try another, as time goes on from now."""
+        return self.more(LEAST_SIZES, self.grid_s)
 
     def calls(self, start: float) -> Callable[[int], bool]:
         """A function of how many calls were made: whether to make another. start: when sizes were begun, in seconds."""
@@ -171,15 +167,14 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
 def _try_mixtures(
     pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], allowance: Allowance
 ) -> tuple[list[FuzzOutcome], int]:
-    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared. To judge a
-    batch takes longer than to run it: one is judged where the errors of those that were judged do not tell that it
-    keeps the limits. What honest rounding on its own inputs explained tells nothing of others."""
+    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared. A batch is
+    not judged where those that were judged tell that it keeps the limits: to judge one takes longer than to run it."""
     (specs, dims), batch = shapes, leading_dim(shapes[0])
     sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
     rows, previous = sizes.get(batch or "", 1), dict[str, Array]()
-    largest_errors, factor = dict[tuple[object, ...], Array](), MOST_FACTOR
+    largest_errors, factor = defaultdict[tuple[object, ...], Array](lambda: np.array(-1.0)), MOST_FACTOR
     is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
     for number in range(-(-MOST_MIXTURES // rows)):
         if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
@@ -195,13 +190,12 @@ def _try_mixtures(
             continue
         count += new_count
         errors = _measure_errors(*answers)
-        greatest_errors = {key: largest_errors.get(key, -1.0) for key in errors or ()}
-        if errors and all((error <= factor * greatest_errors[key]).all() for key, error in errors.items()):
+        if errors and all((error <= factor * largest_errors[key]).all() for key, error in errors.items()):
             continue
         outcomes.append(judge_case(case, inputs, answers, pair))
         if errors and not outcomes[-1].reason:
             factor = min([factor, *_list_factors(outcomes[-1].checks)])
-            largest_errors |= {key: np.maximum(error, greatest_errors[key]) for key, error in errors.items()}
+            largest_errors |= {key: np.maximum(error, largest_errors[key]) for key, error in errors.items()}
     return outcomes, count
 
 
@@ -222,8 +216,6 @@ def _measure_errors(expected: Tensors, actual: Tensors) -> dict[tuple[object, ..
         other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
         if other is None or not is_screened or (other.shape, other.dtype.kind) != (value.shape, "f"):
             return None
-        if not value.size:
-            continue
         with np.errstate(all="ignore"):
             squares = np.square(np.subtract(other, value, dtype=np.float64))
             errors = np.where(other == value, 0, squares)  # equal infinities are no error
@@ -319,7 +311,7 @@ def call_checks(
         judged_pair = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
         edge_points = {tuple(point.items()) for point in edge_sizes(specs, dims)}
         point_count = math.prod(len(dim.sizes) for dim in dims) - len(edge_points)
-        is_affordable, outcomes = allowance.sizes(point_count), list[FuzzOutcome]()
+        is_affordable, outcomes = allowance.sizes(), list[FuzzOutcome]()
         for point in inner_sizes(dims, edge_points, seed):
             if not is_affordable(len(outcomes)):
                 break
@@ -334,9 +326,7 @@ def call_checks(
     yield from repeats.checks(pool, allowance.clock() - start_s)
 
 
-# Whether padding changes an engine's answers: the same samples as they are and padded as a router does.
-
-# Of each kind of golden case; each is run twice.
+# Cases of each kind that are run as they are and padded as a router does.
 MOST_CASES = 16
 
 

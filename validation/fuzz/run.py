@@ -10,6 +10,7 @@ Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Clae
 case of which no smaller size that was tried fails.
 """
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -323,10 +324,10 @@ def fuzz(
     golden: Sequence[Tensors],
     sides: FuzzSides,
     seed: int,
-    command: Callable[[FuzzCase], str],
+    command: Sequence[str],
 ) -> FuzzReport:
     """The report of trying every case, with the first failures made small. golden: groups of real inputs.  cases: what
-    to try.  command: gives the command that tries a case again."""
+    to try.  command: which tries a case again that is added to it."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
@@ -337,8 +338,9 @@ def fuzz(
         if outcome.verdict == "failed":
             first_failures.setdefault((outcome.case.values, outcome.case.outside), outcome)
     for failure in list(first_failures.values())[:MOST_SHRUNK]:
-        case_fields = vars(_describe_case(outcome := shrink(failure, specs, dims, attempt)))
-        smallest.append(SmallestCase(**case_fields, from_=str(failure.case), reproduce=command(outcome.case)))
+        smallest_case = _describe_case(shrink(failure, specs, dims, attempt))
+        reproduce = shlex.join([*command, "--only", smallest_case.case])
+        smallest.append(SmallestCase(**vars(smallest_case), from_=str(failure.case), reproduce=reproduce))
     counts = Counter(outcome.verdict for outcome in outcomes)
     passed = not counts["failed"] and counts["not judged"] < len(outcomes)
     return FuzzReport(seed, passed, counts, tuple(map(_describe_case, outcomes)), tuple(smallest))
@@ -348,9 +350,7 @@ def shrink(
     failing: FuzzOutcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], FuzzOutcome]
 ) -> FuzzOutcome:
     """The outcome of the smallest case that was found to fail too; a case outside of all profiles stays as it is.
-
-    failing: the outcome to begin from.  attempt: tries a case.
-    """
+    failing: the outcome to begin from.  attempt: tries a case."""
     if failing.case.outside:
         return failing
     tries, end = iter(range(MOST_TRIES)), time.monotonic() + MOST_SHRINKING_S

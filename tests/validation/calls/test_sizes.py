@@ -30,7 +30,6 @@ from validation.calls.checks import (
     LEAST_SIZES,
     MOST_ENUMERATED,
     SHARE,
-    SMALL_GRID,
     VALUES_SEED,
     Allowance,
     inner_sizes,
@@ -58,7 +57,7 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     assert "of y at" in found.note and "12 of 12 sizes" in found.note
     pair = FuzzSides(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
     only = parse_only(found.case, DIMS)
-    (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED, str).cases
+    (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED, []).cases
     assert again.outcome == "failed" and again.reason in found.note
 
 
@@ -216,14 +215,13 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
     assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
 
 
-def test_cheap_engines_get_small_grids_and_a_few_calls_whatever_the_share_is() -> None:
+def test_cheap_engines_get_many_sizes_and_a_few_calls_whatever_the_share_is() -> None:
     clock = Clock()
     default = replace(Allowance.of(None, 0.1), clock=clock)
     assert default.seconds == pytest.approx(SHARE * 0.1)
-    sizes, large, calls = default.sizes(SMALL_GRID), default.sizes(SMALL_GRID + 1), default.calls(0.0)
+    sizes, calls = default.sizes(), default.calls(0.0)
     clock.now = 0.9 * FEW_S
-    assert sizes(100) and not large(100)
-    assert calls(FEW_CALLS - 1) and not calls(FEW_CALLS)
+    assert sizes(100) and calls(FEW_CALLS - 1) and not calls(FEW_CALLS)
     clock.now = 1.1 * GRID_S
     assert not sizes(100) and not calls(FEW_CALLS - 1)
     assert sizes(LEAST_SIZES - 1) and calls(LEAST_CALLS - 1) and not calls(LEAST_CALLS)
@@ -234,7 +232,7 @@ def test_the_share_grows_with_the_comparison_and_a_spec_decides_exactly() -> Non
     for asked, wanted in ((None, 10.0), (3.0, 3.0), (0.01, 0.01)):
         clock = Clock()
         allowed = replace(Allowance.of(asked, 100.0), clock=clock)
-        sizes, calls = allowed.sizes(12), allowed.calls(0.0)
+        sizes, calls = allowed.sizes(), allowed.calls(0.0)
         clock.now = 0.49 * wanted
         assert sizes(1000) and calls(1000)
         clock.now = 0.51 * wanted
@@ -245,7 +243,7 @@ def test_the_share_grows_with_the_comparison_and_a_spec_decides_exactly() -> Non
 
 def test_what_would_end_too_late_is_not_begun() -> None:
     clock = Clock()
-    sizes = replace(Allowance.of(10.0, 0.0), clock=clock).sizes(12)
+    sizes = replace(Allowance.of(10.0, 0.0), clock=clock).sizes()
     clock.now = 3.0
     assert not sizes(1) and sizes(2)
 
