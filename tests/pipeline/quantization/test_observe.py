@@ -12,7 +12,7 @@ from onnx import helper
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.quantization.insertion_points import activations, prepare_model
-from pipeline.quantization.statistics.histogram import LogHistogram, count_into
+from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans
 from pipeline.quantization.statistics.observe import observe, open_tapped
 from tests.pipeline.quantization.small_nets import IMAGE, build, conv_net, images, session
@@ -194,15 +194,18 @@ def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
 @pytest.mark.parametrize("histograms", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 2**15 - 1, 2**15, 70_000])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001])
-def test_a_nan_is_found_wherever_it_is_and_whatever_it_looks_like(tmp_path, bits, at, histograms):
+def test_a_nan_is_found_wherever_it_is_and_whatever_it_looks_like(bits, at, histograms):
     """In a tensor of several blocks; one whose payload is in the low bits is counted where an infinity is."""
-    weight = np.ones(70_001, np.float32)
-    weight[at] = np.array([bits], np.uint32).view(np.float32)[0]
-    model = build("float[batch,1] x", "float[batch,70001] y", "y = Mul(x, w)", {"w": weight})
-    arrays = {"x": np.ones((2, 1), np.float32)}
-    opened = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 1)),))
-    with pytest.raises(DataError, match="sample 0 makes tensor 'y' NaN"):
-        observe(saved(model, tmp_path), opened, ["y"], histograms=histograms)
+    values = np.ones(70_001, np.float32)
+    values[at] = np.array([bits], np.uint32).view(np.float32)[0]
+    assert np.isnan(count_into(empty_counts() if histograms else None, values)).all()
+
+
+def test_a_nan_that_int8_does_not_read_may_mark_what_is_missing(tmp_path: Path) -> None:
+    text = "s = Shape(x) m = ConstantOfShape<value = float[1] {nan}>(s) z = MatMul(x, w) p = Greater(z, i0) y = Where(p, z, m)"
+    model = build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), "i0": np.zeros(1, np.float32)})
+    found = observe(saved(model, tmp_path), saved_samples(tmp_path, {"x": np.eye(5, dtype="f4")}, (X,)), ["m", "y", "z"])
+    assert [found.tensors[name].finite for name in ("m", "y", "z")] == [False, False, True]
 
 
 def test_an_empty_tensor_and_a_negative_zero_are_measured_the_same_everywhere() -> None:
