@@ -283,9 +283,15 @@ def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_t
     assert 200 < count <= 256 and f"1 of 1,000 inputs would be missed with a probability of {0.999**count:.2g}" in note
 
 
-@pytest.mark.parametrize(("values", "factor", "own_db"), [("mixed", 2e-4, 60.0), ("times_64", 0.5, 23.0)])
-def test_new_values_that_break_the_limits_are_judged_by_honest_rounding_on_them(values, factor, own_db) -> None:
-    is_new = (lambda x: len(x) == DIMS[0].max) if values == "mixed" else (lambda x: 60 < np.abs(x).max() < np.inf)
+@pytest.mark.parametrize(
+    ("is_new", "values", "factor", "own_db"),
+    [
+        (lambda x: len(x) == DIMS[0].max, "mixed", 2e-4, 60.0),
+        (lambda x: (x == x[0]).all(), "repeated", 2e-4, 60.0),
+        (lambda x: 60 < np.abs(x).max() < np.inf, "times_64", 0.5, 23.0),
+    ],
+)
+def test_new_values_that_break_the_limits_are_judged_by_honest_rounding_on_them(is_new, values, factor, own_db) -> None:
     off = Linear(lambda x, y: y * np.float32(1 + factor * is_new(x)))
     own_limits = OutputLimits.of(replace(BUDGET, sqnr_db=own_db, max_rel=0.0))
     assert f"values={values}" in moved(off)[0].case
