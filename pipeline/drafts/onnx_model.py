@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 
@@ -14,7 +15,7 @@ from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
 from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.state import without_states
 from enginesmith.core.text import pluralize
-from enginesmith.core.types import TensorSpec
+from enginesmith.core.types import Scalar, TensorSpec
 from pipeline.drafts.facts import (
     FoundDim,
     FoundModel,
@@ -32,7 +33,7 @@ from pipeline.quantization.ranges import LEAST_SHARE
 from pipeline.quantization.shares import narrow_share
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
-from pipeline.sources.onnx_header import format_shape
+from pipeline.sources.onnx_header import fix_inputs, format_shape
 from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES
@@ -47,13 +48,15 @@ _LARGEST_COUNTED = 1 << 28
 _COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
 
 
-def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
-    """What an ONNX file holds. spec_path: the path as the spec will have it.
+def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = MappingProxyType({})) -> FoundModel:
+    """What an ONNX file holds. spec_path: the path as the spec will have it.  arguments: values of inputs that decide
+    which branch of an If runs; that branch alone is looked at.
 
     Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
     inputs that no spec can have.
     """
     model = load_onnx(path, path.resolve().parent)
+    fix_inputs(model, arguments)
     omitted_outputs = _find_left_out(model)
     output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in omitted_outputs)
     if not output_names:
@@ -71,14 +74,22 @@ def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
     counts = Counter(node.op_type for node in all_nodes(tidy_model) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
-        source={"onnx": spec_path},
+        source={"onnx": spec_path, **({"arguments": dict(arguments)} if arguments else {})},
         inputs=name_axes(tuple(_read_input(value, fixed_sizes) for value in inputs)),
         outputs=outputs,
         precisions=_precisions(tidy_model, counts),
-        notes=tuple(_notes(model, counts, path)),
+        notes=(
+            *_notes(model, counts, path),
+            *(
+                f"{name!r} is {value} in all requests, and decides which branch of an If runs: that branch alone is "
+                "built, and engines do not take this input"
+                for name, value in arguments.items()
+            ),
+        ),
         unknown=unknown_inputs,
         left_out=omitted_outputs,
         metric=_suggest_metric(tidy_model, outputs),
+        deciding=tuple(_deciding_inputs(model)),
     )
     if unknown_inputs:
         return model_facts
@@ -194,12 +205,12 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
         *(
             f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
             "that branch alone is built, in every precision"
-            for name in sorted(_deciding_inputs(model))
+            for name in _deciding_inputs(model)
         ),
     ]
 
 
-def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
+def _deciding_inputs(model: onnx.ModelProto) -> list[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     producers = {name: node for node in model.graph.node for name in node.output}
     inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
@@ -213,7 +224,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
         deciding_inputs = visited_names & inputs.keys()
         if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
             deciding_names |= deciding_inputs
-    return deciding_names
+    return sorted(deciding_names)
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:

@@ -15,6 +15,7 @@ from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
 from tests.pipeline.projects import exit_code, raising
+from tests.pipeline.sources.test_arguments import two_networks
 from tests.stateful_ensembles import write_stateful_ensemble
 
 
@@ -79,6 +80,17 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
     assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
     dims = load_spec(tmp_path / "net.yaml").dims
     assert (dims["batch"].min, dims["batch"].max) == (1, 1) and (dims["k"].min, dims["k"].max) == (1001, 1001)
+
+
+@pytest.mark.parametrize("rates", [[16000], [16000, 8000]])
+def test_an_input_that_decides_a_branch_is_a_constant_where_all_requests_agree(rates: list[int], tmp_path: Path):
+    two_networks(tmp_path / "net.onnx")
+    x = np.random.default_rng(0).standard_normal((30, 1, 3)).astype("f4")
+    np.savez(tmp_path / "requests.npz", x=x, rate=np.resize(rates, 30))
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
+    spec, golden = load_spec(tmp_path / "net.yaml"), np.load(tmp_path / "golden.npz")
+    assert spec.source.arguments == ({"rate": 16000} if len(rates) == 1 else {})
+    assert [*spec.inputs] == [*golden] == (["x"] if len(rates) == 1 else ["x", "rate"])
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
