@@ -137,7 +137,7 @@ class FoundModel:
     serve: str = ""
     triton: Mapping[str, object] = field(default_factory=dict)
     version: str = ""
-    deciding: tuple[str, ...] = ()
+    deciding: frozenset[str] = frozenset()
 
     def hold_sizes(self, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> "FoundModel":
         """The same with dims that hold the sizes of requests, and but for batches are tuned for the usual ones.

@@ -89,7 +89,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         unknown=unknown_inputs,
         left_out=omitted_outputs,
         metric=_suggest_metric(tidy_model, outputs),
-        deciding=tuple(_deciding_inputs(model)),
+        deciding=_deciding_inputs(model),
     )
     if unknown_inputs:
         return model_facts
@@ -205,12 +205,12 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
         *(
             f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
             "that branch alone is built, in every precision"
-            for name in _deciding_inputs(model)
+            for name in sorted(_deciding_inputs(model))
         ),
     ]
 
 
-def _deciding_inputs(model: onnx.ModelProto) -> list[str]:
+def _deciding_inputs(model: onnx.ModelProto) -> frozenset[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     producers = {name: node for node in model.graph.node for name in node.output}
     inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
@@ -224,7 +224,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> list[str]:
         deciding_inputs = visited_names & inputs.keys()
         if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
             deciding_names |= deciding_inputs
-    return sorted(deciding_names)
+    return frozenset(deciding_names)
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from enginesmith.arrays import Array, check_inputs, describe_nonfinite, dtype_of
 from enginesmith.core import parsing
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.text import format_bytes, pluralize
-from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.core.types import Dim, Scalar, Tensors, TensorSpec
 from enginesmith.recording.json_lines import JsonLinesReader
 from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
 from pipeline.drafts.facts import is_batch
@@ -325,7 +325,7 @@ class SplitRequests:
     left_out: tuple[str, ...]
     sizes: Mapping[str, int]
     ranges: Mapping[str, tuple[int, int]]
-    scalars: Mapping[str, Array]
+    scalars: Mapping[str, Scalar]
 
 
 def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> SplitRequests:
@@ -340,13 +340,13 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     different requests.
     """
     groups: dict[_Shapes, dict[str, Tensors]] = {}
-    scalars = dict[str, Array]()
+    scalars = dict[str, Scalar]()
     request_digests, counts, count = set[str](), Counter[_Shapes](), 0
     samples = read_samples(path, inputs, dims, scaling)
     for request in itertools.islice(samples, MOST_READ):
         digest, count = _digest(request), count + 1
-        earlier = request if count == 1 else scalars
-        scalars = {name: array for name, array in earlier.items() if not array.ndim and array == request[name]}
+        values = {name: array.item() for name, array in request.items() if not array.ndim}
+        scalars = values if count == 1 else {name: scalars[name] for name in scalars if scalars[name] == values[name]}
         if digest not in request_digests:
             request_digests.add(digest)
             shapes = tuple((name, array.shape) for name, array in sorted(request.items()))

@@ -279,11 +279,9 @@ def _split(
     dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in plain_dims]
     try:
         split = split_requests(requests, plain_model.inputs, dims, scaling)
-        constants = {name: split.scalars[name] for name in model.deciding if name in split.scalars and not model.serve}
-        if constants:
-            values = {name: array.item() for name, array in constants.items()}
-            branch_model = look_at_onnx(file, str(model.source["onnx"]), values)
-            plain_model = replace(as_inputs(branch_model), name=model.name)
+        if model.deciding & split.scalars.keys() and not model.serve:  # what serves it goes on giving this input
+            values = {name: split.scalars[name] for name in sorted(model.deciding) if name in split.scalars}
+            plain_model = replace(as_inputs(look_at_onnx(file, str(model.source["onnx"]), values)), name=model.name)
         plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:
         if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):
@@ -295,19 +293,17 @@ def _split(
         if model.refused and model.refused != str(error):
             raise DataError(f"{model.refused}; nor do the requests fit what its layers say: {error}") from error
         raise
+    subsets = {"calibration": split.calibration, "golden": split.golden}
     names = [spec.name for spec in plain_model.inputs]
-    samples = {
-        kind: [{name: sample[name] for name in names} for sample in subset]
-        for kind, subset in (("calibration", split.calibration), ("golden", split.golden))
-    }
+    samples = {key: [{name: sample[name] for name in names} for sample in subset] for key, subset in subsets.items()}
     for name, subset in samples.items():
         say(f"{name}.npz: {pluralize(len(subset), 'request')}")
     for omission in split.left_out:
         say(f"  {omission}")
     if file.is_file() and any("int" in spec.dtype for spec in plain_model.inputs):  # floats are no indices
-        session = open_interpreter(file, model.name)
+        session, request = open_interpreter(file, model.name), split.golden[0]
         plain_model = hold_samples(
-            plain_model, lambda inputs: session.run(None, {**constants, **inputs}), samples["golden"], split.ranges
+            plain_model, lambda inputs: session.run(None, {**request, **inputs}), samples["golden"], split.ranges
         )
     return plain_model, {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
 
