@@ -78,14 +78,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         inputs=name_axes(tuple(_read_input(value, fixed_sizes) for value in inputs)),
         outputs=outputs,
         precisions=_precisions(tidy_model, counts),
-        notes=(
-            *_notes(model, counts, path),
-            *(
-                f"{name!r} is {value} in all requests, and decides which branch of an If runs: that branch alone is "
-                "built, and engines do not take this input"
-                for name, value in arguments.items()
-            ),
-        ),
+        notes=tuple(_notes(model, counts, path, arguments)),
         unknown=unknown_inputs,
         left_out=omitted_outputs,
         metric=_suggest_metric(tidy_model, outputs),
@@ -191,8 +184,8 @@ def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]
     return replace(spec, shape=tuple(shape))
 
 
-def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str]:
-    """One line on the whole file, and one for each input that decides which branch of an If runs."""
+def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path, arguments: Mapping[str, Scalar]) -> Iterator[str]:
+    """One line on the whole file, and one for each input that decides which branch of an If runs, or did: arguments."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     producer_note = (
         f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
@@ -200,14 +193,13 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
     op_text = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
     weight_files = external_files(path, path.resolve().parent)
     size = sum(file.stat().st_size for file in (path, *weight_files)) / (1 << 20)
-    return [
-        f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_text}",
-        *(
-            f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
-            "that branch alone is built, in every precision"
-            for name in sorted(_deciding_inputs(model))
-        ),
-    ]
+    yield f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_text}"
+    for name in sorted(_deciding_inputs(model)):
+        remedy = "with a value for it in source.arguments, and not in inputs, that branch alone is built"
+        yield f"{name!r} decides which branch of an If runs: {remedy}, in every precision"
+    for name, value in arguments.items():
+        result = "that branch alone is built, and engines do not take this input"
+        yield f"{name!r} is {value} in all requests, and decides which branch of an If runs: {result}"
 
 
 def _deciding_inputs(model: onnx.ModelProto) -> frozenset[str]:
@@ -244,9 +236,8 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     if other_types and onnx.TensorProto.FLOAT not in data_types:
         op_text = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_types))
         return (("fp32", f"the graph as it is: its weights are {op_text}"),)
-    heavy_count = sum(counts[name] for name in _HEAVY)
     precisions = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
-    return tuple(precisions if heavy_count else precisions[:1])
+    return tuple(precisions if counts.keys() & _HEAVY else precisions[:1])
 
 
 # The fields of a configuration are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,

@@ -220,9 +220,7 @@ class _Probe:
         twin_names: dict[str, str] = {}
         stuck_dims = [name for name in names if not self._grows((name,), sizes)]
         for earlier_dim, later_dim in itertools.combinations(stuck_dims, 2):
-            is_pair = (
-                later_dim not in twin_names and earlier_dim not in twin_names and sizes[earlier_dim] == sizes[later_dim]
-            )
+            is_pair = not {earlier_dim, later_dim} & twin_names.keys() and sizes[earlier_dim] == sizes[later_dim]
             if is_pair and self._grows((earlier_dim, later_dim), sizes):
                 twin_names[later_dim] = earlier_dim
         # Of three or more inputs no two batches grow alone.

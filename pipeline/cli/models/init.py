@@ -112,8 +112,7 @@ def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) 
     yield from model.notes
     yield from (f"{tensor.name}: {tensor.dtype} [{', '.join(map(str, tensor.shape))}]" for tensor in model.inputs)
     if given_states:
-        names = ", ".join(given_states)
-        yield f"{names}: ordinary inputs, as in the requests; without --from-requests they are states"
+        yield f"{', '.join(given_states)}: ordinary inputs, as in the requests; without --from-requests they are states"
     yield from (f"{state.input} is a state: it takes {state.output} of the previous call" for state in model.states)
     yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in model.dims.items())
     if model.refused:
