@@ -15,7 +15,7 @@ from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans
 from pipeline.quantization.statistics.observe import observe, open_tapped
-from tests.pipeline.quantization.small_nets import IMAGE, build, conv_net, images, session
+from tests.pipeline.quantization.small_nets import IMAGE, build, conv_net, images, session, x_net
 from tests.pipeline.quantization.small_nets import samples as saved_samples
 from validation.data.samples import Samples
 
@@ -177,9 +177,7 @@ def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path
 
 
 def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
-    model = saved(
-        build("float[batch,5] x", "float[batch,5] y", "r = Sqrt(x) y = MatMul(r, w)", {"w": np.eye(5)}), tmp_path
-    )
+    model = saved(x_net("r = Sqrt(x) y = MatMul(r, w)", w=np.eye(5)), tmp_path)
     arrays = {"x": np.full((8, 5), 1e36, np.float32)}
     arrays["x"][6, 1] = -1
     for histograms in (True, False):

@@ -88,8 +88,8 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
 )
 def test_an_input_that_decides_a_branch_is_a_constant_where_all_requests_agree(rates, names, said, tmp_path):
     two_networks(tmp_path / "net.onnx")
-    x = np.random.default_rng(0).standard_normal((30, 1, 3)).astype("f4")
-    np.savez(tmp_path / "requests.npz", x=x, rate=np.resize(rates, 30))
+    x, rate = np.random.default_rng(0).standard_normal((30, 1, 3)).astype("f4"), np.resize(rates, 30)
+    np.savez(tmp_path / "requests.npz", x=x, rate=rate)
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
     spec = load_spec(tmp_path / "net.yaml")
     assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == names
