@@ -132,7 +132,7 @@ def _row(name: str, result: Mapping[str, Any], old_peers: Sequence[str]) -> list
         else ("" if units else "error")
         for precision in _PRECISIONS
     ]
-    costs = [f"{result['seconds']:.0f}", str(result["peak_mib"])] if units else ["", ""]
+    costs = [f"{result['seconds']:.0f}", str(result["peak_mib"] or "")] if units else ["", ""]
     peers = [_decibels(scores.get(file, {})) or old_cell for file, old_cell in zip(_PEERS, old_peers, strict=True)]
     return [name, _origin(graph), graph["kind"], result.get("date", ""), "0", *costs, *cells, *peers]
 
