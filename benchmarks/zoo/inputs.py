@@ -45,6 +45,8 @@ def _make(
         return generator.integers(longest // 2, longest + 1, shape).astype(spec.dtype)
     if lowered in _ZEROS:
         return np.zeros(shape, spec.dtype)
+    if lowered == "edge_dist":  # lengths, of which graphs take the reciprocal
+        return (1 + np.abs(generator.standard_normal(shape))).astype(spec.dtype)
     if lowered == "encoder_hidden_states":
         return (generator.standard_normal(shape) * 0.2).astype(spec.dtype)
     if kind == "normal" and spec.dtype.startswith(("int", "uint", "bool")):

@@ -30,12 +30,13 @@ What `enginesmith init --from-requests` and `enginesmith build` make of graphs o
   process on 12 inputs that the build never saw. "exact": no difference.
 - run: rows of 2026-11-23 had narrower sizes written by hand, and were judged on golden data. Rows of 2026-11-29 had
   180 s for a command, and random inputs; deepcut's 20 dB is one probability of 6e-7, and onnxruntime's own optimization
-  of the original has the same. Later rows had up to 600 s on a machine with other work.
+  of the original has the same. Later rows had 600 or 900 s on two cores with much other work.
 - edits: lines of the spec that were changed after `init`.
 - s, MiB: of the build, with an empty registry, on busy cores: for all precisions, and the memory of all its processes
   (PSS).
 - onnxruntime: `quantize_static`, Q/DQ, MinMax, uint8 and int8 per channel. Olive: `OnnxStaticQuantization`. Both have
-  the same calibration data. An empty cell was not tried, or is an error of theirs.
+  the same calibration data. An empty cell was not tried, or is an error of theirs. Where a row was made again without
+  them, the cells are those of its earlier run.
 - fp16 and int8 are empty where `init` leaves them out: the graph is quantized already or has no weights.
 - Inputs are rendered and scanned pages, photographs, files, text and synthesized speech; random numbers and tokens for
   graphs whose `inputs` is `normal` or `tokens` in `benchmarks/zoo/graphs.yaml`. Modules of torch, timm and transformers
@@ -52,7 +53,10 @@ def write_page(path: Path) -> None:
     """Write the page of everything that lies there, and of the rows that it has."""
     old_tables = _read_tables(path.read_text(encoding="utf-8"))
     results = {name: result for name in KNOWN["graphs"] if (result := read(name, f"result-{FIRST}.json"))}
-    rows = _join(old_tables.get(_RESULTS, ()), [_row(name, result) for name, result in results.items()], results)
+    old_rows = old_tables.get(_RESULTS, ())
+    old_peers = {row[0]: row[-len(_PEERS) :] for row in old_rows}
+    new_rows = [_row(name, result, old_peers.get(name, [""] * len(_PEERS))) for name, result in results.items()]
+    rows = _join(old_rows, new_rows, results)
     reasons = _join(
         old_tables.get(_REASONS, ()),
         [row for name, result in results.items() for row in _reasons(name, result)],
@@ -118,7 +122,8 @@ def _summary(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _row(name: str, result: Mapping[str, Any]) -> list[str]:
+def _row(name: str, result: Mapping[str, Any], old_peers: Sequence[str]) -> list[str]:
+    """A row. old_peers: cells of peers that were not tried again."""
     graph, scores = KNOWN["graphs"][name], read(name, "peers.json")
     units = {unit["precision"]: unit for unit in result.get("units", ())}
     cells = [
@@ -127,8 +132,8 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
         else ("" if units else "error")
         for precision in _PRECISIONS
     ]
-    costs = [f"{result['seconds']:.0f}", str(result["peak_mib"])] if units else ["", ""]
-    peers = [_decibels(scores.get(file, {})) for file in _PEERS]
+    costs = [f"{result['seconds']:.0f}", str(result["peak_mib"] or "")] if units else ["", ""]
+    peers = [_decibels(scores.get(file, {})) or old_cell for file, old_cell in zip(_PEERS, old_peers, strict=True)]
     return [name, _origin(graph), graph["kind"], result.get("date", ""), "0", *costs, *cells, *peers]
 
 

@@ -67,7 +67,7 @@ def _samples(path: Path) -> Iterator[Tensors]:
     with np.load(path) as stored:
         arrays = {name: stored[name] for name in stored.files}
     for index in range(len(next(iter(arrays.values())))):
-        yield {name: array[index] for name, array in arrays.items()}
+        yield {name: np.asarray(array[index]) for name, array in arrays.items()}
 
 
 def _static(folder: Path, path: Path) -> None:

@@ -50,6 +50,9 @@ def write_module(row: Mapping[str, Any], path: Path) -> None:
         module = getattr(source, name)(getattr(source, row["config"])(**settings, return_dict=False))
     else:
         module = getattr(source, name)(**settings)
+    for parameter in module.parameters():
+        if parameter.ndim > 1 and not parameter.any():  # a head that begins at zero answers every input alike
+            torch.nn.init.normal_(parameter, std=0.02)
     arrays = {
         key: torch.ones(shape, dtype=torch.long) if "ids" in key else torch.randn(shape)
         for key, shape in row["takes"].items()

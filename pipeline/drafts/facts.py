@@ -118,10 +118,11 @@ class FoundModel:
     targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
     refused: why it does not take the requests that were given, as far as that was tried.
     serve: what opens its engines, as a spec names it.  triton: the spec's section of that name.  version: of the spec.
+    deciding: scalar inputs that decide which branch of an If runs.
     """
 
     name: str
-    source: Mapping[str, str]
+    source: Mapping[str, object]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[str, ...]
     dims: Mapping[str, FoundDim] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class FoundModel:
     serve: str = ""
     triton: Mapping[str, object] = field(default_factory=dict)
     version: str = ""
+    deciding: frozenset[str] = frozenset()
 
     def hold_sizes(self, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> "FoundModel":
         """The same with dims that hold the sizes of requests, and but for batches are tuned for the usual ones.

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 
@@ -14,7 +15,7 @@ from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
 from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.state import without_states
 from enginesmith.core.text import pluralize
-from enginesmith.core.types import TensorSpec
+from enginesmith.core.types import Scalar, TensorSpec
 from pipeline.drafts.facts import (
     FoundDim,
     FoundModel,
@@ -32,7 +33,7 @@ from pipeline.quantization.ranges import LEAST_SHARE
 from pipeline.quantization.shares import narrow_share
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
-from pipeline.sources.onnx_header import format_shape
+from pipeline.sources.onnx_header import fix_inputs, format_shape
 from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES
@@ -47,13 +48,15 @@ _LARGEST_COUNTED = 1 << 28
 _COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
 
 
-def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
-    """What an ONNX file holds. spec_path: the path as the spec will have it.
+def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = MappingProxyType({})) -> FoundModel:
+    """What an ONNX file holds. spec_path: the path as the spec will have it.  arguments: values of inputs that decide
+    which branch of an If runs; that branch alone is looked at.
 
     Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
     inputs that no spec can have.
     """
     model = load_onnx(path, path.resolve().parent)
+    fix_inputs(model, arguments)
     omitted_outputs = _find_left_out(model)
     output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in omitted_outputs)
     if not output_names:
@@ -71,14 +74,15 @@ def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
     counts = Counter(node.op_type for node in all_nodes(tidy_model) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
-        source={"onnx": spec_path},
+        source={"onnx": spec_path, **({"arguments": dict(arguments)} if arguments else {})},
         inputs=name_axes(tuple(_read_input(value, fixed_sizes) for value in inputs)),
         outputs=outputs,
         precisions=_precisions(tidy_model, counts),
-        notes=tuple(_notes(model, counts, path)),
+        notes=tuple(_notes(model, counts, path, arguments)),
         unknown=unknown_inputs,
         left_out=omitted_outputs,
         metric=_suggest_metric(tidy_model, outputs),
+        deciding=_deciding_inputs(model),
     )
     if unknown_inputs:
         return model_facts
@@ -180,8 +184,8 @@ def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]
     return replace(spec, shape=tuple(shape))
 
 
-def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str]:
-    """One line on the whole file, and one for each input that decides which branch of an If runs."""
+def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path, arguments: Mapping[str, Scalar]) -> Iterator[str]:
+    """One line on the whole file, and one for each input that decides which branch of an If runs, or did: arguments."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     producer_note = (
         f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
@@ -189,17 +193,16 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
     op_text = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
     weight_files = external_files(path, path.resolve().parent)
     size = sum(file.stat().st_size for file in (path, *weight_files)) / (1 << 20)
-    return [
-        f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_text}",
-        *(
-            f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
-            "that branch alone is built, in every precision"
-            for name in sorted(_deciding_inputs(model))
-        ),
-    ]
+    yield f"{path.name}: {size:.1f} MiB, opset {opset}{producer_note}; {counts.total()} nodes: {op_text}"
+    for name in sorted(_deciding_inputs(model)):
+        remedy = "with a value for it in source.arguments, and not in inputs, that branch alone is built"
+        yield f"{name!r} decides which branch of an If runs: {remedy}, in every precision"
+    for name, value in arguments.items():
+        result = "that branch alone is built, and engines do not take this input"
+        yield f"{name!r} is {value} in all requests, and decides which branch of an If runs: {result}"
 
 
-def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
+def _deciding_inputs(model: onnx.ModelProto) -> frozenset[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     producers = {name: node for node in model.graph.node for name in node.output}
     inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
@@ -213,7 +216,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
         deciding_inputs = visited_names & inputs.keys()
         if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
             deciding_names |= deciding_inputs
-    return deciding_names
+    return frozenset(deciding_names)
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
@@ -233,9 +236,8 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     if other_types and onnx.TensorProto.FLOAT not in data_types:
         op_text = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_types))
         return (("fp32", f"the graph as it is: its weights are {op_text}"),)
-    heavy_count = sum(counts[name] for name in _HEAVY)
     precisions = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
-    return tuple(precisions if heavy_count else precisions[:1])
+    return tuple(precisions if counts.keys() & _HEAVY else precisions[:1])
 
 
 # The fields of a configuration are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,

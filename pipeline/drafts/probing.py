@@ -220,9 +220,7 @@ class _Probe:
         twin_names: dict[str, str] = {}
         stuck_dims = [name for name in names if not self._grows((name,), sizes)]
         for earlier_dim, later_dim in itertools.combinations(stuck_dims, 2):
-            is_pair = (
-                later_dim not in twin_names and earlier_dim not in twin_names and sizes[earlier_dim] == sizes[later_dim]
-            )
+            is_pair = not {earlier_dim, later_dim} & twin_names.keys() and sizes[earlier_dim] == sizes[later_dim]
             if is_pair and self._grows((earlier_dim, later_dim), sizes):
                 twin_names[later_dim] = earlier_dim
         # Of three or more inputs no two batches grow alone.
@@ -250,13 +248,9 @@ class _Probe:
             0,
         )
         if not step:
-            timeout_text = f"only {base_size} was tried: the {_SECONDS} s were over; widen it"
-            return FoundDim(
-                base_size,
-                base_size,
-                base_size,
-                timeout_text if self.is_over else f"only {base_size} ran of the sizes that were tried",
-            )
+            timeout_text = f"was tried: the {_SECONDS} s were over; widen it"
+            reason = timeout_text if self.is_over else "ran of the sizes that were tried"
+            return FoundDim(base_size, base_size, base_size, f"only {base_size} {reason}")
         small_sizes = (size for size in sorted({step, 2 * step, 4 * step}) if size < base_size)
         low = next((size for size in small_sizes if self.runs({**sizes, name: size})), base_size)
         high = max(max_size // step * step, low) if base_size < max_size else 2 * base_size

@@ -18,7 +18,7 @@ from enginesmith.arrays import Array, check_inputs, describe_nonfinite, dtype_of
 from enginesmith.core import parsing
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.text import format_bytes, pluralize
-from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.core.types import Dim, Scalar, Tensors, TensorSpec
 from enginesmith.recording.json_lines import JsonLinesReader
 from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
 from pipeline.drafts.facts import is_batch
@@ -317,6 +317,7 @@ class SplitRequests:
     """Requests for calibration and for golden data; none is in both. left_out: why some are in neither, for people.
 
     sizes: of each named dim, in all of them.  ranges: the least and the greatest, with those that are left out.
+    scalars: inputs without axes, and the one value that they have in every request, left out or not.
     """
 
     calibration: tuple[Tensors, ...]
@@ -324,6 +325,7 @@ class SplitRequests:
     left_out: tuple[str, ...]
     sizes: Mapping[str, int]
     ranges: Mapping[str, tuple[int, int]]
+    scalars: Mapping[str, Scalar]
 
 
 def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> SplitRequests:
@@ -338,10 +340,13 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     different requests.
     """
     groups: dict[_Shapes, dict[str, Tensors]] = {}
+    scalars = dict[str, Scalar]()
     request_digests, counts, count = set[str](), Counter[_Shapes](), 0
     samples = read_samples(path, inputs, dims, scaling)
     for request in itertools.islice(samples, MOST_READ):
         digest, count = _digest(request), count + 1
+        values = {name: array.item() for name, array in request.items() if not array.ndim}
+        scalars = values if count == 1 else {name: scalars[name] for name in scalars if scalars[name] == values[name]}
         if digest not in request_digests:
             request_digests.add(digest)
             shapes = tuple((name, array.shape) for name, array in sorted(request.items()))
@@ -384,7 +389,8 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
         name: (min(dim_sizes[name] for dim_sizes in all_sizes), max(dim_sizes[name] for dim_sizes in all_sizes))
         for name in all_sizes[0]
     }
-    return SplitRequests(tuple(calibration), tuple(usual_requests[:golden_count]), tuple(notes), sizes, ranges)
+    golden = tuple(usual_requests[:golden_count])
+    return SplitRequests(tuple(calibration), golden, tuple(notes), sizes, ranges, scalars)
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:

@@ -97,7 +97,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
-    file = path.parent / model_facts.source.get("onnx", "")
+    file = path.parent / str(model_facts.source.get("onnx", ""))
     model_facts, writers = _split(model_facts, file, requests, scaling) if requests else (model_facts, {})
     text = write_spec(model_facts, *writers).encode()
     _write({path: text, **{path.parent / name: writers[name] for name in writers}}, force)
@@ -112,8 +112,7 @@ def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) 
     yield from model.notes
     yield from (f"{tensor.name}: {tensor.dtype} [{', '.join(map(str, tensor.shape))}]" for tensor in model.inputs)
     if given_states:
-        names = ", ".join(given_states)
-        yield f"{names}: ordinary inputs, as in the requests; without --from-requests they are states"
+        yield f"{', '.join(given_states)}: ordinary inputs, as in the requests; without --from-requests they are states"
     yield from (f"{state.input} is a state: it takes {state.output} of the previous call" for state in model.states)
     yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in model.dims.items())
     if model.refused:
@@ -262,12 +261,14 @@ def _split(
     """The model with dims that hold the sizes of the requests, and what writes each file of samples.
 
     Its states are inputs like others: requests were taken from a caller, who gave all of the inputs.
+    An input that decides a branch, and is the same in all requests, becomes a constant.
     file: of an ONNX model, in which requests that hold indices are tried at other sizes."""
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
         raise InputError(model.refused or problem)
     from builders.reference import open_interpreter
     from pipeline.drafts.facts import as_inputs
+    from pipeline.drafts.onnx_model import look_at_onnx
     from pipeline.drafts.probing import hold_samples
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
@@ -277,6 +278,9 @@ def _split(
     dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in plain_dims]
     try:
         split = split_requests(requests, plain_model.inputs, dims, scaling)
+        if model.deciding & split.scalars.keys() and not model.serve:  # what serves it goes on giving this input
+            values = {name: split.scalars[name] for name in sorted(model.deciding) if name in split.scalars}
+            plain_model = replace(as_inputs(look_at_onnx(file, str(model.source["onnx"]), values)), name=model.name)
         plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:
         if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):
@@ -288,14 +292,18 @@ def _split(
         if model.refused and model.refused != str(error):
             raise DataError(f"{model.refused}; nor do the requests fit what its layers say: {error}") from error
         raise
-    samples = {"calibration": split.calibration, "golden": split.golden}
+    subsets = {"calibration": split.calibration, "golden": split.golden}
+    names = [spec.name for spec in plain_model.inputs]
+    samples = {key: [{name: sample[name] for name in names} for sample in subset] for key, subset in subsets.items()}
     for name, subset in samples.items():
         say(f"{name}.npz: {pluralize(len(subset), 'request')}")
     for omission in split.left_out:
         say(f"  {omission}")
     if file.is_file() and any("int" in spec.dtype for spec in plain_model.inputs):  # floats are no indices
-        run = partial(open_interpreter(file, model.name).run, None)
-        plain_model = hold_samples(plain_model, run, split.golden, split.ranges)
+        session, request = open_interpreter(file, model.name), split.golden[0]
+        plain_model = hold_samples(
+            plain_model, lambda inputs: session.run(None, {**request, **inputs}), samples["golden"], split.ranges
+        )
     return plain_model, {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
 
 

@@ -143,12 +143,9 @@ def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
             "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
             "samples; correct the samples or the model"
         )
-    if floor.accuracy is not None and (float_quality.accuracy is None or float_quality.accuracy < floor.accuracy):
-        score_text = (
-            "was not measured"
-            if float_quality.accuracy is None
-            else f"has {float_quality.accuracy:.4f} on the calibration samples"
-        )
+    accuracy = float_quality.accuracy
+    if floor.accuracy is not None and (accuracy is None or accuracy < floor.accuracy):
+        score_text = "was not measured" if accuracy is None else f"has {accuracy:.4f} on the calibration samples"
         raise DataError(
             f"quantization.floor.accuracy {floor.accuracy:g} is out of reach: the float model itself {score_text}; "
             "ask for less, or correct calibration.labels"

@@ -157,14 +157,8 @@ class SearchDocument:
         """The frontier for a quantization record, without the names of the groups."""
         floor_db = self.floor.sqnr_db if self.floor else None
         *frontier, choice_point = (
-            SearchPoint(
-                frontier_point.share,
-                frontier_point.predicted_db,
-                frontier_point.sqnr_db,
-                frontier_point.cosine,
-                len(frontier_point.left),
-            )
-            for frontier_point in (*self.frontier, self.chosen)
+            SearchPoint(entry.share, entry.predicted_db, entry.sqnr_db, entry.cosine, len(entry.left))
+            for entry in (*self.frontier, self.chosen)
         )
         return RecordedSearch(floor_db, tuple(frontier), choice_point)
 

@@ -121,9 +121,9 @@ def observe(
     histograms: which of them get one: all, none, or those named.  threads: of the runtime, 0 for all cores.
     span: the samples [start, stop) to see; other workers see the others (`Observations.merge`).
 
-    A tensor that int8 does not need may be infinite by design, as a mask of -inf is. Raises DataError, naming tensor
-    and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run or lacks
-    a named tensor.
+    A tensor that int8 does not need may hold infinities or NaN by design, as a mask of -inf or a mark of what is
+    missing: it is infinite then. Raises DataError, naming tensor and sample, for either where int8 computes; ModelError
+    for a model that does not run or lacks a named tensor.
     """
     loaded_model = load_graph(model)
     mask_texts = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded_model)]
@@ -162,22 +162,15 @@ def _count_run(
     """Add a run to the statistics and the counts, in place. The reason why it cannot be used, or None."""
     for name, values in run:
         low, high = count_into(counts.get(name), values)
-        if reason := _obstacle(name, low, high, name in needed_names):
-            return reason
-        statistics[name] = statistics[name].extend_with(low, high, values.size)
+        is_nan, is_empty = math.isnan(low), low > high
+        if name in needed_names and (is_nan or (not is_empty and math.inf in (-low, high))):
+            return (
+                f"tensor {name!r} {'NaN' if is_nan else 'infinite'} (lowest {low}, highest {high}); "
+                "remove those samples, or find the operator that overflows"
+            )
+        extremes = (-math.inf, math.inf) if is_nan else (low, high)
+        statistics[name] = statistics[name].extend_with(*extremes, values.size)
     return None
-
-
-def _obstacle(name: str, low: float, high: float, is_needed: bool) -> str | None:
-    """Why a run cannot be used, or None. low, high: NaN where the tensor holds one.  is_needed: whether int8 computes
-    with the tensor."""
-    is_nan, is_empty = math.isnan(low), low > high
-    if not is_nan and (is_empty or not is_needed or math.inf not in (-low, high)):
-        return None
-    return (
-        f"tensor {name!r} {'NaN' if is_nan else 'infinite'} (lowest {low}, highest {high}); "
-        "remove those samples, or find the operator that overflows"
-    )
 
 
 def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, threads: int = 0) -> Tapped:

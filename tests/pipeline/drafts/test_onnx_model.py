@@ -21,7 +21,6 @@ from pipeline.sources.onnx_model import load_onnx
 from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving, value, with_state, write
 from tests.pipeline.quantization.small_nets import build
-from tests.pipeline.sources.test_arguments import two_networks
 
 
 def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None:
@@ -101,13 +100,6 @@ NARROW = [
 def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, nodes: list, precisions: list[str]) -> None:
     path = write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], w=[[1, 2], [3, 4]], s=0.5)
     assert [name for name, _ in look_at_onnx(path, "m.onnx").precisions] == precisions
-
-
-def test_an_input_that_decides_a_branch_is_named(tmp_path: Path) -> None:
-    two_networks(tmp_path / "m.onnx")
-    first, *others = look_at_onnx(tmp_path / "m.onnx", "m.onnx").notes
-    assert "2 If" not in first and len(others) == 1
-    assert others[0].startswith("'rate' decides which branch of an If runs: with a value for it in source.arguments")
 
 
 def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:

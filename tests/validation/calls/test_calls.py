@@ -20,8 +20,7 @@ from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, OutputLimits, StagedLimits
 
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
-
-
+FREE = replace(BUDGET, max_rel=None, sqnr_db=30.0, centered_sqnr_db=None, slice_sqnr_db=None)
 UNHURRIED = Allowance(0.0, 0.0, 0.0, lambda: 0.0)
 
 
@@ -229,8 +228,7 @@ def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> No
             inputs["x"] *= 2
             return found
 
-    free = Budgets(replace(BUDGET, max_rel=None, sqnr_db=30.0, centered_sqnr_db=None, slice_sqnr_db=None))
-    assert failed(tried(Half(), budgets=free)) == {"calls inputs"}
+    assert failed(tried(Half(), budgets=Budgets(FREE))) == {"calls inputs"}
     assert DIMS[0].max == 16
 
 
@@ -283,11 +281,15 @@ def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_t
     assert 200 < count <= 256 and f"1 of 1,000 inputs would be missed with a probability of {0.999**count:.2g}" in note
 
 
-def test_a_mixture_that_breaks_the_limits_is_judged_by_those_of_honest_rounding_on_it() -> None:
-    off = Linear(lambda x, y: y * np.float32(1 + 2e-4 * (len(x) == DIMS[0].max)))
-    own_limits = OutputLimits.of(replace(BUDGET, sqnr_db=60.0, max_rel=0.0))
-    assert "values=mixed" in moved(off)[0].case
-    assert moved(off, case_limits=lambda inputs: own_limits)[0].passed
+@pytest.mark.parametrize("values", ["mixed", "repeated", "times_64"])
+def test_new_values_that_break_the_limits_are_judged_by_honest_rounding_on_them(values: str) -> None:
+    off = Linear(lambda x, y: y * np.float32(1 + 2e-3 * is_new(x)))
+    is_new = {
+        "mixed": lambda x: len(x) == DIMS[0].max, "repeated": lambda x: (x == x[0]).all(),
+        "times_64": lambda x: 60 < np.abs(x).max() < np.inf,
+    }[values]  # fmt: skip
+    assert f"values={values}" in moved(off)[0].case
+    assert moved(off, case_limits=lambda inputs: OutputLimits.of(FREE))[0].passed
 
 
 @pytest.mark.parametrize(

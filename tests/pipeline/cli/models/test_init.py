@@ -15,6 +15,7 @@ from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
 from tests.pipeline.projects import exit_code, raising
+from tests.pipeline.sources.test_arguments import two_networks
 from tests.stateful_ensembles import write_stateful_ensemble
 
 
@@ -79,6 +80,21 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
     assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
     dims = load_spec(tmp_path / "net.yaml").dims
     assert (dims["batch"].min, dims["batch"].max) == (1, 1) and (dims["k"].min, dims["k"].max) == (1001, 1001)
+
+
+@pytest.mark.parametrize(
+    ("rates", "names", "said"),
+    [([16000], ["x"], "is 16000 in all requests"), ([16000, 8000], ["x", "rate"], "decides which branch")],
+)
+def test_an_input_that_decides_a_branch_is_a_constant_where_all_requests_agree(rates, names, said, tmp_path):
+    two_networks(tmp_path / "net.onnx")
+    x, rate = np.random.default_rng(0).standard_normal((30, 1, 3)).astype("f4"), np.resize(rates, 30)
+    np.savez(tmp_path / "requests.npz", x=x, rate=rate)
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
+    spec = load_spec(tmp_path / "net.yaml")
+    assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == names
+    assert spec.source.arguments == ({} if "rate" in names else {"rate": 16000})
+    assert f"# 'rate' {said}" in (tmp_path / "net.yaml").read_text()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
