@@ -28,6 +28,8 @@ MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
 # Times of arrival of a greater number are in milliseconds or less: as seconds they would lie after the year 5000.
 LATEST_S = 1e11
+# Of a recorded array.
+MOST_AXES = 32
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
 # Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
@@ -85,14 +87,17 @@ class RecordedTraffic:
 
 
 def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
-    """Inputs as JSON, byte for byte. Raises DataError for a dtype that traffic cannot hold."""
+    """Inputs as JSON, byte for byte. Raises DataError for an array that traffic cannot hold."""
     encoded_inputs: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
         if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
+        _check_finite(name, array)
         array_bytes = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
+        if len(shape) > MOST_AXES:
+            raise DataError(f"input {name!r} has {len(shape)} axes; at most {MOST_AXES} can be recorded")
         encoded_inputs[name] = {
             "dtype": array.dtype.name,
             "shape": shape,
@@ -163,14 +168,19 @@ def _read_head(record: Record) -> tuple[float, str, str]:
 
 def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
     specs_by_name = {spec.name: spec for spec in specs}
-    arrival_s = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
-    latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
+    arrival_s, latency = check_timing(record)
     inputs = record.get("inputs")
     if not isinstance(inputs, dict):
         raise ValueError("inputs is missing, or not an object")
     arrays = {name: decode_input(name, value, specs_by_name.get(name)) for name, value in inputs.items()}
     _check(arrays, specs)
     return RecordedRequest(arrival_s, arrays, latency)
+
+
+def check_timing(record: Record) -> tuple[float, float | None]:
+    """The time of arrival of a request, NaN without one, and its latency, both in seconds. Raises ValueError."""
+    arrival_s = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
+    return arrival_s, number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
 
 
 def _check_time(at: float) -> float:
@@ -183,8 +193,12 @@ def _check_time(at: float) -> float:
 def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
     check_inputs(specs, arrays)
     for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"input {name!r} holds NaN or infinity")
+        _check_finite(name, array)
+
+
+def _check_finite(name: str, array: Array) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"input {name!r} holds NaN or infinity")
 
 
 def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
@@ -213,7 +227,7 @@ def _from_base64(name: str, value: Mapping[str, object]) -> Array:
     dtype, shape, base64_text = value.get("dtype"), value.get("shape"), value.get("data")
     if dtype not in DTYPES:
         raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > MOST_AXES:
         raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
     if not isinstance(base64_text, str):
         raise ValueError(f"input {name!r} has no data in base64")

@@ -135,6 +135,33 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
         ObservationLog(tmp_path / "other.jsonl", tmp_path / "tiny.json")
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [{"latency": 0.0}, {"latency": -1e-6}, {"latency": 1e10}, {"request": ""}, {"request": "x" * 201}]
+    + [{"score": 1e31}, {"size": 0}, {"time_s": float("inf")}],
+)
+def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
+    with ObservationLog(tmp_path / "log.jsonl") as log:
+        assert not log.append(**{"latency": 0.01} | bad) and log.lost == 1
+        assert log.append(np.float32(0.5), request=np.int64(7), score=np.float32(0.5), size=np.int32(3))
+        assert log.append(0.0, ok=False, error="no file \udcff")
+    found = read_observations(tmp_path / "log.jsonl")
+    assert (found.request, found.size[0], found.ok, found.ended) == ([7, None], 3.0, [True, False], False)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"latency": 0}, {"at": 1e12}, {"at": 1e301}]
+    + [{"inputs": {**inputs(), "x": np.full((2, 3), value, np.float32)}} for value in (np.nan, np.inf)]
+    + [{"inputs": {"x": np.zeros((1,) * 33)}}],
+)
+def test_a_request_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
+    with Recorder(tmp_path / "traffic.jsonl") as recorder:
+        assert not recorder.append(**{"inputs": inputs()} | bad) and recorder.lost == 1
+        assert recorder.append(inputs(), 1.0)
+    assert len(read_traffic(tmp_path / "traffic.jsonl", SPECS).requests) == 1
+
+
 def request_line(**changes):
     return json.dumps({"at": 1.0, "inputs": encode_inputs(inputs())} | changes)
 
@@ -155,7 +182,7 @@ def request_line(**changes):
         (request_line(inputs={"x": {"dtype": "float32", "shape": [-1], "data": ""}}), "a list of sizes"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [10**9, 10**9], "data": ""}}), "another number"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [1], "data": "?"}}), "not base64"),
-        (request_line(inputs=encode_inputs({**inputs(), "x": np.full((2, 3), np.inf, np.float32)})), "NaN or infinity"),
+        (request_line(inputs={"x": [[1, 2, 1e39]], "ids": [1]}), "NaN or infinity"),
         (json.dumps({"kind": "enginesmith-observations", "format": 1}), "traffic of format 1"),
         (json.dumps({"kind": "enginesmith-traffic", "format": 9}), "format is 9; this enginesmith reads 1"),
         (json.dumps({"kind": "enginesmith-traffic", "format": 1, "sampling": -1}), "sampling is -1"),
