@@ -110,5 +110,16 @@ def test_logs_that_share_exactly_half_of_their_time_are_compared():
 
 def test_a_load_that_is_unlike_as_a_whole_is_found_where_no_window_is_long_enough_to_show_it():
     ours, theirs = np.linspace(0.0, 100.0, 1240), np.linspace(0.0, 100.0, 760)
-    assert "1240 requests of the candidate and 760" in pairing._other_load([ours, theirs], 0.0, 100.0)
-    assert not pairing._other_load([ours, np.linspace(0.0, 100.0, 1000)], 0.0, 100.0)
+    assert "1240 requests of the candidate and 760" in pairing._other_load([ours, theirs], 0.0, 100.0)[0]
+    assert not pairing._other_load([ours, np.linspace(0.0, 100.0, 1000)], 0.0, 100.0)[0]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_tenth_of_the_traffic_excuses_no_failure_and_more_of_it_may(share):
+    rng = np.random.default_rng(0)
+    times = MIDNIGHT + np.arange(6000) / 100.0
+    mine = rng.random(6000) < share
+    for failed in (times >= times[-1] - 30.0, rng.random(6000) < 0.4, times < 0.0):
+        ours = log("candidate", times[mine], np.full(mine.sum(), 0.01), ok=~failed[mine])
+        found, _ = judged(Logs(ours, log("baseline", times[~mine], np.full((~mine).sum(), 0.01)), ()))
+        assert found.verdict == ("FAIL" if failed.any() and share < 0.5 else "INSUFFICIENT"), found.reason
