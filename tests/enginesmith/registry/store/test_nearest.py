@@ -206,6 +206,16 @@ def test_a_place_with_wrong_bytes_is_followed_by_the_next(places: Places, tmp_pa
         BlobFetcher().fetch(places.store, BlobDigest(digest), 18, tmp_path / "engine")
 
 
+def test_a_client_pulls_past_a_place_with_a_truncated_engine(places: Places, tmp_path: Path) -> None:
+    places.publish("one")
+    places.copy()
+    [entry] = load(places.origin.store, "digits", "1").engines
+    blob_path = places.mirror.store.path(str(entry.digest))
+    blob_path.chmod(0o644)
+    blob_path.write_bytes(b"on")
+    assert Client(places.uri, say=print).pull("digits:stable", tmp_path / "out").path.read_bytes() == b"one"
+
+
 def test_a_client_pulls_past_a_place_that_is_down(places: Places, tmp_path: Path) -> None:
     places.publish("one")
     said: list[str] = []
