@@ -11,6 +11,7 @@ counted as `lost`, and `failure` has the reason. Recorded inputs are your users'
 owner only.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -186,30 +187,27 @@ class ObservationLog(_Log):
 
 def check_observation(record: Record) -> dict[str, object]:
     """The columns of an observation, each with its value. Raises ValueError that names the field."""
-    is_ok, nan = truth_in(record, "ok"), float("nan")
-    has_latency = is_ok or "latency" in record
-    has_score, has_sqnr = (record.get(name) is not None for name in ("score", "sqnr_db"))
+
+    def number(name: str, **limits: float) -> float:
+        return math.nan if record.get(name) is None else number_in(record, name, **limits)
+
     output, name, segment = text_in(record, "output", 65), record.get("request"), record.get("segment")
     if output and not is_digest(output):
         raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
     if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
         raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-    max_index = MOST_OBSERVATIONS - 1
-    if segment is not None and not (type(segment) is int and 0 <= segment <= max_index):
-        raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {max_index} is needed")
-    return {
-        "time": number_in(record, "time"),
-        "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if has_latency else nan,
-        "ok": is_ok,
-        "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if has_score else nan,
-        "sqnr_db": number_in(record, "sqnr_db") if has_sqnr else nan,
-        "size": number_in(record, "size", above=0.0) if record.get("size") is not None else nan,
-        "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
-        "output": output or None,
-        "request": name,
-        "error": text_in(record, "error"),
-        "segment": segment,
-    }
+    if segment is not None and not (type(segment) is int and 0 <= segment < MOST_OBSERVATIONS):
+        raise ValueError(
+            f"segment is {str(segment)[:60]!r}; a whole number from 0 to {MOST_OBSERVATIONS - 1} is needed"
+        )
+    columns: dict[str, object] = {"output": output or None, "request": name, "segment": segment}
+    columns |= {"time": number_in(record, "time"), "ok": truth_in(record, "ok"), "error": text_in(record, "error")}
+    columns["latency"] = number("latency", above=0.0, most=MOST_LATENCY)
+    if columns["ok"] and math.isnan(columns["latency"]):
+        raise ValueError("latency is missing")
+    columns |= {"score": number("score", above=-MOST_SCORE, most=MOST_SCORE), "size": number("size", above=0.0)}
+    flipped = None if record.get("flipped") is None else truth_in(record, "flipped")
+    return columns | {"sqnr_db": number("sqnr_db"), "flipped": flipped}
 
 
 def end_of(requests: int, died: str = "") -> dict[str, object]:

@@ -28,8 +28,6 @@ MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
 # Times of arrival of a greater number are in milliseconds or less: as seconds they would lie after the year 5000.
 LATEST_S = 1e11
-# Of a recorded array.
-MOST_AXES = 32
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
 # Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
@@ -96,8 +94,6 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
         _check_finite(name, array)
         array_bytes = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
-        if len(shape) > MOST_AXES:
-            raise DataError(f"input {name!r} has {len(shape)} axes; at most {MOST_AXES} can be recorded")
         encoded_inputs[name] = {
             "dtype": array.dtype.name,
             "shape": shape,
@@ -227,7 +223,7 @@ def _from_base64(name: str, value: Mapping[str, object]) -> Array:
     dtype, shape, base64_text = value.get("dtype"), value.get("shape"), value.get("data")
     if dtype not in DTYPES:
         raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join(DTYPES)}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > MOST_AXES:
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
         raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
     if not isinstance(base64_text, str):
         raise ValueError(f"input {name!r} has no data in base64")

@@ -137,23 +137,19 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"latency": 0.0}, {"latency": -1e-6}, {"latency": 1e10}, {"request": ""}, {"request": "x" * 201}]
-    + [{"score": 1e31}, {"size": 0}, {"time_s": float("inf")}],
+    [{"latency": 0.0}, {"latency": -1e-6}, {"request": ""}, {"request": "x" * 201}, {"score": 1e31}, {"size": 0}],
 )
 def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert not log.append(**{"latency": 0.01} | bad) and log.lost == 1
         assert log.append(np.float32(0.5), request=np.int64(7), score=np.float32(0.5), size=np.int32(3))
-        assert log.append(0.0, ok=False, error="no file \udcff")
     found = read_observations(tmp_path / "log.jsonl")
-    assert (found.request, found.size[0], found.ok, found.ended) == ([7, None], 3.0, [True, False], False)
+    assert (found.request, found.size, found.ok, found.ended) == ([7], [3.0], [True], False)
 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"latency": 0}, {"at": 1e12}, {"at": 1e301}]
-    + [{"inputs": {**inputs(), "x": np.full((2, 3), value, np.float32)}} for value in (np.nan, np.inf)]
-    + [{"inputs": {"x": np.zeros((1,) * 33)}}],
+    [{"latency": 0}, {"at": 1e12}, {"inputs": {"x": np.float32([np.nan])}}, {"inputs": {"x": np.float32([np.inf])}}],
 )
 def test_a_request_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
     with Recorder(tmp_path / "traffic.jsonl") as recorder:
@@ -247,10 +243,12 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
         read_traffic(path, SPECS)
 
 
-@pytest.mark.parametrize(("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride")])
+@pytest.mark.parametrize(
+    ("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride"), ("no file \udcff", "no file ?")]
+)
 def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kept):
     with ObservationLog(tmp_path / "log.jsonl") as log:
-        assert log.append(0.01, ok=False, error=error)
+        assert log.append(0.0, ok=False, error=error)
     assert read_observations(tmp_path / "log.jsonl").error == [kept]
 
 

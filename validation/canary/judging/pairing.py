@@ -147,7 +147,8 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     shared_rows = [np.flatnonzero((table >= start_s) & (table <= end_s)) for table in times]
     shared_times = [table[index] for table, index in zip(times, shared_rows, strict=True)]
     other_hours = _other_hours(times, shared_rows)
-    mismatch, is_lighter = (other_hours, False) if other_hours else _other_load(shared_times, start_s, end_s)
+    mismatch = other_hours or _other_load(shared_times, start_s, end_s)
+    is_lighter = mismatch != other_hours and MOST_LOAD * len(shared_times[0]) < len(shared_times[1])
     row_indices = [np.arange(len(table)) for table in tables] if other_hours else shared_rows
     sides = [
         table.side(index[np.argsort(row_times[index], kind="stable")])
@@ -176,26 +177,21 @@ def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
     )
 
 
-def _other_load(shared_times: Sequence[Array], first: float, last: float) -> tuple[str, bool]:
-    """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout. And
-    whether the candidate had the lighter load in each window where they differed."""
+def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str:
+    """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
     counts, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
-    window = (int(counts.sum()), int(baseline_counts.sum()), first, last)
-    unlike_windows = [
-        (a, b, start, end)
-        for a, b, start, end in (window, *zip(counts, baseline_counts, edges[:-1], edges[1:], strict=True))
-        if min(a, b) < (a + b) * share - _CHANCE * math.sqrt((a + b) * share * (1.0 - share))
-    ]
-    if not unlike_windows:
-        return "", False
-    a, b, start, end = unlike_windows[0]
-    return (
-        f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
-        f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
-        "time of like load, or to one instance each"
-    ), all(a < b for a, b, *_ in unlike_windows)
+    window = (counts.sum(), baseline_counts.sum(), first, last)
+    for a, b, start, end in (window, *zip(counts, baseline_counts, edges[:-1], edges[1:], strict=True)):
+        total = int(a) + int(b)
+        if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
+            return (
+                f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
+                f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
+                "time of like load, or to one instance each"
+            )
+    return ""
 
 
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
