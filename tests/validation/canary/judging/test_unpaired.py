@@ -1,5 +1,7 @@
 """Requests without names are compared unpaired, in the time of both logs, and not across other hours or loads."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -44,22 +46,14 @@ def test_the_verdict_on_logs_of_a_day_is_right(name):
 def test_logs_of_other_hours_are_refused_with_their_hours(slower):
     found, _ = judged(apart(np.random.default_rng(0), 6000, slower=slower))
     assert [item.name for item in found.criteria] == ["sides that compare"] and found.verdict == "INSUFFICIENT"
-    for word in (
-        "candidate: 2025-11-20 00:0",
-        "baseline: 2025-11-20 09:0",
-        "different times",
-        "to both sides at the same",
-    ):
-        assert word in found.reason
+    times = r"different times \(candidate: 2025-11-20 00:0.*, baseline: 2025-11-20 09:0.* to both sides at the same"
+    assert re.search(times, found.reason)
 
 
 def test_an_unlike_load_is_refused_with_its_counts():
     found, _ = judged(ramp(np.random.default_rng(0), 6000))
-    assert (
-        found.verdict == "INSUFFICIENT"
-        and "unlike load" in found.reason
-        and "requests of the candidate" in found.reason
-    )
+    assert found.verdict == "INSUFFICIENT"
+    assert "unlike load" in found.reason and "requests of the candidate" in found.reason
 
 
 def test_halves_of_an_even_load_are_compared_unpaired():
