@@ -14,7 +14,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +168,7 @@ class Streams:
         for spec in self._specs if len(rows) and self._held else ():
             row_count = self._held[spec.name].shape[self._axis(spec)]
             # Truth values are a mask, which numpy would take for the rows 0 and 1.
-            valid_types = [isinstance(row, Integral) and not isinstance(row, bool) for row in rows]
+            valid_types = [isinstance(row, int | np.integer) and not isinstance(row, bool) for row in rows]
             if unknown_rows := [
                 row for row, ok in zip(rows, valid_types, strict=True) if not (ok and 0 <= row < row_count)
             ]:

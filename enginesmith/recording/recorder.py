@@ -202,8 +202,8 @@ def check_observation(record: Record) -> dict[str, object]:
         )
     columns: dict[str, object] = {"output": output or None, "request": name, "segment": segment}
     columns |= {"time": number_in(record, "time"), "ok": truth_in(record, "ok"), "error": text_in(record, "error")}
-    columns["latency"] = number("latency", above=0.0, most=MOST_LATENCY)
-    if columns["ok"] and math.isnan(columns["latency"]):
+    columns["latency"] = latency = number("latency", above=0.0, most=MOST_LATENCY)
+    if columns["ok"] and math.isnan(latency):
         raise ValueError("latency is missing")
     columns |= {"score": number("score", above=-MOST_SCORE, most=MOST_SCORE), "size": number("size", above=0.0)}
     flipped = None if record.get("flipped") is None else truth_in(record, "flipped")
