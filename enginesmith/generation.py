@@ -326,8 +326,7 @@ class Generator:
     """
 
     def __init__(self, run: Callable[[Tensors], Tensors], decoder: Decoder) -> None:
-        self.decoder = decoder
-        self._streams = Streams(run, decoder.inputs, decoder.states, decoder.ends)
+        self.decoder, self._run = decoder, run
         self._dtype, self._flat = dtype_of(decoder.ids.dtype), len(decoder.ids.shape) == 1
 
     @classmethod
@@ -390,7 +389,8 @@ class Generator:
         return max_answer if prompt.most is None else prompt.most
 
     def _batch(self, answers: list[_Answer]) -> Iterator[tuple[int, int]]:
-        self._streams.reset()
+        # Of its own: another call of `stream` may begin before this one has ended.
+        streams = Streams(self._run, self.decoder.inputs, self.decoder.states, self.decoder.ends)
         answers = [answer for answer in answers if not answer.ended]
         unread_count = min((len(answer.prompt.tokens) for answer in answers), default=0)
         read_count = 0
@@ -400,7 +400,7 @@ class Generator:
             ids = np.array([answer.give(count) for answer in answers], self._dtype)
             progress_arrays = {p.spec.name: p.value(len(ids), read_count, count) for p in self.decoder.progress}
             step_tensors = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **progress_arrays}
-            logits = np.asarray(self._streams.run(step_tensors)[self.decoder.logits])
+            logits = np.asarray(streams.run(step_tensors)[self.decoder.logits])
             read_count += count
             for answer, row in zip(answers, logits if logits.ndim == 2 else logits[:, -1], strict=True):
                 if answer.begins:
@@ -408,4 +408,4 @@ class Generator:
             open_rows = [row for row, answer in enumerate(answers) if not answer.ended]
             if len(open_rows) < len(answers):
                 answers = [answers[row] for row in open_rows]
-                self._streams.keep(open_rows)
+                streams.keep(open_rows)

@@ -11,24 +11,30 @@ counted as `lost`, and `failure` has the reason. Recorded inputs are your users'
 owner only.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 
 from enginesmith.core import parsing
-from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.errors import DataError, EnginesmithError, InputError, is_digest
 from enginesmith.core.text import SelfClosing
 from enginesmith.core.types import Tensors
-from enginesmith.recording.json_lines import LineFile
-from enginesmith.recording.traffic import TRAFFIC, digest_of_outputs, encode_inputs
+from enginesmith.recording.json_lines import LineFile, Record, number_in, text_in, truth_in
+from enginesmith.recording.traffic import TRAFFIC, check_timing, digest_of_outputs, encode_inputs
 
 FORMAT = 1
 OBSERVATIONS = "enginesmith-observations"
 END = "enginesmith-end"
 IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "backend")
 MOST_BYTES = 1 << 30
+# The most observations of a file: these are held in memory.
+MOST_OBSERVATIONS = 5_000_000
+# Seconds (30 years), and points of score on either side of 0: more is no measurement, and its square may overflow.
+MOST_LATENCY, MOST_SCORE = 1e9, 1e30
 
 
 class _Log(SelfClosing):
@@ -102,7 +108,9 @@ class Recorder(_Log):
 
         def line() -> dict[str, object]:
             latency_field = {} if latency is None else {"latency": float(latency)}
-            return {"at": float(time_s), **latency_field, "inputs": make()}
+            record: dict[str, object] = {"at": float(time_s), **latency_field, "inputs": make()}
+            check_timing(record)
+            return record
 
         return self._append(line)
 
@@ -134,7 +142,7 @@ class ObservationLog(_Log):
     ) -> bool:
         """Log a request, and return whether it was kept.
 
-        latency: seconds from its arrival to its answer.
+        latency: seconds from its arrival to its answer; any number where `ok` is False.
         ok: whether the answer was a good one; False counts as a failed request.
         time_s: its arrival in seconds since the epoch; None: now.
         request: its name, where the other engine got the same one.
@@ -146,10 +154,18 @@ class ObservationLog(_Log):
         arrival_s = time.time() if time_s is None else time_s
 
         def line() -> dict[str, object]:
-            record_fields = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
-            digest_field = {"output": None if outputs is None else digest_of_outputs(outputs)}
-            answer_fields = {key: value for key, value in (record_fields | digest_field).items() if value is not None}
-            return {"time": float(arrival_s), "latency": float(latency), "ok": bool(ok), **answer_fields}
+            record: dict[str, object] = {"time": float(arrival_s), "ok": bool(ok)}
+            optional_fields = {
+                "latency": float(latency) if ok or latency > 0.0 else None,
+                "request": int(request) if isinstance(request, Integral) else request,
+                "score": None if score is None else float(score),
+                "size": None if size is None else float(size),
+                "error": str(error or "")[:1000].encode(errors="replace").decode() or None,
+                "output": None if outputs is None else digest_of_outputs(outputs),
+            }
+            record |= {key: value for key, value in optional_fields.items() if value is not None}
+            check_observation(record)
+            return record
 
         return self._append(line)
 
@@ -167,6 +183,31 @@ class ObservationLog(_Log):
             super().close()
         else:
             self.close()
+
+
+def check_observation(record: Record) -> dict[str, object]:
+    """The columns of an observation, each with its value. Raises ValueError that names the field."""
+
+    def number(name: str, **limits: float) -> float:
+        return math.nan if record.get(name) is None else number_in(record, name, **limits)
+
+    output, name, segment = text_in(record, "output", 65), record.get("request"), record.get("segment")
+    if output and not is_digest(output):
+        raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
+    if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
+        raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
+    if segment is not None and not (type(segment) is int and 0 <= segment < MOST_OBSERVATIONS):
+        raise ValueError(
+            f"segment is {str(segment)[:60]!r}; a whole number from 0 to {MOST_OBSERVATIONS - 1} is needed"
+        )
+    columns: dict[str, object] = {"output": output or None, "request": name, "segment": segment}
+    columns |= {"time": number_in(record, "time"), "ok": truth_in(record, "ok"), "error": text_in(record, "error")}
+    columns["latency"] = latency = number("latency", above=0.0, most=MOST_LATENCY)
+    if columns["ok"] and math.isnan(latency):
+        raise ValueError("latency is missing")
+    columns |= {"score": number("score", above=-MOST_SCORE, most=MOST_SCORE), "size": number("size", above=0.0)}
+    flipped = None if record.get("flipped") is None else truth_in(record, "flipped")
+    return columns | {"sqnr_db": number("sqnr_db"), "flipped": flipped}
 
 
 def end_of(requests: int, died: str = "") -> dict[str, object]:

@@ -85,12 +85,13 @@ class RecordedTraffic:
 
 
 def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
-    """Inputs as JSON, byte for byte. Raises DataError for a dtype that traffic cannot hold."""
+    """Inputs as JSON, byte for byte. Raises DataError for an array that traffic cannot hold."""
     encoded_inputs: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
         if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
+        _check_finite(name, array)
         array_bytes = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
         encoded_inputs[name] = {
@@ -163,14 +164,19 @@ def _read_head(record: Record) -> tuple[float, str, str]:
 
 def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
     specs_by_name = {spec.name: spec for spec in specs}
-    arrival_s = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
-    latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
+    arrival_s, latency = check_timing(record)
     inputs = record.get("inputs")
     if not isinstance(inputs, dict):
         raise ValueError("inputs is missing, or not an object")
     arrays = {name: decode_input(name, value, specs_by_name.get(name)) for name, value in inputs.items()}
     _check(arrays, specs)
     return RecordedRequest(arrival_s, arrays, latency)
+
+
+def check_timing(record: Record) -> tuple[float, float | None]:
+    """The time of arrival of a request, NaN without one, and its latency, both in seconds. Raises ValueError."""
+    arrival_s = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
+    return arrival_s, number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
 
 
 def _check_time(at: float) -> float:
@@ -183,8 +189,12 @@ def _check_time(at: float) -> float:
 def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
     check_inputs(specs, arrays)
     for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"input {name!r} holds NaN or infinity")
+        _check_finite(name, array)
+
+
+def _check_finite(name: str, array: Array) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"input {name!r} holds NaN or infinity")
 
 
 def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:

@@ -72,26 +72,14 @@ class BatchQueues(Generic[Key, Item]):
         return bucket, items
 
 
-# Joins requests to batches before a router or a session.
-#
-# ::
-#
-#     batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)
-#     future = batcher.submit({"input_ids": ids, "attention_mask": mask})       # one sample or several, along `batch`
-#     outputs = future.result()
-#
-# The policy, exactly (`BatchQueues`). Requests are queued per bucket: that of all named dims but the batch dim (of a
-# router the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready
-# when it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free,
-# takes the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always,
-# and more while all of them together have at most `most` samples; runs these as one batch; and answers them. If no
-# queue is ready it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of
-# its requests; anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and
+# The policy (`BatchQueues`). Requests are queued per bucket: that of all named dims but the batch dim (of a router
+# the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready when
+# it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free, takes
+# the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always, and
+# more while all of them together have at most `most` samples; runs these as one batch; and answers them. If no queue
+# is ready it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of its
+# requests; anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and
 # every later `submit` fails with it.
-#
-# Public and stable: `Batcher(session, most=, wait_s=, dim=, record=, log=)`, `submit(inputs) -> Future`,
-# `served`, `close()`.
-
 
 Answer = dict[str, Array]
 # Sizes of all dims but that of the batch.

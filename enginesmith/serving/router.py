@@ -144,20 +144,6 @@ def open_described(
     ), engine_fields.padding
 
 
-# Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
-#
-# ::
-#
-#     pulled = client.pull_all("minilm:stable", "engines/")       # all engines of the version that this machine can run
-#     with enginesmith.Router.opened(pulled) as router:
-#         outputs = router.run({"input_ids": ids, "attention_mask": mask})      # of the request's own sizes
-#         print(router.counts().fallback_rate)
-#
-# Public and stable: `Router(engines, padding, fallbacks=)` of `RoutedEngine`s,
-# `Router.opened(pulled, opens=, ...)`; `run(inputs)`, `inputs`, `outputs` as of a
-# `Session`; `padded_sizes(sizes)`; `counts()`, `close()`. All methods are for several threads at once.
-
-
 # Routes of sizes that were met, which are kept until there are so many.
 MOST_ROUTES = 4096
 

@@ -93,15 +93,7 @@ def _name(entry: EngineEntry, machine: MachineKind) -> MachineName:
     return MachineName(", ".join(machine.gpus) or entry.target, names)
 
 
-# Reads prices of machines per hour, and how many there are.
-#
-# ::
-#
-#     currency: USD
-#     l4: {per_hour: 0.71, count: 40}
-#     a100: {per_hour: 3.67}                # as many as are wanted
-#     sm_120: {per_hour: 2.10, count: 8}    # every product of the generation that has no price of its own
-#     cpu: {per_hour: 0.19}                 # or a kind of CPU: x86-64-v4-vnni
+# Reads prices of machines per hour, and how many there are (docs/guides/traffic.md).
 
 EXAMPLE = "write such as `l4: {per_hour: 0.71, count: 40}`"
 

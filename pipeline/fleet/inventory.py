@@ -23,14 +23,8 @@ from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, 
 from pipeline.spec.document import Kind, parse_document
 from pipeline.spec.source import SpecPart as Closed
 
-# Reads an inventory file: groups that a person wrote down, or the output of `kubectl get nodes -o json`.
-#
-# ::
-#
-#     groups:
-#       - {product: l4, driver: 570.124.06, count: 40}
-#       - {product: NVIDIA-A100-SXM4-80GB, driver: 550.54.15, mig: 1g.10gb, count: 2, gpus: 14, memory_gib: 9.5}
-#       - {capability: "8.7", count: 12}
+# Reads an inventory file: groups that a person wrote down (docs/guides/fleet.md), or the output of
+# `kubectl get nodes -o json`.
 
 # 500 nodes with all their labels, annotations and images are about 10 MB.
 MOST_BYTES = 512 << 20

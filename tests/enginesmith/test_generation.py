@@ -78,6 +78,13 @@ def test_tokens_come_as_they_are_made_and_prompts_are_read_in_as_few_calls_as_th
     assert calls[2:] == [(2, 1), (1, 1)]
 
 
+def test_two_streams_of_one_generator_take_turns(folder):
+    generator = make(folder)
+    turns = zip(*(generator.stream([prompt]) for prompt in PROMPTS[:2]), strict=False)
+    tokens = [(token, other_token) for (_, token), (_, other_token) in turns]
+    assert tokens == list(zip(alone(folder, PROMPTS[0]), alone(folder, PROMPTS[1]), strict=False))
+
+
 def test_more_prompts_than_rows_are_answered_in_batches(folder):
     calls: list[tuple[int, ...]] = []
     make(folder, calls).generate(PROMPTS)

@@ -65,7 +65,7 @@ def test_another_number_of_rows_than_streams_is_refused_with_the_remedy():
         streams.run(rows(1, 2))
 
 
-@pytest.mark.parametrize("row", [3, -1])
+@pytest.mark.parametrize("row", [3, -1, True, np.True_, 0.5])
 def test_a_row_without_a_stream_is_told(row):
     streams = Streams(add, INPUTS, STATES)
     streams.reset([row])

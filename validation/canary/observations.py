@@ -15,15 +15,12 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, is_digest
-from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in, truth_in
-from enginesmith.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
+from enginesmith.recording.json_lines import JsonLinesReader, Record, text_in
+from enginesmith.recording.recorder import END, FORMAT, IDENTITY, MOST_OBSERVATIONS, OBSERVATIONS, check_observation
 from validation.statistics.rates import Side
 
-# The most bytes of a line, and the most observations of a file: these are held in memory.
+# The most bytes of a line.
 MOST_LINE_BYTES = 1 << 20
-MOST_OBSERVATIONS = 5_000_000
-# Seconds (30 years), and points of score on either side of 0: more is no measurement, and its square may overflow.
-MOST_LATENCY, MOST_SCORE = 1e9, 1e30
 Name = int | str
 
 
@@ -173,26 +170,5 @@ def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
 
 def add_to(table: ObservationTable, record: Record) -> None:
     """Add one observation. Raises ValueError that names the field."""
-    is_ok, nan = truth_in(record, "ok"), float("nan")
-    has_latency = is_ok or "latency" in record
-    has_score, has_sqnr = (record.get(name) is not None for name in ("score", "sqnr_db"))
-    values: dict[str, object] = {
-        "time": number_in(record, "time"),
-        "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if has_latency else nan,
-        "ok": is_ok,
-        "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if has_score else nan,
-        "sqnr_db": number_in(record, "sqnr_db") if has_sqnr else nan,
-        "size": number_in(record, "size", above=0.0) if record.get("size") is not None else nan,
-        "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
-    }
-    output, name, segment = text_in(record, "output", 65), record.get("request"), record.get("segment")
-    if output and not is_digest(output):
-        raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
-    if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
-        raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-    max_index = MOST_OBSERVATIONS - 1
-    if segment is not None and not (type(segment) is int and 0 <= segment <= max_index):
-        raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {max_index} is needed")
-    values |= {"output": output or None, "request": name, "error": text_in(record, "error"), "segment": segment}
-    for column, value in values.items():
+    for column, value in check_observation(record).items():
         getattr(table, column).append(value)

@@ -56,7 +56,8 @@ class CanaryEvidence:
     died: how the candidate's process ended, where that was observed; else ''.  growing: whether the logs are still
     written to.
     stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
-    compare, which leaves INSUFFICIENT alone. Both are sentences with a remedy, or ''.
+    compare, which rules out a PASS. Both are sentences with a remedy, or ''.  lighter: whether they do not because the
+    candidate had less load, which excuses no failure.
     design_block: how many successive requests are independent of all others by design, as regards the machine: those of
     two segments of a replay in segments, in the two orders of the engines (`validation.canary.replay`; randomised
     blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
@@ -73,6 +74,7 @@ class CanaryEvidence:
     died: str = ""
     growing: bool = False
     design_block: int = 1
+    lighter: bool = False
 
     @property
     def requests(self) -> int:

@@ -44,18 +44,8 @@ from enginesmith.registry.trust.signatures import (
 if TYPE_CHECKING:
     import yaml
 
-# The trust policy of a client: a YAML file that says whose signatures a model needs before it is loaded.
-#
-# ::
-#
-#     format: 1
-#     signers:
-#       release: {public_key: keys/release.pub}                     # relative to this file
-#       ci: {certificate_roots: [keys/ca.pem], identity: ci@example.org}
-#       cloud: {keyless_identity: robot@example.org, keyless_issuer: https://accounts.example.org}
-#     rules:                                                        # the first that matches the model's name counts
-#       - {models: "digits*", signers: [release, ci], needed: 2, min_version: "12"}
-#       - {models: "scratch-*", required: false}
+# The trust policy of a client: a YAML file that says whose signatures a model needs before it is loaded
+# (docs/concepts/security.md).
 #
 # A model that no rule matches is refused; a rule for `*` matches all. An unknown key is an error, since a policy with a
 # misspelt key would protect less than it seems to.

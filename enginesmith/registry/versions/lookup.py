@@ -213,7 +213,9 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
             losses[digest] = MISSING
         elif size not in (None, stored_size):
             losses[digest] = Loss("size", f"{stored_size} bytes; the manifest says {size}")
-    return losses
+    # Of a list of places, the next one may have it whole.
+    rest = next(iter(getattr(store, "list_rests", tuple)()), None)
+    return find_lost(rest, {digest: sizes[digest] for digest in losses}) if losses and rest else losses
 
 
 def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:

@@ -135,6 +135,29 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
         ObservationLog(tmp_path / "other.jsonl", tmp_path / "tiny.json")
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [{"latency": 0.0}, {"latency": -1e-6}, {"request": ""}, {"request": "x" * 201}, {"score": 1e31}, {"size": 0}],
+)
+def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
+    with ObservationLog(tmp_path / "log.jsonl") as log:
+        assert not log.append(**{"latency": 0.01} | bad) and log.lost == 1
+        assert log.append(np.float32(0.5), request=np.int64(7), score=np.float32(0.5), size=np.int32(3))
+    found = read_observations(tmp_path / "log.jsonl")
+    assert (found.request, found.size, found.ok, found.ended) == ([7], [3.0], [True], False)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"latency": 0}, {"at": 1e12}, {"inputs": {"x": np.float32([np.nan])}}, {"inputs": {"x": np.float32([np.inf])}}],
+)
+def test_a_request_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
+    with Recorder(tmp_path / "traffic.jsonl") as recorder:
+        assert not recorder.append(**{"inputs": inputs()} | bad) and recorder.lost == 1
+        assert recorder.append(inputs(), 1.0)
+    assert len(read_traffic(tmp_path / "traffic.jsonl", SPECS).requests) == 1
+
+
 def request_line(**changes):
     return json.dumps({"at": 1.0, "inputs": encode_inputs(inputs())} | changes)
 
@@ -155,7 +178,7 @@ def request_line(**changes):
         (request_line(inputs={"x": {"dtype": "float32", "shape": [-1], "data": ""}}), "a list of sizes"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [10**9, 10**9], "data": ""}}), "another number"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [1], "data": "?"}}), "not base64"),
-        (request_line(inputs=encode_inputs({**inputs(), "x": np.full((2, 3), np.inf, np.float32)})), "NaN or infinity"),
+        (request_line(inputs={"x": [[1, 2, 1e39]], "ids": [1]}), "NaN or infinity"),
         (json.dumps({"kind": "enginesmith-observations", "format": 1}), "traffic of format 1"),
         (json.dumps({"kind": "enginesmith-traffic", "format": 9}), "format is 9; this enginesmith reads 1"),
         (json.dumps({"kind": "enginesmith-traffic", "format": 1, "sampling": -1}), "sampling is -1"),
@@ -220,10 +243,12 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
         read_traffic(path, SPECS)
 
 
-@pytest.mark.parametrize(("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride")])
+@pytest.mark.parametrize(
+    ("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride"), ("no file \udcff", "no file ?")]
+)
 def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kept):
     with ObservationLog(tmp_path / "log.jsonl") as log:
-        assert log.append(0.01, ok=False, error=error)
+        assert log.append(0.0, ok=False, error=error)
     assert read_observations(tmp_path / "log.jsonl").error == [kept]
 
 

@@ -158,7 +158,12 @@ def judge(
     failing_level = level_of(fractions, limits.alpha / max(count, 1))
     levels = ErrorLevels(level_of(fractions, limits.alpha), failing_level, looks.planned is None and evidence.growing)
     criteria: list[Criterion] = []
-    if not evidence.unlike:
+    errors: list[Criterion] = []
+    if limits.error_rate is not None:
+        errors = [error_criterion(evidence, limits.error_rate, levels, limits.error_budget)]
+    if evidence.lighter:
+        criteria = [*(fact for fact in facts_of(evidence, limits) if fact.name != SLOW_STRETCH), *errors]
+    elif not evidence.unlike:
         criteria = [*facts_of(evidence, limits), *latency_criteria(evidence, limits, levels, seed, replicates)]
         for range_text, class_evidence in classes:
             widening = math.sqrt(max(1.0, USUAL_CLASS / class_evidence.requests))
@@ -167,9 +172,7 @@ def judge(
             class_levels = replace(levels, failing=failing_level / len(classes))
             [criterion] = latency_criteria(class_evidence, wide_limits, class_levels, seed, replicates)
             criteria.append(replace(criterion, name=f"{criterion.name} of size {range_text}"))
-        if limits.error_rate is not None:
-            criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
-        criteria += quality_criteria(evidence, limits, levels)
+        criteria += [*errors, *quality_criteria(evidence, limits, levels)]
     late_note = late_time(evidence, levels.passing) if limits.latency and not evidence.unlike else ""
     notes = {"sides that compare": evidence.unlike, "logs to the end": evidence.stopped, "late answers": late_note}
     for name, note in notes.items():
@@ -284,8 +287,8 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
 
 
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
-    """A sentence on a stretch of failures at the candidate's end that the baseline does not have, or on more time in
-    such stretches than the baseline's share of them explains; '' for neither."""
+    """A sentence on a stretch of failures at the candidate's end that is longer than any of the baseline's, or on more
+    time in such stretches than the baseline's share of them explains; '' for neither."""
     candidate_flags, baseline_flags = failures(evidence)
     if not len(candidate_flags) or not len(baseline_flags):
         return ""
@@ -302,8 +305,10 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
         lone_stretches &= ~baseline_stretches[np.maximum(last_indices, 0)] & (last_indices >= 0)
     expected_share, lone_share = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
     expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
-    if lone_stretches[-1]:
-        start = max(0, int(np.append(np.flatnonzero(~lone_stretches), 0).max()) + 2 - count)
+    length, longest = run_lengths(lone_stretches)[-1], max(run_lengths(baseline_stretches))
+    # An outage as long as one that the baseline came out of is no end.
+    if lone_stretches[-1] and length * len(baseline_flags) > longest * len(candidate_flags):
+        start = max(0, len(candidate_flags) - length + 1 - count)
         return (
             f"the candidate failed {int(candidate_flags[start:].sum())} of its last "
             f"{len(candidate_flags) - start} requests, and the baseline did not; {expected_text}"
@@ -314,6 +319,12 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
             f"which the baseline answered; {expected_text}"
         )
     return ""
+
+
+def run_lengths(flags: np.ndarray) -> list[int]:
+    """The lengths of the runs of true values, in order; [0] for none."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(int), [0]])))
+    return [int(length) for length in edges[1::2] - edges[::2]] or [0]
 
 
 def stretches(flags: np.ndarray, count: int) -> np.ndarray:

@@ -146,8 +146,10 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     start_s, end_s = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
     shared_rows = [np.flatnonzero((table >= start_s) & (table <= end_s)) for table in times]
     shared_times = [table[index] for table, index in zip(times, shared_rows, strict=True)]
-    mismatch = _other_hours(times, shared_rows) or _other_load(shared_times, start_s, end_s)
-    row_indices = [np.arange(len(table)) for table in tables] if mismatch else shared_rows
+    other_hours = _other_hours(times, shared_rows)
+    mismatch = other_hours or _other_load(shared_times, start_s, end_s)
+    is_lighter = mismatch != other_hours and MOST_LOAD * len(shared_times[0]) < len(shared_times[1])
+    row_indices = [np.arange(len(table)) for table in tables] if other_hours else shared_rows
     sides = [
         table.side(index[np.argsort(row_times[index], kind="stable")])
         for table, row_times, index in zip(tables, times, row_indices, strict=True)
@@ -159,7 +161,9 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
         if len(side) < len(table)
     ]
     stop_note = "" if mismatch or (candidate.ended and baseline.ended) else _silent_end(candidate, baseline)
-    return CanaryEvidence(sides[0], sides[1], paired=False, stopped=stop_note, unlike=mismatch), notes
+    return CanaryEvidence(
+        sides[0], sides[1], paired=False, stopped=stop_note, unlike=mismatch, lighter=is_lighter
+    ), notes
 
 
 def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:

@@ -113,6 +113,9 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(small_disk: Path) 
     assert store.read_blob(kept) == b"k" * 50_000
     assert [key.rpartition("/")[2] for key in store.list("blobs/")] == [kept]
     assert store.put_bytes(b"d" * 50_000)
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "rest").write_bytes(b"r" * 400_000)
+    assert store.now(), "`registry fsck` needs no room"
 
 
 def test_a_full_disk_at_the_destination_of_a_fetch(small_disk: Path) -> None:

@@ -15,7 +15,7 @@ from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.store import nearest
 from enginesmith.registry.store.base import FileStore, open_store
 from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.store.layout import blob_key, channel_key
 from enginesmith.registry.store.nearest import NearestStore, open_nearest
 from enginesmith.registry.versions.channels import promote
 from enginesmith.registry.versions.lookup import load, locate
@@ -206,7 +206,7 @@ def test_a_place_with_wrong_bytes_is_followed_by_the_next(places: Places, tmp_pa
         BlobFetcher().fetch(places.store, BlobDigest(digest), 18, tmp_path / "engine")
 
 
-def test_a_client_pulls_past_a_place_that_is_down(places: Places, tmp_path: Path) -> None:
+def test_a_client_pulls_past_a_place_that_is_down_and_past_half_a_file(places: Places, tmp_path: Path) -> None:
     places.publish("one")
     said: list[str] = []
     client = Client(f"http://127.0.0.1:9,{places.origin.store.root}", say=said.append, cache=tmp_path / "cache")
@@ -215,3 +215,8 @@ def test_a_client_pulls_past_a_place_that_is_down(places: Places, tmp_path: Path
     assert told.startswith("http://127.0.0.1:9 does not answer; reading ")
     with pytest.warns(UserWarning, match="does not answer; reading"):
         Client(f"http://127.0.0.1:9,{places.origin.store.root}").resolve("digits:stable")
+    places.copy()
+    [entry] = load(places.origin.store, "digits", "1").engines
+    places.mirror.store.path(str(entry.digest)).unlink()
+    (places.mirror.store.root / blob_key(str(entry.digest))).write_bytes(b"on")
+    assert Client(places.uri).pull("digits:stable", tmp_path / "past half a file").path.read_bytes() == b"one"
