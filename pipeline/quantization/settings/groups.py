@@ -209,8 +209,11 @@ def gather(
     groups: Sequence[SmoothingGroup],
     runs: Iterable[tuple[int, Tensors]],
     check: Callable[[str], None] = lambda _: None,
+    mask: str | None = None,
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
+
+    mask: input whose zeros mark rows that are left out of statistics.
 
     groups: those of several kinds of int8 may name a node more than once.
     check: called before each run; what it raises ends this.
@@ -239,7 +242,8 @@ def gather(
         check("gathering statistics")
         values = runner.run(inputs) if runner else {}
         for name in mixing_names:
-            group_statistics[name].add(values[name])
+            is_masked = mask is not None and values[name].shape[:-1] == inputs[mask].shape
+            group_statistics[name].add(values[name][inputs[mask] != 0] if mask and is_masked else values[name])
         output_sizes = (
             inferred_sizes[_signature(inputs)]
             if inferred_sizes
