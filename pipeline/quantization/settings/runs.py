@@ -187,19 +187,16 @@ class SessionRunner:
 
 def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
     """The input of zeros and ones whose zeros mark padding, by the first run that has some: the model's outputs stay
-    exactly the same when the other inputs hold their largest value there. runner: of the model."""
-    for inputs in (inputs for _, inputs in runs[:_MASKED_RUNS]):
-        for name, mask in inputs.items():
-            if np.array_equal(np.unique(mask), (0, 1)):
-                expected_outputs, padded_inputs = runner.run(inputs), dict(inputs)
-                for other, values in inputs.items():
-                    if other != name and values.size and values.shape[: mask.ndim] == mask.shape:
-                        valid = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim)) != 0
-                        padded_inputs[other] = np.where(valid, values, values.max())
-                outputs = runner.run(padded_inputs)
-                is_same = all(np.array_equal(outputs[output], values) for output, values in expected_outputs.items())
-                if is_same and any(not np.array_equal(padded_inputs[other], inputs[other]) for other in inputs):
-                    return name
+    exactly the same when the other inputs of its shape hold their largest value there. runner: of the model."""
+    for _, inputs in runs[:_MASKED_RUNS]:
+        for name in (name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))):
+            mask = inputs[name]
+            others = {other: values for other, values in inputs.items() if other != name and values.shape == mask.shape}
+            changes = {other: np.where(mask, values, values.max()) for other, values in others.items()}
+            outputs, expected_outputs = runner.run({**inputs, **changes}), runner.run(inputs)
+            is_same = all(np.array_equal(outputs[output], values) for output, values in expected_outputs.items())
+            if is_same and any((changes[other] != values).any() for other, values in others.items()):
+                return name
     return None
 
 
