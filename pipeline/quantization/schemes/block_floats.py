@@ -133,7 +133,9 @@ FORMATS: Mapping[Precision, BlockFormat] = {
     "mxfp8": BlockFormat("mxfp8", 32, activations=True, four_bits=False),
 }
 
-# fp8 as a search rounds its weights. It is written with QuantizeLinear (`schemes.qdq`).
+# fp8 as a search rounds its weights. It is written with QuantizeLinear (`schemes.qdq`). MiniLM on held-out sentences:
+# activations in e4m3 alone leave 27.7 dB, weights alone 28.4, both 25.1: 27 dB take products in fp16. In NVFP4
+# activations alone leave 16.9.
 FP8 = BlockFormat("fp8", 0, activations=False, four_bits=False)
 
 
@@ -400,10 +402,10 @@ Mxfp8 (x, powers, split, whole) => (y) {{
   nature = Log(over)
   two = Constant<value_float=0.6931471805599453>()
   binary = Div(nature, two)
-  up = Ceil(binary)
-  bottom = Constant<value_float=-126.0>()
+  down = Floor(binary)
+  bottom = Constant<value_float=-127.0>()
   top = Constant<value_float=126.0>()
-  bounded = Clip(up, bottom, top)
+  bounded = Clip(down, bottom, top)
   bias = Constant<value_float=127.0>()
   place = Add(bounded, bias)
   first = Cast<to=7>(place)
@@ -412,12 +414,7 @@ Mxfp8 (x, powers, split, whole) => (y) {{
   small = Less(holds, reach)
   one = Constant<value_int=1>()
   above = Add(first, one)
-  second = Where(small, above, first)
-  below = Sub(second, one)
-  lower = Gather(powers, below)
-  lower_holds = Mul(lower, largest)
-  enough = GreaterOrEqual(lower_holds, reach)
-  index = Where(enough, below, second)
+  index = Where(small, above, first)
   scales = Gather(powers, index)
   ratio = Div(blocks, scales)
   codes = Cast<to=17>(ratio)

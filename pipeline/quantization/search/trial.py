@@ -38,6 +38,7 @@ from pipeline.quantization.settings.runs import (
     RunLabels,
     SessionRunner,
     divide_runs,
+    find_mask,
     with_weights_inside,
     with_weights_outside,
 )
@@ -199,7 +200,8 @@ class FloatSide:
     it share.  fitted: runs that settings see.
 
     runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
-    overrides: node -> precision.  limits: of the graph's own checks.  clock: when the search ends.
+    overrides: node -> precision.  limits: of the graph's own checks.  clock: when the search ends.  mask: the input
+    whose zeros mark padding, if there is one.
     """
 
     model: ModelProto
@@ -210,6 +212,7 @@ class FloatSide:
     overrides: Mapping[str, OverridePrecision]
     limits: GraphLimits | None
     clock: SearchClock
+    mask: str | None = None
 
     @classmethod
     def of(
@@ -234,7 +237,8 @@ class FloatSide:
         answers = Answers(labels.output, [labels.of(run) for run in judging_runs]) if labels else None
         plain_runner = SessionRunner(graph)
         expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
-        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock)
+        mask = find_mask(plain_runner, fitting_runs)
+        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock, mask)
 
 
 def open_trials(
@@ -243,7 +247,7 @@ def open_trials(
     """A trial for each target, with settings fitted and damages measured."""
     kinds = [_find_kind(side, target) for target in targets]
     groups = [group for kind in kinds for group in kind.groups]
-    statistics, node_work = gather(side.model, groups, side.fitted, side.clock.check)
+    statistics, node_work = gather(side.model, groups, side.fitted, side.clock.check, side.mask)
     wide_kinds = [
         replace(kind, groups=kind.groups if _leaves_fp8(target.precision) else (), levels=FP8)
         for kind, target in zip(kinds, targets, strict=True)

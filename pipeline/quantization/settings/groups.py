@@ -209,10 +209,12 @@ def gather(
     groups: Sequence[SmoothingGroup],
     runs: Iterable[tuple[int, Tensors]],
     check: Callable[[str], None] = lambda _: None,
+    mask: str | None = None,
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
 
-    groups: those of several kinds of int8 may name a node more than once.
+    groups: those of several kinds of int8 may name a node more than once.  mask: input whose zeros mark rows that no
+    statistics count.
     check: called before each run; what it raises ends this.
     Raises ModelError where there are no runs, or the model does not run on them.
     """
@@ -239,7 +241,8 @@ def gather(
         check("gathering statistics")
         values = runner.run(inputs) if runner else {}
         for name in mixing_names:
-            group_statistics[name].add(values[name])
+            is_padded = mask is not None and values[name].shape[:-1] == inputs[mask].shape
+            group_statistics[name].add(values[name][inputs[mask] != 0] if mask and is_padded else values[name])
         output_sizes = (
             inferred_sizes[_signature(inputs)]
             if inferred_sizes

@@ -20,6 +20,8 @@ from pipeline.quantization.graph import consumers
 
 # Samples to fit settings on, and samples to judge the model on.
 FITTED, JUDGED = 384, 96
+# Runs in which padding is looked for.
+_MASKED_RUNS = 4
 # Weights begin at multiples of a page in a file, as mapped files are read best.
 _ALIGNED = 4096
 
@@ -181,6 +183,21 @@ class SessionRunner:
             return dict(zip(self.outputs, self._session.run(self.outputs, session_inputs), strict=True))
         except Exception as error:  # the interpreter's errors share no base class of their own
             raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
+
+
+def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
+    """The input of zeros and ones whose zeros mark padding, by the first run that has some: the model's outputs stay
+    exactly the same when the other inputs of its shape hold their largest value there. runner: of the model."""
+    for _, inputs in runs[:_MASKED_RUNS]:
+        for name in (name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))):
+            mask = inputs[name]
+            others = {other: values for other, values in inputs.items() if other != name and values.shape == mask.shape}
+            changes = {other: np.where(mask, values, values.max()) for other, values in others.items()}
+            outputs, expected_outputs = runner.run({**inputs, **changes}), runner.run(inputs)
+            is_same = all(np.array_equal(outputs[output], values) for output, values in expected_outputs.items())
+            if is_same and any((changes[other] != values).any() for other, values in others.items()):
+                return name
+    return None
 
 
 def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:

@@ -11,7 +11,7 @@ from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings import groups
 from pipeline.quantization.settings.groups import find_groups, gather
-from pipeline.quantization.settings.runs import SessionRunner, with_weights_inside, with_weights_outside
+from pipeline.quantization.settings.runs import SessionRunner, find_mask, with_weights_inside, with_weights_outside
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
     CPU,
@@ -94,3 +94,20 @@ def test_sizes_that_values_decide_are_seen_in_the_run() -> None:
     graph, inputs = prepare_model(model), {"x": np.eye(4, dtype=np.float32)}
     (work,) = gather(graph, find_groups(graph, find_sites(graph)[0]), [(4, inputs)])[1].values()
     assert work.macs == 4 * 6 * 2 / 4
+
+
+@pytest.mark.parametrize(("last", "counted"), [("p = Mul(h, m)", 5), ("p = Identity(h)", 8)])
+def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(last: str, counted: int) -> None:
+    text = f"""e = Gather(table, ids)
+        h = MatMul(e, w)
+        f = Cast<to=1>(mask)
+        m = Unsqueeze(f, axis)
+        {last}
+        y = ReduceMean<keepdims=0>(p, row)"""
+    tables = {"table": np.random.default_rng(0).normal(size=(9, 4)), "w": np.ones((4, 6)), "axis": [2], "row": [1]}
+    model = prepare_model(build("int64[b,s] ids, int64[b,s] mask", "float[b,6] y", text, tables))
+    whole = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
+    padded = {**whole, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
+    mask = find_mask(SessionRunner(model), [(2, whole), (2, padded)])
+    found = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
+    assert [statistics.count for statistics in found.values()] == [counted]
