@@ -241,7 +241,7 @@ def _print(report: Collected) -> None:
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in report.leases:
-        echo(f"writing now: {lease}")
+        echo(f"at work, or ended early: {lease}")
     freed_bytes, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
     count_text = pluralize(len(report.kept), "version")
     echo(

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +26,7 @@ from enginesmith.registry.trust.signatures import (
     MANIFEST_FILE,
     KeySigner,
     SignatureBundle,
+    ask_sigstore,
     import_model_signing,
     objection,
     read_bundle,
@@ -169,11 +171,12 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     signing_library, _, hashes = import_model_signing()
     config: signing.Config = signing_library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
-        token = signer.identity_token
+        token, attempt = signer.identity_token, ask_sigstore
         token_options = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
-        _explain("keyless", lambda: config.use_sigstore_signer(identity_token=token, **token_options))
+        attempt(lambda: config.use_sigstore_signer(identity_token=token, **token_options))
     else:
-        _explain(str(signer.private_key), lambda: _with_key(config, signer))
+        attempt = partial(_explain, str(signer.private_key))
+        attempt(lambda: _with_key(config, signer))
 
     def make(name: str, file: str, content: bytes) -> bytes:
         with tempfile.TemporaryDirectory(prefix="enginesmith-sign-") as folder:
@@ -181,7 +184,7 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
             document_path.mkdir()
             (document_path / file).write_bytes(content)
             signature_path = Path(folder) / "signature.json"
-            _explain(name, lambda: config.sign(document_path, signature_path))
+            attempt(lambda: config.sign(document_path, signature_path))
             return signature_path.read_bytes()
 
     return make
@@ -215,7 +218,7 @@ def _password() -> bytes | None:
 
 
 def _explain(what: str, work: Callable[[], object]) -> None:
-    """Run `work`, and turn any error of model-signing and its libraries into InputError: `what` cannot sign."""
+    """Run `work`, and turn any error of model-signing and its libraries into InputError: the key `what` cannot sign."""
     try:
         work()
     except InputError:

@@ -1,12 +1,15 @@
 """What only a registry in a folder can suffer: wrong folders, full disks, killed writers."""
 
+import contextlib
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,6 +20,12 @@ from enginesmith.registry.store import files
 from enginesmith.registry.store import folder as filestore
 from enginesmith.registry.store.base import FileStore, open_store
 from tests.enginesmith.registries import in_child, names_in
+
+
+def bind(path: Path) -> None:
+    """Make a socket at a path."""
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(path.parent):  # paths of sockets are short
+        listener.bind(path.name)
 
 
 def test_only_create_makes_a_registry(tmp_path: Path) -> None:
@@ -202,10 +211,17 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
         store.put_bytes(b"x")
 
 
-def test_a_pipe_in_the_place_of_a_document_or_of_the_lock_holds_nobody_up(store: FileStore) -> None:
-    os.mkfifo(store.root / "index.json")
+@pytest.mark.parametrize(
+    "place", [os.mkfifo, Path.mkdir, bind, *(partial(os.symlink, to) for to in ("index.json", "absent", "/dev/zero"))]
+)
+def test_what_is_no_file_in_the_place_of_a_document_is_named(store: FileStore, place: Callable[[Path], None]) -> None:
+    place(store.root / "index.json")
     with pytest.raises(IntegrityError, match="no regular file"):
         store.read("index.json")
+    assert {*store.children()} == {"enginesmith-registry.json", "index.json" + "/" * (place is Path.mkdir)}
+
+
+def test_a_pipe_in_the_place_of_the_lock_holds_nobody_up(store: FileStore) -> None:
     (store.root / "lock").unlink(missing_ok=True)
     os.mkfifo(store.root / "lock")
     with pytest.raises(UnavailableError, match="writing"):
