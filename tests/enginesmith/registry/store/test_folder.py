@@ -1,11 +1,10 @@
 """What only a registry in a folder can suffer: wrong folders, full disks, killed writers."""
 
-import contextlib
 import os
 import resource
 import shutil
 import signal
-import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,12 +19,6 @@ from enginesmith.registry.store import files
 from enginesmith.registry.store import folder as filestore
 from enginesmith.registry.store.base import FileStore, open_store
 from tests.enginesmith.registries import in_child, names_in
-
-
-def bind(path: Path) -> None:
-    """Make a socket at a path."""
-    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(path.parent):  # paths of sockets are short
-        listener.bind(path.name)
 
 
 def test_only_create_makes_a_registry(tmp_path: Path) -> None:
@@ -212,7 +205,13 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [os.mkfifo, Path.mkdir, bind, *(partial(os.symlink, to) for to in ("index.json", "absent", "/dev/zero"))]
+    "place",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        partial(os.mknod, mode=stat.S_IFSOCK),
+        *(partial(os.symlink, to) for to in ("index.json", "absent", "/dev/zero")),
+    ],
 )
 def test_what_is_no_file_in_the_place_of_a_document_is_named(store: FileStore, place: Callable[[Path], None]) -> None:
     place(store.root / "index.json")
