@@ -21,11 +21,9 @@ from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
-from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
-from validation.limits.budget import default_budget
 from validation.metrics.tasks.terms import AccuracyMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -63,14 +61,6 @@ def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
     inputs, outputs = specs_of(onnx.load(done.onnx))
     assert inputs == spec.tensors()
     assert [output.name for output in outputs] == list(spec.outputs)
-
-
-@pytest.mark.slow
-def test_onnxruntime_optimised_agrees_too(exported):
-    _, done = exported
-    with OrtSession(done.onnx, optimized=True) as session:
-        checks = expected_checks("engine", session, GoldenSet.load(done.golden), default_budget("engine", "fp32"))
-    assert [check for check in checks if not check.passed] == []
 
 
 @pytest.mark.slow
@@ -142,10 +132,10 @@ def _trained_on() -> np.ndarray:
         return call_entry_point(EXAMPLES / "digits", "train.py", "splits", {})["train"][0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "tinylm", "vad"])
 def test_the_example_is_small_and_exporting_left_nothing_in_its_folder(name):
     files = [path for path in (EXAMPLES / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) < 1_000_000
+    assert sum(path.stat().st_size for path in files) < 1_500_000
     assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".npz", ".safetensors"}
 
 

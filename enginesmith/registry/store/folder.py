@@ -236,11 +236,8 @@ class FileStore:
     def remove(self, key: str) -> None:
         """See `Store.remove`. Folders stay, since another process may be about to write into them."""
         path = self.root / check_key(key)
-        with reachable(f"deleting {path}"):
-            try:
-                path.unlink()
-            except (FileNotFoundError, NotADirectoryError):
-                return
+        with reachable(f"deleting {path}"), suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
             sync_folder(path.parent)
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -255,11 +252,9 @@ class FileStore:
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
         folder = self.root / check_key(prefix.removesuffix("/")) if prefix else self.root
-        with reachable(f"listing {folder}"):
-            try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except (FileNotFoundError, NotADirectoryError):
-                return
+        entries: list[os.DirEntry[str]] = []
+        with reachable(f"listing {folder}"), suppress(FileNotFoundError, NotADirectoryError):
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
             if prefix or entry.name not in {*_OWN, _DISCARDED}:
                 # `entry.is_dir` raises an OSError for a link to itself.

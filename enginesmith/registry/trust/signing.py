@@ -55,11 +55,10 @@ class SigningKey:
 class Keyless:
     """Sigstore: an identity of OpenID Connect instead of a key. Needs the network; not run by this project's tests.
 
-    identity_token: None takes what the CI system offers, else asks in a browser.  staging: Sigstore's test instance.
+    identity_token: None takes what the CI system offers, else asks in a browser.
     """
 
     identity_token: str | None = None
-    staging: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,9 @@ class Signed:
     key_id: str
     key: str
     new: bool
+
+    def __str__(self) -> str:
+        return f"{'signed' if self.new else 'already signed'}: {self.what} by key {self.key_id[:12]}"
 
 
 def sign(
@@ -172,8 +174,7 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     config: signing.Config = signing_library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
         token, attempt = signer.identity_token, ask_sigstore
-        token_options = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
-        attempt(lambda: config.use_sigstore_signer(identity_token=token, **token_options))
+        attempt(lambda: config.use_sigstore_signer(identity_token=token, use_ambient_credentials=token is None))
     else:
         attempt = partial(_explain, str(signer.private_key))
         attempt(lambda: _with_key(config, signer))
