@@ -190,10 +190,7 @@ def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
 
 
 def ask_sigstore(work: Callable[[], object]) -> None:
-    """Call `work`, which needs Sigstore's servers.
-
-    Raises InputError for an identity token that they refuse, UnavailableError for any other failure.
-    """
+    """Call `work`, which asks Sigstore's servers. Raises InputError for a bad token, UnavailableError for all else."""
     try:
         work()
     except Exception as error:

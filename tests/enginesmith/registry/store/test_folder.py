@@ -204,15 +204,10 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
         store.put_bytes(b"x")
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        os.mkfifo,
-        Path.mkdir,
-        partial(os.mknod, mode=stat.S_IFSOCK),
-        *(partial(os.symlink, to) for to in ("index.json", "absent", "/dev/zero")),
-    ],
-)
+@pytest.mark.parametrize("place", [
+    os.mkfifo, Path.mkdir, partial(os.mknod, mode=stat.S_IFSOCK), partial(os.symlink, "index.json"),
+    partial(os.symlink, "absent"), partial(os.symlink, "/dev/zero"),
+])  # fmt: skip
 def test_what_is_no_file_in_the_place_of_a_document_is_named(store: FileStore, place: Callable[[Path], None]) -> None:
     place(store.root / "index.json")
     with pytest.raises(IntegrityError, match="no regular file"):
