@@ -36,7 +36,7 @@ class Figure:
     at_least: bool = False
 
     def cells(self, output: str | None) -> str:
-        """'1.36 times | 1.3 times, missed': what was measured, and the target. output: None if the command did not run."""
+        """'1.36 times | 1.3 times, missed': measured, and the target. output: None if the command did not run."""
         target_text = f"{self.target:g}{self.unit}"
         numbers = [match.groups() for match in re.finditer(self.pattern, output or "")]
         if not numbers:
@@ -53,8 +53,8 @@ def _build(example: str, key: str) -> str:
 
 PIPELINE, DISPATCH = "bench_pipeline --runs 3", "bench_dispatch --isolated= --in-worker 10000 --mib 1"
 FIGURES = (
-    Figure("build of digits, CPU over a script", PIPELINE, _build("digits", "pipeline_over_script_cpu"), " times", 1.3),
-    Figure("build of encoder, CPU over a script", PIPELINE, _build("encoder", "pipeline_over_script_cpu"), " times", 1.3),
+    Figure("build of digits, over a script", PIPELINE, _build("digits", "pipeline_over_script_cpu"), " times", 1.3),
+    Figure("build of encoder, over a script", PIPELINE, _build("encoder", "pipeline_over_script_cpu"), " times", 1.3),
     Figure("build, nothing to do, CPU", PIPELINE, _build("(?:digits|encoder)", "cached_cpu_s"), " s", 0.5),
     Figure("10,000 builds over bare Ray tasks", DISPATCH, r'"enginesmith over bare build": ([\d.]+)', " times", 1.5),
     Figure("added to ONNX Runtime's call", "bench_sessions onnxruntime", r"onnxruntime \|.*\| ([\d.]+) \|", " µs", 10),
@@ -65,8 +65,8 @@ FIGURES = (
         r'(?s)"read": {\s*"gb_per_cpu_s": ([\d.]+).*?one thread": {\s*"gb_per_cpu_s": ([\d.]+)', " times", 3.2,
     ),
     Figure(
-        "int8 ResNet-18 over fp32, batch 1", "bench_cpu_int8 resnet18", r"batch 1  int8 full .* ([\d.]+) x", " times", 3.5,
-        at_least=True,
+        "int8 ResNet-18 over fp32, batch 1", "bench_cpu_int8 resnet18", r"batch 1  int8 full .* ([\d.]+) x", " times",
+        3.5, at_least=True,
     ),
 )  # fmt: skip
 
