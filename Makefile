@@ -98,7 +98,7 @@ format: $(VENV)/.installed
 	$(BIN)/python -m docs.wrap
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench_pipeline.py
+	$(BIN)/python -m benchmarks.figures
 
 proof: $(VENV)/.installed
 	$(BIN)/python -m tests.faults --write

@@ -85,13 +85,10 @@ def _held_kib(pid: int) -> int:
 def _family(pid: int) -> Iterator[int]:
     """A process and its descendants, as far as they are still there."""
     yield pid
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are all that is wanted
-    except OSError:
-        return
-    for thread in threads:
-        for child in _text(f"/proc/{pid}/task/{thread}/children").split():
-            yield from _family(int(child))
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names are all that is wanted
+            for child in _text(f"/proc/{pid}/task/{thread}/children").split():
+                yield from _family(int(child))
 
 
 def _text(path: str) -> str:

@@ -2,7 +2,6 @@
 initializer."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -44,7 +43,7 @@ from enginesmith.registry.registered_specs import unpin as unpin_version
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import load_policy, policy_of_key
-from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey
+from enginesmith.registry.trust.signing import Keyless, SigningKey
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.publish import add_attachment, add_signatures
@@ -159,10 +158,9 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     rows = index.list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
     # One more than is shown was asked for, to know whether there are more: the newest with `after`, else the oldest.
     has_more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
-    if has_more and after is None:
-        say(f"at most {limit} versions are shown; for older ones add --before {rows[0].version}")
-    elif has_more:
-        say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1].version}")
+    if has_more:
+        ends = f"older ones add --before {rows[0].version}", f"newer ones add --after {rows[-1].version}"
+        say(f"at most {limit} versions are shown; for {ends[after is not None]}")
     if as_json:
         emit_json([row.to_json() for row in rows])
         return
@@ -241,7 +239,7 @@ def _print(report: Collected) -> None:
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in report.leases:
-        echo(f"writing now: {lease}")
+        echo(f"at work, or ended early: {lease}")
     freed_bytes, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
     count_text = pluralize(len(report.kept), "version")
     echo(
@@ -378,17 +376,12 @@ def sign(
     manifest = locate(store, parse_reference(reference)).manifest
     signatures = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
     if as_json:
-        emit_json(
-            {
-                "model": manifest.model,
-                "version": manifest.version,
-                "signatures": [vars(signature) for signature in signatures],
-            }
-        )
+        rows = [vars(signature) for signature in signatures]
+        emit_json({"model": manifest.model, "version": manifest.version, "signatures": rows})
         return
     echo(f"{manifest.reference}  manifest {manifest.digest}")
-    for line in signed_lines(signatures):
-        echo(line)
+    for signature in signatures:
+        echo(str(signature))
 
 
 @command("verify")
@@ -409,14 +402,6 @@ def verify_signature(reference: str, public_key: Path | None, trust: Path | None
         echo(f"{manifest.reference} is signed by {', '.join(trust_result.signers)}")
     else:
         echo(f"{manifest.reference}: the trust policy asks for no signature")
-
-
-def signed_lines(signed: Sequence[Signed]) -> list[str]:
-    """One line per signature."""
-    return [
-        f"{'signed' if signature.new else 'already signed'}: {signature.what} by key {signature.key_id[:12]}"
-        for signature in signed
-    ]
 
 
 def _signer(

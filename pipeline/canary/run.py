@@ -13,7 +13,6 @@ from enginesmith.core.errors import DataError, InputError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import find
-from enginesmith.core.text import format_plain
 from enginesmith.core.types import Session, Target
 from enginesmith.recording.json_lines import LineFile
 from enginesmith.recording.recorder import end_of, header_of
@@ -40,6 +39,7 @@ from validation.canary.replay import (
     serve,
 )
 from validation.canary.report import TrafficReplayed, make_report
+from validation.plotting import seconds_text
 
 SIDES = ("candidate", "baseline")
 # A look judges at least so many further requests.
@@ -89,7 +89,7 @@ def in_flight_of(
     else:
         warmup = traffic.requests[: max(pace.warmup, 1)]
         median_s = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
-        source = f"the most if each took {format_plain(median_s)} s, as the baseline's do by themselves"
+        source = f"the most if each took {seconds_text(median_s)}, as the baseline's do by themselves"
         spans = [(at_s, median_s) for at_s, _ in pairs]
     peak_count = max(1, peak([at_s for at_s, _ in spans], [latency for _, latency in spans]))
     if peak_count > MOST_IN_FLIGHT:

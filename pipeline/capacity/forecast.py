@@ -48,6 +48,7 @@ from validation.capacity.machines import (
     machines_for,
 )
 from validation.data.batches import leading_dim
+from validation.plotting import seconds_text
 
 # Greatest batches that are tried where none is given: the largest that was timed, and this many smaller ones.
 MOST_BATCHES = 4
@@ -177,7 +178,7 @@ class Forecaster:
         """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
         times, _ = self._times_of(kind)
         fastest_s = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
-        p99_text = f"{format_plain(1e3 * fastest_s)} ms"
+        p99_text = seconds_text(fastest_s)
         reason = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99_text}"
         if len(times) > 1:
             reason += ", at the slowest of the sizes"

@@ -1,6 +1,7 @@
 """Every benchmark runs to its end on something small."""
 
 import importlib.util
+import json
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+
+from benchmarks import figures
 
 ROOT = Path(__file__).parents[2]
 # Arguments of each benchmark; FOLDER is a folder to be made, TEXT a model with its calibration and golden data.
@@ -80,3 +83,15 @@ def test_it_prints_its_table(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0 or (name in BARS and done.returncode == 1), done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     assert any(character.isdigit() for character in done.stdout), "no figure was printed"
+
+
+def test_a_table_of_one_run_says_what_was_not_measured() -> None:
+    printed = json.dumps({"digits": {"pipeline_over_script_cpu": 1.36}, "encoder": {"cached_cpu_s": 0.4}}, indent=2)
+    drift = json.dumps({"read": {"gb_per_cpu_s": 9.0}, "enginesmith, one thread": {"gb_per_cpu_s": 3.0}}, indent=2)
+    rows = figures.table({figures.PIPELINE: printed, "bench_drift": drift, "bench_router": "Traceback"}).splitlines()
+    cells = {row.split(" | ")[0][2:]: row.split(" | ")[1:3] for row in rows}
+    assert cells["build of digits, over a script"] == ["1.36 times", "1.3 times, missed"]
+    assert cells["build, nothing to do, CPU"] == ["0.4 s", "0.5 s, met"]
+    assert cells["drift, one thread, CPU over reading"] == ["3 times", "3.2 times, met"]
+    assert cells["added by the router"] == ["failed", "20 µs"]
+    assert cells["pull of 1 GiB, speed over boto3"] == [figures.NOT_MEASURED, "95 %"]

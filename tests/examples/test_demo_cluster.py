@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import ray.cluster_utils
@@ -22,21 +23,13 @@ def demo() -> ModuleType:
     "error", [TimeoutError("Timed out while waiting for nodes"), Exception("timed out"), OSError()]
 )
 def test_a_node_that_does_not_start_in_time_is_named_and_ray_is_ended(demo, monkeypatch, error):
-    ended = []
+    def add_node(labels=None, **_: object) -> None:
+        if labels == {"enginesmith/sm": "sm_80"}:
+            raise error
 
-    class Cluster:
-        def __init__(self, **options) -> None:
-            pass
-
-        def add_node(self, labels=None, **options) -> None:
-            if labels == {"enginesmith/sm": "sm_80"}:
-                raise error
-
-        def shutdown(self) -> None:
-            ended.append(self)
-
-    monkeypatch.setattr(ray.cluster_utils, "Cluster", Cluster)
+    cluster = Mock(add_node=add_node)
+    monkeypatch.setattr(ray.cluster_utils, "Cluster", lambda **_: cluster)
     wanted = r"error: the Ray node 'sm_80' did not start: .*\n.*run the demo again"
     with pytest.raises(SystemExit, match=wanted), demo._ray_cluster(6379):
         pass
-    assert len(ended) == 1
+    cluster.shutdown.assert_called_once_with()

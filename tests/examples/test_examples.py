@@ -1,4 +1,4 @@
-"""Both examples are what their README says: real data, parity with PyTorch, and engines from both compilers."""
+"""Examples are what their README says: real data, parity with PyTorch, and engines from both compilers."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
+import enginesmith
 from builders.backends import discovery
-from builders.backends.onnxruntime import OrtSession
 from builders.backends.request_checks import profiles
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import digest_of_file
@@ -21,12 +21,9 @@ from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
-from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
-from validation.limits.budget import default_budget
-from validation.metrics.tasks.terms import AccuracyMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -66,14 +63,6 @@ def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
 
 
 @pytest.mark.slow
-def test_onnxruntime_optimised_agrees_too(exported):
-    _, done = exported
-    with OrtSession(done.onnx, optimized=True) as session:
-        checks = expected_checks("engine", session, GoldenSet.load(done.golden), default_budget("engine", "fp32"))
-    assert [check for check in checks if not check.passed] == []
-
-
-@pytest.mark.slow
 def test_tensorrt_rtx_compiles_it(exported, tmp_path):
     spec, done = exported
     backend = discovery.configure("tensorrt-rtx", {})
@@ -86,14 +75,17 @@ def test_tensorrt_rtx_compiles_it(exported, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_digits_are_recognised(exported):
-    spec, done = exported
-    if spec.golden.metric is None:
-        pytest.skip("random weights recognise nothing")
-    with OrtSession(done.onnx) as session:
-        metric = AccuracyMetric("logits", floor=0.97, against="labels")
-        (check,) = task_checks(session, GoldenSet.load(done.golden), [metric])
-    assert check.passed, check
+@pytest.mark.timeout(900)
+def test_pulled_engines_hear_voices(tmp_path: Path) -> None:
+    registry, folder = tmp_path / "registry", EXAMPLES / "vad"
+    outcome = enginesmith.build(folder / "vad.yaml", registry=registry, targets="cpu", precisions="fp32,int8")
+    assert [item.entry.status for item in outcome.engines] == ["proven", "proven"]
+    pulled = enginesmith.pull("vad", registry=registry, precision="int8", dest=tmp_path / "dest")
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    with importing_from(folder, "listen.py"), np.load(folder / "golden.npz") as arrays:
+        sounds = call_entry_point(folder, "listen.py", "frames_of", {"path": None})
+        heard = call_entry_point(folder, "listen.py", "listen", {"sounds": sounds, "streams": streams})
+        assert np.mean(heard.ravel() == arrays["voice"]) > 0.94
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +134,10 @@ def _trained_on() -> np.ndarray:
         return call_entry_point(EXAMPLES / "digits", "train.py", "splits", {})["train"][0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "tinylm", "vad"])
 def test_the_example_is_small_and_exporting_left_nothing_in_its_folder(name):
     files = [path for path in (EXAMPLES / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) < 1_000_000
+    assert sum(path.stat().st_size for path in files) < 1_500_000
     assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".npz", ".safetensors"}
 
 

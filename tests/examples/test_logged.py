@@ -36,30 +36,18 @@ def test_the_last_line_is_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     shown: list[str] = []
 
-    class Kept:
-        text = ""
+    class Recorded(module.Status):
+        def __setattr__(self, name: str, value: object) -> None:
+            shown.extend([value] if name == "text" else [])
+            super().__setattr__(name, value)
 
-        def __init__(self, text: str) -> None:
-            pass
-
-        def __enter__(self) -> "Kept":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def __setattr__(self, name: str, value: str) -> None:
-            shown.append(value)
-            object.__setattr__(self, name, value)
-
-    monkeypatch.setattr(module, "Status", Kept)
+    monkeypatch.setattr(module, "Status", Recorded)
     lines = [
         "15:35:52.257 | INFO    | Flow run 'compile digits.yaml' - sm_89 fp16 tensorrt-rtx: built in 1.0 s",
         "15:35:52.264 | INFO    | Task run 'build sm_89 fp16 tensorrt-rtx' - Finished in state Completed()",
         "See https://example.org/manual for more",
     ]
     code = f"import sys; print('the table'); print({chr(10).join(lines)!r}, file=sys.stderr)"
-    command = [sys.executable, "-c", code]
-    found = module.run_logged(command, tmp_path / "demo.log", shorten=demo.step_of, capture=True)
+    found = module.run_logged([sys.executable, "-c", code], tmp_path / "demo.log", shorten=demo.step_of, capture=True)
     assert found == (0, "the table\n")
-    assert shown == ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 3
+    assert shown == [Path(sys.executable).name] + ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 3

@@ -88,9 +88,3 @@ def test_hardly_a_paragraph_is_trained_on_and_held_out() -> None:
     trained, held_out = ({part.strip() for part in text.tobytes().split(b"\n\n")} for text in splits)
     assert len(held_out) > 50
     assert sum(map(len, trained & held_out)) < 0.02 * len(splits[1])
-
-
-def test_the_example_is_small() -> None:
-    files = [path for path in FOLDER.iterdir() if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 1_500_000
-    assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".json", ".npz", ".safetensors"}

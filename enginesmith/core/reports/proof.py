@@ -80,6 +80,8 @@ class FreeRunning:
     @property
     def text(self) -> str:
         """'worst sequence 2, 48.1 dB; from 52 dB (single steps 52) ...; decisions differ first at step 12 ...'."""
+        if self.worst.sqnr_db == math.inf:
+            return "no difference in any step"
         worst_text = f"worst {self.worst.case}, {self.worst.sqnr_db:.1f} dB"
         return "; ".join(filter(None, [worst_text, self.course, self.decisions]))
 

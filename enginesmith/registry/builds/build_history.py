@@ -375,7 +375,6 @@ def _is_of(own_lock: LockHolder, holder: LockHolder | None) -> bool:
 
 def _read(data: bytes | None) -> LockHolder | None:
     """The holder in a lock's document; None if the document is absent or cannot be read."""
-    try:
+    with suppress(IntegrityError):
         return parse_as(data or b"{}", MAX_LOCK_BYTES, LockHolder)
-    except IntegrityError:
-        return None
+    return None

@@ -90,18 +90,16 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
 
 def read_record(data: bytes | None) -> Record | None:
     """Parse a record; None for no bytes, and for anything that is no record."""
-    try:
+    with suppress(Malformed):
         return as_record(parse_json(data or b"", MAX_BYTES))
-    except Malformed:
-        return None
+    return None
 
 
 def as_record(document: object) -> Record | None:
     """The record that a JSON value is; None where it is none."""
-    try:
+    with suppress(Malformed):
         return decode(document, Record)
-    except Malformed:
-        return None
+    return None
 
 
 # Copies of the records that planning a model read, in one document; and listings of what a store holds.

@@ -248,12 +248,10 @@ class _Arrivals:
             count = self._pace.more(size, time.monotonic(), len(self._threads))
             for _ in range(0 if self._stop else min(count, len(self._todo))):
                 thread = threading.Thread(target=self._work, daemon=True)
-                try:
-                    # Under the lock, so that `__exit__` finds only threads that were started.
+                # Under the lock, so that `__exit__` finds only threads that were started.
+                with suppress(RuntimeError):  # no more threads on this machine: the others go on
                     thread.start()
-                except RuntimeError:  # no more threads on this machine: the others go on
-                    return
-                self._threads.append(thread)
+                    self._threads.append(thread)
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

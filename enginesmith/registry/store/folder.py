@@ -4,6 +4,7 @@ Blobs and documents are written under a temporary name in `tmp/` and renamed (`f
 that may have two writers are compared and swapped under one lock for the whole registry, held for one rename.
 """
 
+import errno
 import fcntl
 import os
 import stat
@@ -50,6 +51,9 @@ _TEMPORARY = "tmp"
 _LOCK = "lock"
 _DISCARDED = "discarded"
 _OWN = frozenset({_TEMPORARY, _LOCK})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+# What opening a folder, a socket, a link to itself and a link to nothing ends with.
+_NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.ENOENT})
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -184,10 +188,14 @@ class FileStore:
                 with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
                     file_stat = os.fstat(stream.fileno())
                     if not stat.S_ISREG(file_stat.st_mode):
-                        raise IntegrityError(f"{path} is no regular file; remove it")
+                        raise IsADirectoryError(errno.EISDIR, "a pipe or device")
                     content = stream.read(min(file_stat.st_size, MAX_DOCUMENT_BYTES) + 1)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+            except OSError as error:
+                if error.errno in _ABSENT and not Path(path).is_symlink():
+                    return None
+                if error.errno in _NO_FILE:
+                    raise IntegrityError(f"{path} is no regular file; remove it") from error
+                raise
         if len(content) > MAX_DOCUMENT_BYTES:
             raise IntegrityError(f"{path} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
         return content
@@ -228,11 +236,8 @@ class FileStore:
     def remove(self, key: str) -> None:
         """See `Store.remove`. Folders stay, since another process may be about to write into them."""
         path = self.root / check_key(key)
-        with reachable(f"deleting {path}"):
-            try:
-                path.unlink()
-            except (FileNotFoundError, NotADirectoryError):
-                return
+        with reachable(f"deleting {path}"), suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
             sync_folder(path.parent)
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -247,14 +252,14 @@ class FileStore:
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
         folder = self.root / check_key(prefix.removesuffix("/")) if prefix else self.root
-        with reachable(f"listing {folder}"):
-            try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except (FileNotFoundError, NotADirectoryError):
-                return
+        entries: list[os.DirEntry[str]] = []
+        with reachable(f"listing {folder}"), suppress(FileNotFoundError, NotADirectoryError):
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
             if prefix or entry.name not in {*_OWN, _DISCARDED}:
-                yield f"{entry.name}/" if entry.is_dir() else entry.name
+                # `entry.is_dir` raises an OSError for a link to itself.
+                is_folder = Path(entry).is_dir() if entry.is_symlink() else entry.is_dir()
+                yield f"{entry.name}/" if is_folder else entry.name
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""

@@ -8,6 +8,7 @@ verified them with model-signing, an optional dependency that takes seconds to i
 import base64
 import binascii
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Len, Predicate, doc
 
 from enginesmith.core.codec import Excerpt, parse_as
-from enginesmith.core.errors import Digest, UnavailableError, digest_of_bytes
+from enginesmith.core.errors import Digest, InputError, UnavailableError, digest_of_bytes
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Json, JsonObject
 
@@ -188,6 +189,17 @@ def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
     return signing, verifying, hashes
 
 
+def ask_sigstore(work: Callable[[], object]) -> None:
+    """Call `work`, which asks Sigstore's servers. Raises InputError for a bad token, UnavailableError for all else."""
+    try:
+        work()
+    except Exception as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        if type(error).__name__ in {"IdentityError", "ExpiredIdentity"}:
+            raise InputError(f"Sigstore: {text}; set ENGINESMITH_IDENTITY_TOKEN to a valid token") from error
+        raise UnavailableError(f"Sigstore: {text}; check the network, or sign with a key") from error
+
+
 @dataclass(frozen=True)
 class KeySigner:
     """The holder of the private key of `public_key` (PEM)."""
@@ -278,7 +290,7 @@ def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
             path.write_bytes(root)
         config.use_certificate_verifier(certificate_chain=paths)
     else:
-        config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
+        ask_sigstore(lambda: config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer))
 
 
 def identities(der: bytes) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +26,7 @@ from enginesmith.registry.trust.signatures import (
     MANIFEST_FILE,
     KeySigner,
     SignatureBundle,
+    ask_sigstore,
     import_model_signing,
     objection,
     read_bundle,
@@ -53,11 +55,10 @@ class SigningKey:
 class Keyless:
     """Sigstore: an identity of OpenID Connect instead of a key. Needs the network; not run by this project's tests.
 
-    identity_token: None takes what the CI system offers, else asks in a browser.  staging: Sigstore's test instance.
+    identity_token: None takes what the CI system offers, else asks in a browser.
     """
 
     identity_token: str | None = None
-    staging: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Signed:
     key_id: str
     key: str
     new: bool
+
+    def __str__(self) -> str:
+        return f"{'signed' if self.new else 'already signed'}: {self.what} by key {self.key_id[:12]}"
 
 
 def sign(
@@ -169,11 +173,11 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     signing_library, _, hashes = import_model_signing()
     config: signing.Config = signing_library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
-        token = signer.identity_token
-        token_options = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
-        _explain("keyless", lambda: config.use_sigstore_signer(identity_token=token, **token_options))
+        token, attempt = signer.identity_token, ask_sigstore
+        attempt(lambda: config.use_sigstore_signer(identity_token=token, use_ambient_credentials=token is None))
     else:
-        _explain(str(signer.private_key), lambda: _with_key(config, signer))
+        attempt = partial(_explain, str(signer.private_key))
+        attempt(lambda: _with_key(config, signer))
 
     def make(name: str, file: str, content: bytes) -> bytes:
         with tempfile.TemporaryDirectory(prefix="enginesmith-sign-") as folder:
@@ -181,7 +185,7 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
             document_path.mkdir()
             (document_path / file).write_bytes(content)
             signature_path = Path(folder) / "signature.json"
-            _explain(name, lambda: config.sign(document_path, signature_path))
+            attempt(lambda: config.sign(document_path, signature_path))
             return signature_path.read_bytes()
 
     return make
@@ -215,7 +219,7 @@ def _password() -> bytes | None:
 
 
 def _explain(what: str, work: Callable[[], object]) -> None:
-    """Run `work`, and turn any error of model-signing and its libraries into InputError: `what` cannot sign."""
+    """Run `work`, and turn any error of model-signing and its libraries into InputError: the key `what` cannot sign."""
     try:
         work()
     except InputError:

@@ -338,10 +338,9 @@ def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
 
 def _load_sound(store: Store, model: str, version: str) -> Manifest | None:
     """A version's manifest; None if it is absent or damaged. (`verify` reports damage.)"""
-    try:
+    with suppress(IntegrityError, UnknownNameError):
         return load_if_there(store, model, version)
-    except (IntegrityError, UnknownNameError):
-        return None
+    return None
 
 
 def _same(theirs: Manifest, mine: Manifest) -> bool:

@@ -20,7 +20,6 @@ from enginesmith.cli.options import (
     say,
     takes,
 )
-from enginesmith.cli.registry import signed_lines
 from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import IntegrityError
@@ -142,8 +141,8 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     if manifest.digest != outcome.manifest:
         problem = f"{name} was published as manifest {outcome.manifest}, and is now {manifest.digest}; not signed"
         raise IntegrityError(problem)
-    for line in signed_lines(add_signatures(store, manifest, SigningKey(sign_key))):
-        say(line)
+    for signature in add_signatures(store, manifest, SigningKey(sign_key)):
+        say(str(signature))
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
     accepted_losses = losses_of_build(outcome.channel)

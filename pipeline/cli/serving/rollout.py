@@ -413,8 +413,8 @@ def _print(state: Rollout, as_json: bool) -> None:
 
         emit_json(encode(state))
         return
-    last_event = state.history[-1]
-    summary = f"{state.state} ({last_event.what}; the channel serves version {state.base})"
+    event_text = "" if state.history[-1].what == state.state else f"{state.history[-1].what}; "
+    summary = f"{state.state} ({event_text}the channel serves version {state.base})"
     echo(f"{state.where}: rollout {state.id} of version {state.version} is {summary}")
 
 

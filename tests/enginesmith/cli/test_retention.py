@@ -32,5 +32,5 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
     take_lease(three, "publishing digits")
-    assert "writing now: publishing digits (" in said("registry", "gc")
+    assert "at work, or ended early: publishing digits (" in said("registry", "gc")
     assert told("registry", "fsck")["problems"] == []

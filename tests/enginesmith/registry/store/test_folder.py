@@ -4,9 +4,11 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -205,10 +207,18 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
         store.put_bytes(b"x")
 
 
-def test_a_pipe_in_the_place_of_a_document_or_of_the_lock_holds_nobody_up(store: FileStore) -> None:
-    os.mkfifo(store.root / "index.json")
+@pytest.mark.parametrize("place", [
+    os.mkfifo, Path.mkdir, partial(os.mknod, mode=stat.S_IFSOCK), partial(os.symlink, "index.json"),
+    partial(os.symlink, "absent"), partial(os.symlink, "/dev/zero"),
+])  # fmt: skip
+def test_what_is_no_file_in_the_place_of_a_document_is_named(store: FileStore, place: Callable[[Path], None]) -> None:
+    place(store.root / "index.json")
     with pytest.raises(IntegrityError, match="no regular file"):
         store.read("index.json")
+    assert {*store.children()} == {"enginesmith-registry.json", "index.json" + "/" * (place is Path.mkdir)}
+
+
+def test_a_pipe_in_the_place_of_the_lock_holds_nobody_up(store: FileStore) -> None:
     (store.root / "lock").unlink(missing_ok=True)
     os.mkfifo(store.root / "lock")
     with pytest.raises(UnavailableError, match="writing"):

@@ -1,12 +1,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from sigstore.oidc import IdentityError
 
 from enginesmith.client.client import Client
 from enginesmith.client.resolve import Policy
-from enginesmith.core.errors import InputError, IntegrityError, UntrustedError, canonical_json, digest_of_bytes
+from enginesmith.core.errors import (
+    InputError,
+    IntegrityError,
+    UnavailableError,
+    UntrustedError,
+    canonical_json,
+    digest_of_bytes,
+)
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.evidence.attestations import attest, judge_entries
@@ -15,8 +24,8 @@ from enginesmith.registry.store.base import FileStore
 from enginesmith.registry.store.layout import attestation_key, manifest_key, signature_key
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, load_policy
-from enginesmith.registry.trust.signatures import key_id_of_pem
-from enginesmith.registry.trust.signing import SigningKey, sign
+from enginesmith.registry.trust.signatures import KeylessSigner, ask_sigstore, key_id_of_pem, objection, read_bundle
+from enginesmith.registry.trust.signing import Keyless, SigningKey, sign
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import locate
@@ -56,6 +65,22 @@ def test_what_is_no_key_is_told_why(store: FileStore, manifest: Manifest, tmp_pa
     (tmp_path / "key").write_bytes(b"x" * size)
     with pytest.raises(InputError, match=said):
         add_signatures(store, manifest, SigningKey(tmp_path / "key"))
+
+
+def test_without_a_network_sigstore_is_named_and_no_key(store, manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr("urllib3.util.connection.create_connection", Mock(side_effect=OSError("no route")))
+    [signed] = add_signatures(store, manifest, key(tmp_path))
+    bundle = read_bundle(store.read(signed.key))
+    for work in (
+        lambda: sign(store, manifest, Keyless("a token")),
+        lambda: objection(
+            replace(bundle, certificate=b"one"), KeylessSigner("ci", "me", "issuer"), bundle.file, manifest.to_bytes()
+        ),
+    ):
+        with pytest.raises(UnavailableError, match="Sigstore: Failed to refresh TUF metadata; check the network"):
+            work()
+    with pytest.raises(InputError, match="ENGINESMITH_IDENTITY_TOKEN"):
+        ask_sigstore(Mock(side_effect=IdentityError("malformed")))
 
 
 def test_without_the_signature_that_the_policy_needs_nothing_lands(store, manifest, tmp_path):

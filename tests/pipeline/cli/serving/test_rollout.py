@@ -73,7 +73,7 @@ def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
     again = run("rollout", "start", "digits@3", WHERE, "--wave", "100%")
     assert isinstance(again.exception, ConflictError) and "ada started it" in str(again.exception)
-    assert "is aborted" in said("rollout", "abort", WHERE, "--why", "no")
+    assert "is aborted (the channel serves version 1)" in said("rollout", "abort", WHERE, "--why", "no")
     assert run("rollout", "watch", WHERE, "--once").exit_code == 1
     assert "is aborted since" in str(run("rollout", "abort", WHERE).exception)
     said("rollout", "start", "digits@3", WHERE, "--wave", "region=eu,100%", "--soak", "1m,2h")
