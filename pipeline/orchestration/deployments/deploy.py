@@ -191,14 +191,13 @@ def _automation(client: SyncPrefectClient, run_automation: AutomationCore, dry: 
 
 
 def _to_deployment(wanted_deployment: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
-    trigger_documents = (
-        [wanted_deployment.trigger.to_json(wanted_deployment.full_name)] if wanted_deployment.trigger else []
-    )
+    wanted_triggers = [wanted_deployment.trigger] if wanted_deployment.trigger else []
+    runs = wanted_deployment.full_name
     deployment = flow_of(wanted_deployment).to_deployment(
         wanted_deployment.name,
         cron=wanted_deployment.cron,
         parameters=dict(wanted_deployment.parameters),
-        triggers=[DeploymentEventTrigger.model_validate(document) for document in trigger_documents],
+        triggers=[DeploymentEventTrigger.model_validate(trigger.to_json(runs)) for trigger in wanted_triggers],
         description=wanted_deployment.description,
         tags=tags,
         version=version,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.events import DeploymentEventTrigger
 from prefect.settings import get_current_settings
 from prefect.states import InfrastructurePending, Pending, Submitting
@@ -74,7 +75,12 @@ def test_whatever_ends_a_run_ends_its_watch() -> None:
     assert deploy.UNSTARTED.total_seconds() > chart["prefect"]["flowRuns"]["podStartTimeoutSeconds"]
 
 
-def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "error", [UnavailableError("cannot reach Ray"), ConcurrencySlotAcquisitionError("server busy")]
+)
+def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(
+    monkeypatch: Any, error: Exception
+) -> None:
     trigger = deploy.unserved_runs().trigger
     flow = deploy.flow_of(EVERY[0])
     assert trigger.match_related["prefect.resource.name"] == [flow.name]
@@ -82,11 +88,11 @@ def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(m
     assert "1" in counts and len(counts) < 20, "a run that kills its machine would start for ever"
     assert {"prefect.flow-run.AwaitingRetry"} <= trigger.expect, "a person was faster"
     module = importlib.import_module("pipeline.orchestration.flows.compile_model")
-    monkeypatch.setattr(module, "compile_any", raising(UnavailableError("cannot reach the Ray cluster")))
+    monkeypatch.setattr(module, "compile_any", raising(error))
     for name in ("get_run_logger", "FlowProgress"):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(module, "start_executors", lambda *_, **__: nullcontext())
-    with pytest.raises(UnavailableError):
+    with pytest.raises(type(error)):
         flow.fn("spec.yaml")  # a person's, who sees it
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
     ended = flow.fn("spec.yaml")
