@@ -75,12 +75,8 @@ def test_whatever_ends_a_run_ends_its_watch() -> None:
     assert deploy.UNSTARTED.total_seconds() > chart["prefect"]["flowRuns"]["podStartTimeoutSeconds"]
 
 
-@pytest.mark.parametrize(
-    "error", [UnavailableError("cannot reach Ray"), ConcurrencySlotAcquisitionError("server busy")]
-)
-def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(
-    monkeypatch: Any, error: Exception
-) -> None:
+@pytest.mark.parametrize("error", [UnavailableError("no Ray"), ConcurrencySlotAcquisitionError("busy")])
+def test_a_build_of_an_event_starts_again_a_bounded_number_of_times(monkeypatch: Any, error: Exception) -> None:
     trigger = deploy.unserved_runs().trigger
     flow = deploy.flow_of(EVERY[0])
     assert trigger.match_related["prefect.resource.name"] == [flow.name]
