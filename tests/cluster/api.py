@@ -20,6 +20,7 @@ PLACES = {
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "deployments": "/apis/apps/v1",
     "events": "/api/v1",
+    "horizontalpodautoscalers": "/apis/autoscaling/v2",
     "jobs": "/apis/batch/v1",
     "namespaces": "/api/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
@@ -115,7 +116,7 @@ class Api:
                 raise
 
 
-def wait_for(what: str, look: Callable[[], T | None], seconds: float = 120) -> T:
+def wait_for(what: str, look: Callable[[], T | None], seconds: float = 300) -> T:
     """What `look` finds, once it is not None, False or empty. Raises TimeoutError with `what` after so many seconds."""
     end = time.monotonic() + seconds
     while not (found := look()):

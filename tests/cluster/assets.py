@@ -10,7 +10,7 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 
 @dataclass(frozen=True)
 class Assets:
-    """programs: each one's path, by name.  crds: files with KubeRay's custom resource definitions."""
+    """programs: each one's path, by name.  crds: files with custom resource definitions, KubeRay's among them."""
 
     programs: dict[str, Path]
     crds: tuple[Path, ...]
@@ -25,9 +25,9 @@ def assets() -> Assets | str:
     found = {name: folder / name for name in PROGRAMS}
     if not found["etcd"].exists() and (elsewhere := shutil.which("etcd")):
         found["etcd"] = Path(elsewhere)
-    crds = tuple(sorted(folder.glob("crds/ray.io_*.yaml")))
+    crds = tuple(sorted(folder.glob("crds/*.yaml")))
     missing = [name for name, path in found.items() if not os.access(path, os.X_OK)]
-    missing += [] if crds else ["crds/ray.io_*.yaml"]
+    missing += [] if any(path.name.startswith("ray.io_") for path in crds) else ["crds/ray.io_*.yaml"]
     if missing:
         return f"KUBE_ASSETS={named} lacks {', '.join(missing)} (tests/cluster/README.md)"
     return Assets(found, crds)

@@ -134,7 +134,7 @@ def installed(cluster: Cluster) -> Iterator[Release]:
     """The sample values installed, once for all tests of a file that change nothing of it; all pods run."""
     with cluster.namespace("installed") as namespace:
         release = Release(cluster.plane, namespace)
-        release.install(sample(), timeout=300)
+        release.install(sample())
         cluster.running(namespace, PODS)
         yield release
         release.remove()

@@ -21,6 +21,7 @@ from tests.cluster.control_plane import ControlPlane
 
 log = logging.getLogger("cluster")
 Values = dict[str, Any]
+LIMIT = {"timeout": 300}
 
 
 def sample() -> Values:
@@ -31,7 +32,7 @@ def sample() -> Values:
 class Release:
     """Helm's commands for one release. Each raises helm_python.HelmError as the command would fail.
 
-    `options` are those of helm_python.Config's methods: timeout (seconds), wait ('watcher' is `--wait`),
+    `options` are those of helm_python.Config's methods: timeout (seconds; 300), wait ('watcher' is `--wait`),
     rollback_on_failure. Without `wait` Helm waits for hooks alone, as its command does.
     """
 
@@ -40,16 +41,16 @@ class Release:
         self._plane = plane
 
     def install(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
-        return self._call("install", str(chart), self.name, values, **options)
+        return self._call("install", str(chart), self.name, values, **LIMIT | options)
 
     def upgrade(self, values: Values, chart: Path = renders.CHART, **options: Any) -> Values:
-        return self._call("upgrade", str(chart), self.name, values, **options)
+        return self._call("upgrade", str(chart), self.name, values, **LIMIT | options)
 
     def rollback(self, version: int, **options: Any) -> None:
-        self._call("rollback", self.name, version=version, **options)
+        self._call("rollback", self.name, version=version, **LIMIT | options)
 
     def test(self, **options: Any) -> None:
-        self._call("test", self.name, **options)
+        self._call("test", self.name, **LIMIT | options)
 
     def uninstall(self, **options: Any) -> None:
         self._call("uninstall", self.name, **options)

@@ -40,7 +40,7 @@ def with_all() -> Values:
 def test_all_that_can_be_added_is_taken_and_runs(cluster: Cluster, namespace: str, helm: Release) -> None:
     for name, keys in {"hub": {"TOKEN": "t"}, "license": {"key": "k"}, "prefect-auth": {"auth-string": "a:b"}}.items():
         cluster.api.create("secrets", namespace, {"metadata": {"name": name}, "stringData": keys})
-    helm.install(with_all(), timeout=300)
+    helm.install(with_all())
     cluster.running(namespace, PODS)
     builds = cluster.pods(namespace, "azure.workload.identity/use=true")
     assert {pod["spec"]["serviceAccountName"] for pod in builds.values()} == {"enginesmith-builds"}

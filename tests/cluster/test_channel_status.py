@@ -1,7 +1,5 @@
 """The ConfigMap of channels: written by the exporter's account alone, and kept by an upgrade and a rollback."""
 
-import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from pipeline.orchestration.metrics.channel_status import ConfigMap
 from tests.cluster.conftest import PODS, Cluster
 from tests.cluster.release import Release, sample
 
-log = logging.getLogger("cluster")
 NAME = "enginesmith-channels"
 
 
@@ -36,7 +33,6 @@ def test_the_exporters_account_writes_it_and_helm_leaves_its_data(
     write = as_account(pod["spec"]["serviceAccountName"])
     write(NAME, {"digits": "stable: 1\n", "gone": "stable: 2\n"})
     write(NAME, {"digits": "stable: 3\n"})
-    log.info("data: %s", json.dumps(cluster.api.get("configmaps", namespace, NAME)["data"]))
     assert cluster.api.get("configmaps", namespace, NAME)["data"] == {"digits": "stable: 3\n"}
     with pytest.raises(UnavailableError, match="403 Forbidden"):
         write("enginesmith-dashboard", {})

@@ -20,20 +20,19 @@ def done(cluster: Cluster, namespace: str) -> dict[str, str]:
     def look() -> dict[str, str] | None:
         jobs = cluster.api.list("jobs", namespace)
         over = [job for job in jobs if job["status"].get("succeeded")]
-        return (
-            {job["metadata"]["name"]: job["metadata"]["uid"] for job in jobs} if len(jobs) == len(over) == 1 else None
-        )
+        uids = {job["metadata"]["name"]: job["metadata"]["uid"] for job in over}
+        return uids if len(jobs) == len(over) == 1 else None
 
     return wait_for("one Job that succeeded", look)
 
 
 def test_the_deploy_job_runs_again_when_what_it_does_changes(cluster: Cluster, namespace: str, helm: Release) -> None:
-    helm.install(values(), timeout=300)
+    helm.install(values())
     first = done(cluster, namespace)
-    helm.upgrade(values(), timeout=300)
+    helm.upgrade(values())
     assert done(cluster, namespace) == first
     log.info("the same values: still %s", *first)
-    helm.upgrade(values(enabled=False), timeout=300)
+    helm.upgrade(values(enabled=False))
     (name,) = done(cluster, namespace)
     log.info("other values: %s", name)
     assert name not in first

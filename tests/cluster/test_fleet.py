@@ -39,8 +39,6 @@ def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(cluster, instal
     assert said.returncode == 1, "digits is in no registry"
     found = json.loads(said.stdout)
     groups = {item["name"]: (item["nodes"], item["gpus"], item["driver"]) for item in found["fleet"]["groups"]}
-    for name, (nodes, gpus, driver) in groups.items():
-        log.info("%s: %d nodes, %d GPUs, driver %s", name, nodes, gpus, driver)
     assert groups == {
         "cpu": (2, 0, None), "t4": (1, 1, "535.183.06"), "a100": (1, 2, DRIVER), "l4": (2, 2, DRIVER),
         "rtx4090": (1, 1, DRIVER), "rtx5090": (1, 1, DRIVER),

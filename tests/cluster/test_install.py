@@ -10,7 +10,7 @@ GROUPS = ("t4", "a100", "l4", "rtx4090", "rtx5090")
 
 
 def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_touches_no_pod(cluster, namespace, helm):
-    helm.install(sample(), timeout=300)
+    helm.install(sample())
     found = cluster.running(namespace, PODS)
     where = {
         pod["metadata"]["labels"].get("ray.io/group", name): pod["spec"]["nodeName"] for name, pod in found.items()
@@ -19,7 +19,7 @@ def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_t
         log.info("group %s: its worker is on %s", group, where[group])
         assert where[group].startswith(f"{group}-")
     uids = {name: pod["metadata"]["uid"] for name, pod in found.items()}
-    helm.upgrade(sample(), timeout=300)
+    helm.upgrade(sample())
     after = cluster.running(namespace, PODS)
     assert {name: pod["metadata"]["uid"] for name, pod in after.items()} == uids
     log.info("a second `helm upgrade` with the same values left all %d pods as they were", len(uids))

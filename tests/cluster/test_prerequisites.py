@@ -52,7 +52,7 @@ def create(cluster: Cluster, namespace: str, kinds: tuple[str, ...]) -> None:
 
 def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(cluster, namespace, helm, kubelet):
     create(cluster, namespace, ("secrets", "configmaps"))
-    helm.install(renders.sample("onprem"), timeout=300)
+    helm.install(renders.sample("onprem"))
 
     def said() -> list[str]:
         events = cluster.api.list("events", namespace)

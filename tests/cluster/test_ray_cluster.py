@@ -38,7 +38,7 @@ def workers(cluster: Cluster, namespace: str, group: str = "") -> set[str]:
 @pytest.fixture
 def busy(cluster: Cluster, namespace: str, helm: Release) -> str:
     """A namespace with an installation that the autoscaler has scaled: two workers of group l4 run."""
-    helm.install(sample(), timeout=300)
+    helm.install(sample())
     cluster.running(namespace, PODS)
     cluster.autoscale(namespace, "l4", 2)
     cluster.running(namespace, PODS + 1)
@@ -49,11 +49,11 @@ def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(clus
     before = workers(cluster, busy)
     options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
     for most, given in enumerate(options, 3):
-        helm.upgrade(with_max("l4", most), timeout=300, **given)
+        helm.upgrade(with_max("l4", most), **given)
         assert helm.status() == "deployed"
         assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (most, 2)
         cluster.autoscale(busy, "a100", most % 2 + 1)
-    helm.rollback(1, timeout=300, wait="watcher")
+    helm.rollback(1, wait="watcher")
     assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (2, 2)
     assert before <= workers(cluster, busy)
     log.info("no worker was stopped by %d upgrades and a rollback", len(options))
@@ -62,13 +62,13 @@ def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(clus
 def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(cluster, busy, helm):
     before = workers(cluster, busy)
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
-        helm.upgrade(without("l4"), timeout=300)
+        helm.upgrade(without("l4"))
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
-        helm.upgrade(with_max("l4", 1), timeout=300)
+        helm.upgrade(with_max("l4", 1))
     assert workers(cluster, busy) == before
     assert live(cluster, busy)["l4"]["maxReplicas"] == 2
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
-    helm.upgrade(without("l4"), timeout=300)
+    helm.upgrade(without("l4"))
     assert "l4" not in live(cluster, busy)
     wait_for("the workers of the group to go", lambda: not workers(cluster, busy, "l4"))
     now = cluster.api.get("rayclusters", busy, "enginesmith-ray")["metadata"].get("annotations", {})
@@ -80,11 +80,11 @@ def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy
     newer = {**sample(), "ray": {**sample()["ray"], "version": "2.61.0"}}
     head = workers(cluster, busy, "headgroup")
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
-        helm.upgrade(newer, timeout=300)
+        helm.upgrade(newer)
     assert cluster.api.get("rayclusters", busy, "enginesmith-ray")["spec"]["rayVersion"] == "2.60.0"
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
     before = workers(cluster, busy)
-    helm.upgrade(newer, timeout=300)
+    helm.upgrade(newer)
 
     def renewed() -> bool:
         versions = {
@@ -105,11 +105,11 @@ def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, 
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", gone)
     (orphan,) = workers(cluster, busy, "t4")
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
-        helm.upgrade(without("t4"), timeout=300)
+        helm.upgrade(without("t4"))
     assert workers(cluster, busy, "t4") == {orphan}
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
     others = workers(cluster, busy) - {orphan}
-    helm.upgrade(without("t4"), timeout=300)
+    helm.upgrade(without("t4"))
     assert workers(cluster, busy) == others
     assert "t4" not in live(cluster, busy)
     log.info("KubeRay ended %s, and nothing else", orphan)
@@ -119,7 +119,7 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
     """No head listens here, so nothing builds. What was busy at the upgrade is ended by the CronJob."""
     digests = {name: f"sha256:{digit * 64}" for name, digit in (("control", "2"), ("worker", "3"))}
     images = {name: {**sample()["images"][name], "digest": digest} for name, digest in digests.items()}
-    helm.upgrade({**sample(), "images": images}, timeout=300)
+    helm.upgrade({**sample(), "images": images})
 
     def renewed() -> bool:
         found = cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
@@ -143,23 +143,23 @@ def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, 
         ({"prefect": {"server": {"persistence": {"storageClass": "fast"}}}}, "cannot become"),
     ):
         with pytest.raises(helm_python.HelmError, match=said):
-            helm.upgrade({**sample(), **changed}, timeout=300)
+            helm.upgrade({**sample(), **changed})
     assert workers(cluster, busy) == before and helm.status() == "deployed"
 
 
 def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
-    helm.install({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
+    helm.install({**sample(), "kueue": {"queueName": "gpus"}})
     cluster.running(namespace, PODS)
     cluster.api.patch("rayclusters", namespace, "enginesmith-ray", {"spec": {"suspend": True}})  # as Kueue does
     wait_for("KubeRay to suspend it", lambda: not workers(cluster, namespace))
-    helm.upgrade({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
+    helm.upgrade({**sample(), "kueue": {"queueName": "gpus"}})
     assert not workers(cluster, namespace), "it is Kueue that resumes"
-    helm.upgrade(sample(), timeout=300)
+    helm.upgrade(sample())
     cluster.running(namespace, PODS)
 
 
 def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm: Release) -> None:
-    helm.uninstall(timeout=300)
+    helm.uninstall()
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", busy))
     wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginesmith-ray"))
 
@@ -168,7 +168,7 @@ def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redi
     secret = {"metadata": {"name": "redis"}, "stringData": {"redis-password": "x"}}
     cluster.api.create("secrets", namespace, secret)
     kept = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
-    helm.install({**sample(), "ray": {**sample()["ray"], "gcsFaultTolerance": kept}}, timeout=300)
+    helm.install({**sample(), "ray": {**sample()["ray"], "gcsFaultTolerance": kept}})
     cluster.running(namespace, PODS)
     before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
     cluster.api.delete("pods", namespace, head)
@@ -187,7 +187,7 @@ def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redi
         return 0
 
     cluster.kubelet.run("ray-head", empty)
-    helm.uninstall(timeout=300)
+    helm.uninstall()
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", namespace))
     assert emptied == ["redis-cleanup"], "KubeRay waits five minutes where it cannot make that pod, and gives up"
     wait_for("the head's account to go", lambda: not cluster.api.find("serviceaccounts", namespace, "enginesmith-ray"))

@@ -42,8 +42,6 @@ def test_an_account_has_its_rights_and_no_others(cluster: Cluster, installed: Re
                 found.setdefault((group, resource), set()).update(rule["verbs"])
     # Everybody may ask who he is and what he may do.
     own = {key: verbs for key, verbs in found.items() if not key[1].startswith("selfsubject")}
-    for (group, resource), verbs in sorted(own.items()):
-        log.info("%s may %s %s", account, ", ".join(sorted(verbs)), f"{resource}.{group}".rstrip("."))
     assert own == RIGHTS[account]
 
 

@@ -39,37 +39,29 @@ def test_the_same_upgrade_goes_on_after_a_timeout(cluster, namespace, helm, kube
     assert helm.status() == "failed"
     log.info("the release is 'failed', its Job waits for an image; now the image comes")
     kubelet.release()
-    helm.upgrade(WITHOUT_RAY, timeout=300)
+    helm.upgrade(WITHOUT_RAY)
     assert helm.status() == "deployed"
     wait_for("the Job to go when it is done", lambda: not cluster.api.list("jobs", namespace))
 
 
 def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(cluster, namespace, helm, kubelet):
-    kubelet.hold("^enginesmith-deploy-")
-    helm.kill("install", sample(), when=lambda: cluster.api.list("jobs", namespace))
-    kubelet.release()
-    with pytest.raises(helm_python.HelmError, match="another operation"):
-        helm.upgrade(sample(), timeout=300)
     (selector,) = set(re.findall(r"kubectl delete secret --namespace enginesmith --selector '(.+)'", DOCS.read_text()))
-    (record,) = cluster.api.list("secrets", namespace, selector)
-    cluster.api.delete("secrets", namespace, record["metadata"]["name"])
-    log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
-    helm.install(sample(), timeout=300)
-    kubelet.hold("^enginesmith-deploy-")  # or it might be done before it is killed
-    helm.kill("upgrade", sample(), when=lambda: cluster.api.list("secrets", namespace, selector))
-    kubelet.release()
-    with pytest.raises(helm_python.HelmError, match="another operation"):
-        helm.upgrade(sample(), timeout=300)
-    (record,) = cluster.api.list("secrets", namespace, selector)
-    cluster.api.delete("secrets", namespace, record["metadata"]["name"])
-    log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
-    helm.upgrade(sample(), timeout=300)
+    for verb in ("install", "upgrade"):
+        kubelet.hold("^enginesmith-deploy-")  # or it might be done before it is killed
+        helm.kill(verb, sample(), when=lambda: cluster.api.list("secrets", namespace, selector))
+        kubelet.release()
+        with pytest.raises(helm_python.HelmError, match="another operation"):
+            helm.upgrade(sample())
+        (record,) = cluster.api.list("secrets", namespace, selector)
+        cluster.api.delete("secrets", namespace, record["metadata"]["name"])
+        log.info("kubectl delete secret --namespace %s --selector '%s'", namespace, selector)
+        getattr(helm, verb)(sample())
     assert helm.status() == "deployed"
 
 
 def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet) -> None:
-    helm.install(sample(), timeout=300)
-    helm.test(timeout=300)
+    helm.install(sample())
+    helm.test()
     kubelet.hang("^validate-pending")
     name = flow_runs.start(cluster, namespace, "validate-pending/l4")
     (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={name}")))
@@ -93,7 +85,7 @@ def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(cluster, nam
     with pytest.raises(helm_python.HelmError):
         helm.install(WITHOUT_RAY, timeout=15)
     with pytest.raises(helm_python.HelmError):
-        helm.test(timeout=300)
+        helm.test()
     (job,) = cluster.api.list("jobs", namespace)
     assert job["spec"]["ttlSecondsAfterFinished"] <= 86400
     helm.uninstall()

@@ -3,17 +3,16 @@
 import logging
 
 from tests.cluster import flow_runs
-from tests.cluster.api import wait_for
+from tests.cluster.api import Object, wait_for
 from tests.cluster.conftest import PODS, Cluster
 from tests.cluster.release import Release, Values, sample
 
 log = logging.getLogger("cluster")
 
 
-def uids(cluster: Cluster, namespace: str) -> dict[str, str]:
-    """All pods, but those of Jobs that are over."""
-    found = cluster.pods(namespace)
-    return {name: pod["metadata"]["uid"] for name, pod in found.items() if pod["status"].get("phase") != "Succeeded"}
+def uids(pods: dict[str, Object]) -> dict[str, str]:
+    """Of all pods, but those of Jobs that are over."""
+    return {name: pod["metadata"]["uid"] for name, pod in pods.items() if pod["status"].get("phase") != "Succeeded"}
 
 
 def with_metrics(memory: str) -> Values:
@@ -27,35 +26,34 @@ def changed_pods(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(cluster, namespace, helm, kubelet):
-    helm.install(sample(), timeout=300)
+    helm.install(sample())
     cluster.running(namespace, PODS)
     kubelet.hang("^compile-model")
     run = flow_runs.start(cluster, namespace, "compile-model/enginesmith")
     cluster.autoscale(namespace, "l4", 2)
-    before = cluster.running(namespace, PODS + 2)
+    before = uids(cluster.running(namespace, PODS + 2))
     log.info("%d pods run, with a second l4 worker and flow run %s", len(before), run)
-    helm.upgrade(sample(), timeout=300)
-    assert uids(cluster, namespace) == {name: pod["metadata"]["uid"] for name, pod in before.items()}
+    helm.upgrade(sample())
+    assert uids(cluster.pods(namespace)) == before
     groups = cluster.api.get("rayclusters", namespace, "enginesmith-ray")["spec"]["workerGroupSpecs"]
     replicas = {group["groupName"]: group["replicas"] for group in groups}
     log.info("replicas after the upgrade: %s", replicas)
     assert replicas["l4"] == 2
-    helm.upgrade(with_metrics("640Mi"), timeout=300)
+    helm.upgrade(with_metrics("640Mi"))
 
     def replaced() -> set[str]:
-        cluster.running(namespace, PODS + 2)
-        return changed_pods(uids(cluster, namespace), {name: pod["metadata"]["uid"] for name, pod in before.items()})
+        return changed_pods(uids(cluster.running(namespace, PODS + 2)), before)
 
     assert wait_for("a new metrics pod", replaced) == {"enginesmith-metrics"}
     log.info("another value of the metrics exporter replaced its pod and no other")
 
 
 def test_a_rollback_changes_back_what_the_upgrade_changed(cluster: Cluster, namespace: str, helm: Release) -> None:
-    helm.install(sample(), timeout=300)
-    first = cluster.running(namespace, PODS)
-    helm.upgrade(with_metrics("640Mi"), timeout=300)
+    helm.install(sample())
+    first = uids(cluster.running(namespace, PODS))
+    helm.upgrade(with_metrics("640Mi"))
     cluster.running(namespace, PODS)
-    helm.rollback(1, timeout=300)
+    helm.rollback(1)
 
     def limits() -> set[str]:
         """Of one pod, and for a moment of the one before it, too."""
@@ -63,11 +61,7 @@ def test_a_rollback_changes_back_what_the_upgrade_changed(cluster: Cluster, name
         return {pod["spec"]["containers"][0]["resources"]["limits"]["memory"] for pod in pods}
 
     wait_for("the metrics pod of before", lambda: limits() == {"512Mi"})
-    after = cluster.running(namespace, PODS)
-    changed = changed_pods(
-        {name: pod["metadata"]["uid"] for name, pod in first.items()},
-        {name: pod["metadata"]["uid"] for name, pod in after.items()},
-    )
+    changed = changed_pods(first, uids(cluster.running(namespace, PODS)))
     log.info("replaced by upgrade and rollback: %s", ", ".join(sorted(changed)) or "nothing")
     assert changed <= {"enginesmith-metrics"}
     assert helm.status() == "deployed"

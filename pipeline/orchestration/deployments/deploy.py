@@ -42,13 +42,18 @@ TAGS = ("enginesmith",)
 # Builds at once on a GPU generation that has no limit yet.
 _DEFAULT_SLOTS = 1
 _LOST_RUNS = "enginesmith: mark silent runs as Crashed"
+_UNSTARTED_RUNS = "enginesmith: mark runs that no process began as Crashed"
 _UNSERVED_RUNS = "enginesmith: start builds again that crashed or had no cluster"
 # A build's event comes once. What it needs may be away for an hour; a run that kills its machine is not for ever.
 AGAIN, TRIES = timedelta(minutes=10), 12
 # Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
 # default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENT = timedelta(minutes=10)
+# Twice what a pod has to start, where the chart's `podStartTimeoutSeconds` is not changed; its worker reports it then.
+UNSTARTED = timedelta(minutes=30)
 _SIGN = "prefect.flow-run.heartbeat"
+_PENDING = {f"prefect.flow-run.{name}" for name in ("Pending", "Submitting", "InfrastructurePending")}
+_STARTS = {f"prefect.flow-run.{name}" for name in ("Scheduled", "AwaitingRetry", "Running", "Cancelling")}
 # Names of states in Prefect's events; 'Skipped' and 'Unreachable' are ours. Not 'Running', which may come after the
 # first sign.
 _ENDS = ("Completed", "Skipped", "Failed", "Unreachable", "TimedOut", "Cancelled", "Crashed")
@@ -81,12 +86,13 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
     if unknown_names := [repr(name) for name in plan.variables if name not in pool_variables]:
         variables_text = ", ".join(sorted(pool_variables))
         raise InputError(f"job variable {unknown_names[0]} is none of a {plan.kind} pool, which has {variables_text}")
+    run_automations = (lost_runs(*TAGS), unstarted_runs(*TAGS), unserved_runs())
     with api_in_reach(), get_client(sync_client=True) as client:
         change_lists = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
         return [
             *(change for change_list in change_lists for change in change_list),
             *_unwanted_deployments(client, plan, dry),
-            *(_automation(client, run_automation, dry) for run_automation in (lost_runs(*TAGS), unserved_runs())),
+            *(_automation(client, run_automation, dry) for run_automation in run_automations),
         ]
 
 
@@ -185,14 +191,13 @@ def _automation(client: SyncPrefectClient, run_automation: AutomationCore, dry: 
 
 
 def _to_deployment(wanted_deployment: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
-    trigger_documents = (
-        [wanted_deployment.trigger.to_json(wanted_deployment.full_name)] if wanted_deployment.trigger else []
-    )
+    wanted_triggers = [wanted_deployment.trigger] if wanted_deployment.trigger else []
+    runs = wanted_deployment.full_name
     deployment = flow_of(wanted_deployment).to_deployment(
         wanted_deployment.name,
         cron=wanted_deployment.cron,
         parameters=dict(wanted_deployment.parameters),
-        triggers=[DeploymentEventTrigger.model_validate(document) for document in trigger_documents],
+        triggers=[DeploymentEventTrigger.model_validate(trigger.to_json(runs)) for trigger in wanted_triggers],
         description=wanted_deployment.description,
         tags=tags,
         version=version,
@@ -265,23 +270,29 @@ def lost_runs(tag: str, silent: timedelta = SILENT) -> AutomationCore:
 
     A worker reports how its runs end; where the machine of both is lost nothing does, and a run would stay Running.
     """
+    reason = f"no sign of life for {silent.total_seconds():g} s: its machine is lost, or does not reach the server"
+    return _crash(_LOST_RUNS, tag, reason, {_SIGN}, {_SIGN}, silent)
+
+
+def unstarted_runs(tag: str, pending: timedelta = UNSTARTED) -> AutomationCore:
+    """As `lost_runs`, of runs that are Pending for so long: that of a worker which was killed before it started it."""
+    reason = f"Pending for {pending.total_seconds():g} s: the worker that took it is lost"
+    return _crash(_UNSTARTED_RUNS, tag, reason, _PENDING, _STARTS, pending)
+
+
+def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], within: timedelta) -> AutomationCore:
     trigger = EventTrigger(
         posture=Posture.Proactive,
         match={"prefect.resource.id": "prefect.flow-run.*"},
         match_related={"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"},
-        after={_SIGN},
-        expect={_SIGN, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+        after=after,
+        expect=expect | {f"prefect.flow-run.{end}" for end in _ENDS},
         for_each={"prefect.resource.id"},
         threshold=1,
-        within=silent,
+        within=within,
     )
-    description = f"Without a sign of life for {silent.total_seconds():g} s, its machine is lost."
-    message = (
-        f"no sign of life for {silent.total_seconds():g} s: its machine is lost, or does not reach the server; what it "
-        "had finished is on record"
-    )
-    action = ChangeFlowRunState(state=StateType.CRASHED, message=message)
-    return AutomationCore(name=_LOST_RUNS, description=description, enabled=True, trigger=trigger, actions=[action])
+    action = ChangeFlowRunState(state=StateType.CRASHED, message=f"{reason}; what it had finished is on record")
+    return AutomationCore(name=name, description=reason, enabled=True, trigger=trigger, actions=[action])
 
 
 def unserved_runs() -> AutomationCore:
@@ -296,7 +307,7 @@ def unserved_runs() -> AutomationCore:
         match={"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": run_counts},
         match_related={"prefect.resource.role": "flow", "prefect.resource.name": "compile-model"},
         after={"prefect.flow-run.Crashed", "prefect.flow-run.Unreachable"},
-        expect={f"prefect.flow-run.{name}" for name in ("Scheduled", "AwaitingRetry", "Pending", "Running")},
+        expect=_PENDING | _STARTS,
         for_each={"prefect.resource.id"},
         threshold=1,
         within=AGAIN,

@@ -1,6 +1,6 @@
 """The flow that answers drifted traffic: new buckets, and the event that builds a candidate with them."""
 
-from prefect import flow, get_run_logger, runtime, tags
+from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
@@ -14,12 +14,7 @@ from pipeline.orchestration.run import RunOptions, start_executors
 from pipeline.traffic.place import BucketOptions
 
 
-def _run_name() -> str:
-    """'buckets for digits'."""
-    return f"buckets for {runtime.flow_run.parameters.get('model')}"
-
-
-@flow(name="choose-buckets", flow_run_name=_run_name, persist_result=False)
+@flow(name="choose-buckets", flow_run_name="buckets for {model}", persist_result=False)
 def choose_buckets(
     model: str,
     registry: str = DEFAULT_REGISTRY,

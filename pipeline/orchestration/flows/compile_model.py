@@ -10,6 +10,7 @@ from typing import Literal
 
 from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
@@ -58,7 +59,10 @@ def compile_model(
             compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
         show(compiled)
         send_published(compiled)
-    except UnavailableError as error:
+    except (
+        UnavailableError,
+        ConcurrencySlotAcquisitionError,
+    ) as error:  # the second where Prefect's server is too busy
         if runtime.deployment.id is None:
             raise
         return Failed(name="Unreachable", message=str(error), data=error)

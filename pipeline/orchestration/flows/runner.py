@@ -119,6 +119,8 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
                 notice_timer.cancel()
                 return step(unit, work)
         except ConcurrencySlotAcquisitionError as error:
+            if error.__cause__:  # what the server answered, or that it did not
+                raise UnavailableError(f"{limit}: {error}; the Prefect server is down or too busy") from error
             raise EnginesmithError(
                 f"{limit}: {error}; `enginesmith prefect deploy` makes the limit of each GPU generation"
             ) from error

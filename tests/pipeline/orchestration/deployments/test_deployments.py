@@ -8,8 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.events import DeploymentEventTrigger
 from prefect.settings import get_current_settings
+from prefect.states import InfrastructurePending, Pending, Submitting
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
@@ -55,16 +58,25 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
 
 
 def test_whatever_ends_a_run_ends_its_watch() -> None:
-    ends = {event.rpartition(".")[2] for event in deploy.lost_runs("enginesmith").trigger.expect}
+    ends, begins = (
+        {event.rpartition(".")[2] for event in made("enginesmith").trigger.expect}
+        for made in (deploy.lost_runs, deploy.unstarted_runs)
+    )
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
     assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
     assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
     heartbeats_s = get_current_settings().flows.heartbeat_frequency
     assert heartbeats_s and deploy.SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
+    assert begins == {*ends - {"heartbeat"}, "Running", "Scheduled", "AwaitingRetry", "Cancelling"}
+    pending = {state().name for state in (Pending, Submitting, InfrastructurePending)}
+    assert deploy.unstarted_runs("enginesmith").trigger.after == {f"prefect.flow-run.{name}" for name in pending}
+    chart = yaml.safe_load((ROOT / "charts" / "enginesmith" / "values.yaml").read_text())
+    assert deploy.UNSTARTED.total_seconds() > chart["prefect"]["flowRuns"]["podStartTimeoutSeconds"]
 
 
-def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("error", [UnavailableError("no Ray"), ConcurrencySlotAcquisitionError("busy")])
+def test_a_build_of_an_event_starts_again_a_bounded_number_of_times(monkeypatch: Any, error: Exception) -> None:
     trigger = deploy.unserved_runs().trigger
     flow = deploy.flow_of(EVERY[0])
     assert trigger.match_related["prefect.resource.name"] == [flow.name]
@@ -72,11 +84,11 @@ def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(m
     assert "1" in counts and len(counts) < 20, "a run that kills its machine would start for ever"
     assert {"prefect.flow-run.AwaitingRetry"} <= trigger.expect, "a person was faster"
     module = importlib.import_module("pipeline.orchestration.flows.compile_model")
-    monkeypatch.setattr(module, "compile_any", raising(UnavailableError("cannot reach the Ray cluster")))
+    monkeypatch.setattr(module, "compile_any", raising(error))
     for name in ("get_run_logger", "FlowProgress"):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(module, "start_executors", lambda *_, **__: nullcontext())
-    with pytest.raises(UnavailableError):
+    with pytest.raises(type(error)):
         flow.fn("spec.yaml")  # a person's, who sees it
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
     ended = flow.fn("spec.yaml")

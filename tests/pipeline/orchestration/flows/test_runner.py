@@ -63,6 +63,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         found.append((name, strict))
         if name == "enginesmith-gpu-sm_75":
             raise ConcurrencySlotAcquisitionError("must be created")
+        if name == "enginesmith-gpu-sm_80":
+            raise ConcurrencySlotAcquisitionError("no answer") from TimeoutError()
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
@@ -123,13 +125,11 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
     def build(*_: object) -> str:
         raise AssertionError("not without a slot")
 
-    with pytest.raises(
-        EnginesmithError,
-        match=r"enginesmith-gpu-sm_75: .*`enginesmith prefect deploy` "
-        r"makes",
-    ) as caught:
+    with pytest.raises(EnginesmithError, match=r"gpu-sm_75: .*`enginesmith prefect deploy` makes") as caught:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), Work(None, context()))
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
+    with pytest.raises(UnavailableError, match=r"sm_80: no answer"):
+        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
 
 
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
