@@ -62,10 +62,9 @@ def _flattens(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 
 def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    for name in node.input[:1]:
-        kind = scope.dtype(name)
-        if kind is not None and kind.kind == "u":
-            yield f"takes {kind.name} for signed numbers; cast {name} to a wider signed type in front of it"
+    kind = scope.dtype(node.input[0])
+    if kind is not None and kind.kind == "u":
+        yield f"takes {kind.name} for signed numbers; cast {node.input[0]} to a wider signed type in front of it"
 
 
 def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -187,6 +186,32 @@ def _resized(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if_node = producer is not None and producer.op_type == "Transpose" and scope.makers.get(producer.input[0])
     if if_node and if_node.op_type == "If":
         yield "gets other numbers than an If behind a Transpose gives; transpose in both branches of the If"
+
+
+def _integers(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    codes = node.input[0]
+    if codes in scope.arrays and scope.dtype(codes) == np.int32 and len(scope.sizes(codes) or ()) < 2:
+        yield "dequantizes int32"
+
+
+def dequantize_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
+    """A DequantizeLinear of an int32 constant of rank 0 or 1, a bias, as what it computes; None of another one."""
+    from onnx import numpy_helper
+
+    if not any(_integers(write.node, scope)):
+        return None
+    codes, scale, *zero_points = (numpy_helper.to_array(scope.arrays[name]) for name in write.node.input if name)
+    values = ((codes - sum(zero_points)) * scale).astype(scale.dtype).reshape(codes.shape)
+    write.last("Constant", [], write.node.output, value=numpy_helper.from_array(values))
+    return write.nodes
+
+
+def _shifted(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    kind = scope.dtype(node.input[0] if node.op_type == "DequantizeLinear" else node.output[0])
+    zero_points = scope.array(node.input[2]) if len(node.input) > 2 and kind != np.int32 else None
+    is_shifted = zero_points is not None and zero_points.astype(np.float32).any()
+    if kind is not None and (is_shifted or "uint" in kind.name):
+        yield f"has {'other zero points than 0' if is_shifted else kind.name}; quantize to symmetric int8"
 
 
 def _always(words: str) -> "Rule":
@@ -322,6 +347,10 @@ FAULTS: tuple[KnownFault, ...] = (
                generations=("sm_75", "sm_86")),
     KnownFault("fused-attention", "Softmax", {"tensorrt": ("", "10.16")}, f"{_TRT}/4837", _fused, note_only=True,
                generations=("sm_120",), precisions=_HALF),
+    KnownFault("int32-codes", "DequantizeLinear", {"tensorrt": ("", ""), "tensorrt-rtx": ("", "")},
+               "https://github.com/onnx/onnx-tensorrt/issues/850", _integers, dequantize_integers),
+    *(KnownFault(f"shifted-{operator}", operator, {"tensorrt": ("", ""), "tensorrt-rtx": ("", "")},
+                 f"{_TRT}/2774, {_TRT}/4698", _shifted) for operator in ("QuantizeLinear", "DequantizeLinear")),
     *(KnownFault(f"iree-{operator}", operator, {"iree": ("", "")}, _RUN, rule) for operator, rule in _IREE),
     *(KnownFault(f"rtx-{operator}", operator, {"tensorrt-rtx": ("1.7", "1.7")}, "ONNX's node tests, parsed by 1.7.1",
                  _always(_WORDS)) for operator in _UNREAD.split()),

@@ -254,11 +254,16 @@ def dequantize_stored_weights(model: ModelProto) -> int:
     for cast, scale_node in _find_stored(graph, constants):
         weight, last_node = constants[cast.input[0]], scale_node or cast
         scale = numpy_helper.to_array(constants[_scale_of(scale_node, cast)]) if scale_node else np.ones((), np.float32)
-        values = numpy_helper.from_array(_flat(scale), f"{last_node.output[0]}/scale")
+        flat_scale = scale.astype(np.float32).reshape(() if scale.size == 1 else -1)
+        values = numpy_helper.from_array(flat_scale, f"{last_node.output[0]}/scale")
         graph.initializer.append(values)
         axis = next((axis for axis, size in enumerate(scale.shape) if size != 1), 0)
-        new_nodes = _nodes(weight.name, values.name, last_node.output[0], axis, _kind(cast))
-        dequantize_nodes[last_node.output[0]] = list(new_nodes)
+        output, kind = last_node.output[0], _kind(cast)
+        float_name, inputs = output if kind == TensorProto.FLOAT else f"{output}/float32", [weight.name, values.name]
+        new_nodes = [helper.make_node("DequantizeLinear", inputs, [float_name], f"{output}/dequantized", axis=axis)]
+        if kind != TensorProto.FLOAT:
+            new_nodes.append(helper.make_node("Cast", [float_name], [output], f"{output}/narrowed", to=kind))
+        dequantize_nodes[output] = new_nodes
         absorbed_names |= {cast.output[0]} if scale_node else set()
     nodes = [node for node in graph.node if not absorbed_names.intersection(node.output)]
     set_items(graph.node, (new_node for node in nodes for new_node in dequantize_nodes.get(node.output[0], [node])))
@@ -300,16 +305,3 @@ def _scale_of(scaling: NodeProto, cast: NodeProto) -> str:
 
 def _kind(cast: NodeProto) -> int:
     return next((int(attribute.i) for attribute in cast.attribute if attribute.name == "to"), TensorProto.UNDEFINED)
-
-
-def _flat(scale: Array) -> Array:
-    """One number, or a vector of them, in float32."""
-    values = scale.astype(np.float32).reshape(-1)
-    return values.reshape(()) if values.size == 1 else values
-
-
-def _nodes(weight: str, scale: str, output: str, axis: int, kind: int) -> Iterator[NodeProto]:
-    float_name = output if kind == TensorProto.FLOAT else f"{output}/float32"
-    yield helper.make_node("DequantizeLinear", [weight, scale], [float_name], f"{output}/dequantized", axis=axis)
-    if kind != TensorProto.FLOAT:
-        yield helper.make_node("Cast", [float_name], [output], f"{output}/narrowed", to=kind)

@@ -255,7 +255,6 @@ def _refusal(export: Exported, candidate: PlanCandidate, request: BuildRequest, 
         return reason
     own_int8 = export.model.own_int8
     remedy = f"{own_int8}: use int8-dynamic" if own_int8 and candidate.precision == "int8" else "use fp32"
-    remedy = "give the float model" if export.model.carries_qdq else remedy
     return f"{idle}; {remedy}"
 
 

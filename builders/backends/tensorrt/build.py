@@ -218,7 +218,7 @@ class TensorRTEdition:
     """
 
     name: ClassVar[str]
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]

@@ -177,9 +177,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     check_unknown(graphs)
     ensemble_name = model_name(path.stem)
     graphs = connect_states(name_graphs(ensemble_name, graphs))
-    files = {graph.key: f"{graph.key}.yaml" for graph in graphs}
-    if path.name in files.values():
-        raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
+    files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     texts = {path: write_ensemble(ensemble_name, graphs, files).encode()}
     texts |= {path.parent / files[graph.key]: write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
@@ -189,7 +187,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     for connection in find_connections(graphs):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
     for graph in find_unconnected(graphs):
-        say(f"  {graph.key}: FILL_IN: nothing shows what connects it")
+        say(f"  {graph.key}: FILL_IN: nothing shows what connects it; if nothing does, it is a model of its own")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")
 
 

@@ -306,15 +306,12 @@ def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", export: Exported) ->
     """Raise InputError for what a spec asks of the quantization of a model that carries Q/DQ of its own."""
     if not export.model.carries_qdq or variant.precision == "fp32":
         return
-    if spec.quantization.overrides:
+    overrides, states = spec.quantization.overrides, spec.int8_states() if variant.precision in QUANTIZED else ()
+    if overrides or states:
+        key = f"quantization.overrides: {overrides[0].match!r}" if overrides else f"state.{states[0].input}.dtype"
         raise InputError(
-            f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
-            "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
-        )
-    if (states := spec.int8_states()) and variant.precision in QUANTIZED:
-        raise InputError(
-            f"state.{states[0].input}.dtype changes nothing: the model carries Q/DQ of its own, which stays as it is; "
-            "remove it, or give the float model"
+            f"{key} changes nothing: the model carries Q/DQ of its own, which stays as it is; remove "
+            f"{'the overrides' if overrides else 'it'}, or give the float model"
         )
 
 
@@ -331,7 +328,8 @@ def write_graph(
     work: Work,
     wide_ends: bool = False,
 ) -> Graph:
-    """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is.
+    """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is,
+    whatever its share of int8.
 
     ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
     says so.  choices: what `choose` gave, by kind of int8.  wide_ends: as of `WriteGraph`.
@@ -341,12 +339,9 @@ def write_graph(
     spec = work.spec
     model = export.model
     if is_exported(variant, export):
-        proof, own_int8 = Proof(metrics=export.proof.metrics), model.own_int8
-        graph = Graph(
-            variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own_int8, shards=model.shards
-        )
         share = model.narrow_share if variant.precision in QUANTIZED else None
-        return replace(graph, share=share, idle=refuse_share(share, variant.precision))
+        graph = Graph(variant, model.digest, model.inputs, model.outputs, share=share, shards=model.shards)
+        return replace(graph, proof=Proof(metrics=export.proof.metrics), own_int8=model.own_int8)
     if isinstance(ranges, StepFailure):
         if variant.precision in CALIBRATED:
             return _unwritten(variant, export, ranges)
@@ -377,32 +372,17 @@ def write_graph(
     notes = (*not_searched(variant, spec, export), *new_graph.notes)
     graph_fields = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
     graph = Graph(variant, new_graph.model, *graph_fields, record=new_graph.record, recipe=recipe)
-    own_int8, states = model.own_int8, new_graph.quantized_states
-    return replace(
-        graph,
-        idle=new_graph.idle,
-        own_int8=own_int8,
-        shards=new_graph.shards,
-        quantized_states=states,
-        share=new_graph.share,
-    )
+    graph = replace(graph, idle=new_graph.idle, own_int8=model.own_int8, quantized_states=new_graph.quantized_states)
+    return replace(graph, shards=new_graph.shards, share=new_graph.share)
 
 
 def _check_graph(export: Exported, graph: Graph, ranges: Observed | None, work: Work) -> Proof:
     spec = work.spec
     precision = graph.variant.precision
-    samples = None
-    if precision in CALIBRATED and ranges and export.golden_inputs:
-        samples = export.golden_inputs, ranges.inputs
-    check = CheckGraph(
-        export.model.digest,
-        graph.model,
-        export.golden,
-        precision,
-        spec.validation.limits_for(precision, "quantization"),
-        metrics_of(spec, precision),
-        samples,
-    )
+    samples = (export.golden_inputs, ranges.inputs) if export.golden_inputs and ranges else None
+    digests = export.model.digest, graph.model, export.golden
+    limits, metrics = spec.validation.limits_for(precision, "quantization"), metrics_of(spec, precision)
+    check = CheckGraph(*digests, precision, limits, metrics, samples if precision in CALIBRATED else None)
     key = {**encode(check), **code_key(CheckGraph)}
     check_request = replace(check, answers=answers_here(export))
     job = Job("check graph", check_request, work.context.store.uri, step_limits(spec, "proof"))

@@ -67,6 +67,25 @@ def choosing(between="Transpose<perm=[0,1,3,2]>"):
     return build("float[n,1,4,4] x, bool b", "float[n,1,8,8] y", CHOOSE.format(between=between), weights)
 
 
+def quantized(low, dtype="int8"):
+    """A Gemm as onnxruntime's quantizer writes it. low, dtype: the activation's zero point."""
+    weight = np.random.default_rng(0).integers(-127, 128, (4, 3)).astype(np.int8)
+    codes = {"w": weight, "b": np.int32([3, -70000, 2]), "z": np.int32(0)}
+    text = """q = QuantizeLinear(x, s, low) a = DequantizeLinear(q, s, low) v = DequantizeLinear(w, s)
+        c = DequantizeLinear(b, t, z) y = Gemm(a, v, c)"""
+    scales = {"s": np.float32(0.02), "t": np.float32(0.0004), "low": np.dtype(dtype).type(low)}
+    return build("float[2,4] x", "float[2,3] y", text, codes | scales)
+
+
+def test_int32_biases_are_written_as_the_floats_that_they_stand_for(tmp_path):
+    found = verdict(quantized(0), tmp_path)
+    assert found.refusal is None and found.written == {"int32-codes"} and "node 'c'" in found.notes[0]
+    written, _ = without_faults(request(), tmp_path / "graph.onnx", tmp_path)
+    feed = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype("f")}
+    expected, got = (InferenceSession(path).run(None, feed)[0] for path in (tmp_path / "graph.onnx", written))
+    np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("opset", [16, 20])
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border"])
@@ -133,6 +152,8 @@ def test_the_parser_of_rtx_takes_linear_and_cubic_for_what_they_are(tmp_path):
         (sums("<reverse=1>", "zero"), {"version": "10.9.0"}, "summed as another CumSum"),
         (attention("x"), {"version": "11.2.1", "precision": "fp16"}, "reads 'x' as if transposing"),
         (choosing(), {"version": "11.2.1", "target": "sm_86"}, "transpose in both branches"),
+        (quantized(3), {}, "(QuantizeLinear) has other zero points than 0; quantize to symmetric int8"),
+        (quantized(0, "uint8"), {}, "has uint8; quantize to symmetric int8"),
     ],
 )
 def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source(model, of, words, tmp_path):
@@ -194,10 +215,13 @@ def test_every_row_has_a_source_and_a_compiler_that_exists():
     assert {"tensorrt", "tensorrt-rtx", "iree"} <= COMPILERS
 
 
-def test_an_engine_is_built_from_the_gathers(tmp_path):
+GATHERS = build("float[1,3,8,8] x, float[1,4,4,2] g", "float[1,3,4,4] y", SAMPLE.format(
+    mode="linear", padding="border", corners=1), {})  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [GATHERS, quantized(0)])
+def test_an_engine_is_built_from_what_is_written(model, tmp_path):
     pytest.importorskip("tensorrt_rtx")
-    model = build("float[1,3,8,8] x, float[1,4,4,2] g", "float[1,3,4,4] y", SAMPLE.format(
-        mode="linear", padding="border", corners=1), {})  # fmt: skip
     asked = replace(graphs.request("sm_89"), inputs=(), outputs=(), profiles=())
     engine = TensorRTRTX().build(asked, saved(model, tmp_path), tmp_path)
     assert "written as other operators" in engine.notes[0] and engine.size_bytes > 0

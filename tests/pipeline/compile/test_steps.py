@@ -116,7 +116,7 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
     monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 9)
     plan = built.run("plan", built.spec, "--json").json["units"]
     assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
-    assert all("enginesmith-tensorrt-rtx: 3 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
+    assert all("enginesmith-tensorrt-rtx: 4 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
 
 
 def editing(path: Path, result: object = None) -> Answering:
@@ -191,15 +191,13 @@ def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_re
 def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
     project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
     spec, context = load_spec(project.spec), run_context(tmp_path, errors.StepError("nothing runs"))
-    quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
+    quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True, narrow_share=0.02))
     with pytest.raises(errors.InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
         graphs.quantize(values.GraphVariant("int8"), quantized, None, {}, Work(spec, context))
     assert graphs.quantize(values.GraphVariant("fp32"), quantized, None, {}, Work(spec, context)).model == MODEL
     project.change_spec(quantization=None)
-    assert (
-        graphs.quantize(values.GraphVariant("int8"), quantized, None, {}, Work(load_spec(project.spec), context)).model
-        == MODEL
-    )
+    graph = graphs.quantize(values.GraphVariant("int8"), quantized, None, {}, Work(load_spec(project.spec), context))
+    assert (graph.model, graph.share, graph.idle) == (MODEL, 0.02, None), "a small share is told, and built as it came"
 
 
 def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(project, tmp_path, monkeypatch):

@@ -164,8 +164,9 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     folder = write_ensemble(tmp_path / "pair").parent
     for spec in folder.glob("*.yaml"):
         spec.unlink()
-    assert init(folder / "encoder.onnx", f"other={folder / 'encoder.onnx'}", "--out", folder / "whole.yaml") == 0
+    assert init(folder / "encoder.onnx", f"other={folder / 'encoder.onnx'}", "--out", folder / "encoder.yaml") == 0
     said = capsys.readouterr().err
+    assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
     assert all(f"{name}: FILL_IN: nothing shows what connects it" in said for name in ("encoder", "other"))
 
 
