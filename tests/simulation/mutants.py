@@ -461,6 +461,9 @@ MUTANTS: dict[str, Mutant] = {
     "a step of a rollout is written over another": _everywhere(
         "change_rollout", _change_any_rollout, advance, operations
     ),
+    "a move starts from another state than was seen": _everywhere(
+        "check_unmoved", lambda *_: None, channels, operations
+    ),
     "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
     "a promotion ends whatever rollout there is": _attribute(channels, "point", _end_any),
     "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginesmith.core.errors import InputError, digest_of_bytes
+from enginesmith.core.errors import ConflictError, InputError, digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.leases import hold_lease
@@ -13,7 +13,7 @@ from enginesmith.registry.rollouts.rollout_state import Slice, reports
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
-from enginesmith.registry.versions.channel_state import read_channel, read_history
+from enginesmith.registry.versions.channel_state import position_of, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.rollout import operations
@@ -128,6 +128,21 @@ def test_beside_a_rollout_no_version_comes_at_once():
     fleet.begin_and_look(store, two, fleet.plan("100%"))
     with pytest.raises(InputError, match=r"a rollout of 2 to digits:stable is running \(wave 1 of 1\).*rollout abort"):
         channels.promote(store, two, "stable")
+
+
+def test_a_move_or_a_rollout_that_was_decided_before_another_began_changes_nothing():
+    store, one, two = fleet.registry()
+    decided_on = position_of(read_channel(store, *fleet.WHERE))
+    fleet.begin_and_look(store, two, fleet.plan("100%"))
+    with pytest.raises(ConflictError, match="digits:stable: ada started a rollout of 2 meanwhile"):
+        channels.rollback(store, *fleet.WHERE, decided_on=decided_on)
+    began = position_of(read_channel(store, *fleet.WHERE))
+    operations.abort(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
+    with pytest.raises(ConflictError, match="digits:stable: its rollout was ended meanwhile"):
+        channels.promote(store, two, "stable", decided_on=began)
+    channels.promote(store, two, "stable", by="eve")
+    with pytest.raises(ConflictError, match="digits:stable: eve moved it to 2 meanwhile"):
+        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=decided_on)
 
 
 def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():
