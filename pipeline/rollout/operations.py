@@ -37,15 +37,8 @@ from enginesmith.registry.rollouts.rollout_state import (
 )
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
-from enginesmith.registry.versions import channels, lookup, policies
-from enginesmith.registry.versions.channel_state import (
-    Channel,
-    Position,
-    check_unmoved,
-    position_of,
-    read_channel,
-    read_history,
-)
+from enginesmith.registry.versions import channel_state, channels, lookup, policies
+from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import begin_rollout, change_rollout, clear_marks, read_rollout
 from enginesmith.registry.versions.policies import list_losses
 from pipeline.rollout.advance import GateResult, judge_gates, passes_of
@@ -158,7 +151,7 @@ def start(
     proven_only: bool = False,
     random_inputs: bool = False,
     accept_losses: bool = False,
-    decided_on: Position | None = None,
+    decided_on: channel_state.Position | None = None,
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
@@ -174,12 +167,12 @@ def start(
     check_waves(plan.waves)
     model = manifest.model
     channel_now = _serving(read_channel(store, model, channel), manifest, channel)
-    position = decided_on or position_of(channel_now)
+    position = decided_on or channel_state.position_of(channel_now)
     node_count, counts = count_nodes(store, channel_now.rollout), require(store, manifest).counts
 
     def open_first(state: Channel | None) -> Rollout:
         live_channel = _serving(state, manifest, channel)
-        check_unmoved(state, position)
+        channel_state.check_unmoved(state, position)
         losses = list_losses(store, live_channel, manifest, proven_only, counts) if accept_losses else ()
         started_at = format_time(who.at)
         rollout = Rollout(

@@ -20,14 +20,8 @@ from enginesmith.registry.store.layout import (
     channel_history_key,
     manifest_key,
 )
-from enginesmith.registry.versions.channel_state import (
-    Channel,
-    Move,
-    Position,
-    parse_channel,
-    parse_history,
-    position_of,
-)
+from enginesmith.registry.versions import channel_state
+from enginesmith.registry.versions.channel_state import Channel, Move, Position, parse_channel, parse_history
 from tests.simulation.store import Content
 from tests.simulation.world import APART, BEGIN, Violation, World
 
@@ -244,7 +238,7 @@ class Rules:
         if old and (new.moves, new.revision) <= (old.moves, old.revision):
             raise Violation(f"channel {model}:{name} went back from move {old.moves}, revision {old.revision}")
         self._check_moves(new, old)
-        self._check_decided(new, position_of(old))
+        self._check_decided(new, channel_state.position_of(old))
         if old is None or not (
             new.served.items() <= old.served.items() and new.snapshots.items() <= old.snapshots.items()
         ):
@@ -260,7 +254,7 @@ class Rules:
 
     def _check_decided(self, new: Channel, before: Position) -> None:
         """A move, and the begin of a rollout, start from where the channel was when they were decided on."""
-        moves, rollout = position_of(new)
+        moves, rollout = channel_state.position_of(new)
         began = new.rollout.history[0].by if new.rollout and rollout not in ("", before[1]) else ""
         if self.decided.get(new.move.why if moves > before[0] else began, before) != before:
             raise Violation(f"channel {new.model}:{new.name} was not where it was when its change was decided on")

@@ -80,52 +80,29 @@ def promote(
 
 
 def point(
-    guard: Guard,
-    manifest: Manifest,
-    name: str,
-    by: str = "",
-    why: str = "",
-    *,
-    proven_only: bool = False,
-    random_inputs: bool = False,
-    canaries: Sequence[CanaryPass] = (),
-    decided_on: Position | None = None,
-    ending: tuple[Rollout, Rollout] | None = None,
-    counts: Callable[[Attestation], bool] | None = None,
-    accepted_losses: AcceptedLosses = (),
+    guard: Guard, manifest: Manifest, name: str, by: str = "", why: str = "", **terms: Unpack[MoveTerms]
 ) -> Channel:
     """Point a channel at a version as `promote` does, without those of its checks that hold whatever the channel
-    serves: the caller did them and holds the lease. decided_on: None for a move from wherever the channel is.
+    serves: the caller did them and holds the lease. Without `decided_on` it moves from wherever the channel is.
 
     Raises as `promote` does.
     """
-    store = guard.store
-    if lost_reports := [canary.report for canary in canaries if not store.has(canary.report)]:
+    store, ending, accepted_losses = guard.store, terms.get("ending"), terms.get("accepted_losses", ())
+    reports = tuple(canary.report for canary in terms.get("canaries", ()))
+    if lost_reports := [report for report in reports if not store.has(report)]:
         raise IntegrityError(f"canary report {lost_reports[0]} is not in {store.uri}; promote again with --canary")
-    reports = tuple(canary.report for canary in canaries)
-    move = Move(
-        manifest.version,
-        manifest.digest,
-        _now(store),
-        by,
-        why,
-        proven_only,
-        canary=reports,
-        random_inputs=random_inputs,
-    )
+    proven_only, random_inputs = terms.get("proven_only", False), terms.get("random_inputs", False)
+    names = manifest.version, manifest.digest, _now(store), by, why
+    move = Move(*names, proven_only, canary=reports, random_inputs=random_inputs)
 
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):
             raise ConflictError(f"the rollout of {manifest.model}:{name} was changed by somebody else meanwhile")
-        if (
-            not ending
-            and channel is not None
-            and channel.manifest == move.manifest
-            and channel.proven_only == proven_only
-        ):
+        is_there = channel and (channel.manifest, channel.proven_only) == (move.manifest, proven_only)
+        if is_there and not ending:
             return None
-        check_unmoved(channel, decided_on)
-        losses = list_losses(store, channel, manifest, proven_only, counts)
+        check_unmoved(channel, terms.get("decided_on"))
+        losses = list_losses(store, channel, manifest, proven_only, terms.get("counts"))
         if refusal := loss_refusal(losses, accepted_losses, manifest, channel):
             raise InputError(refusal)
         return replace(move, losses=losses)

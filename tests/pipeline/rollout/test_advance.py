@@ -130,19 +130,23 @@ def test_beside_a_rollout_no_version_comes_at_once():
         channels.promote(store, two, "stable")
 
 
-def test_a_move_or_a_rollout_that_was_decided_before_another_began_changes_nothing():
+def test_what_was_decided_before_another_moved_the_channel_changes_nothing(monkeypatch):
     store, one, two = fleet.registry()
-    decided_on = position_of(read_channel(store, *fleet.WHERE))
-    fleet.begin_and_look(store, two, fleet.plan("100%"))
-    with pytest.raises(ConflictError, match="digits:stable: ada started a rollout of 2 meanwhile"):
-        channels.rollback(store, *fleet.WHERE, decided_on=decided_on)
+    seen = position_of(read_channel(store, *fleet.WHERE))
+    operations.start(store, two, "stable", fleet.plan("100%"), Operator("ada", fleet.at(0)))
+    with pytest.raises(ConflictError, match="digits:stable: ada started a rollout of 2 meanwhile; nothing was changed"):
+        channels.rollback(store, *fleet.WHERE, decided_on=seen)
     began = position_of(read_channel(store, *fleet.WHERE))
     operations.abort(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
     with pytest.raises(ConflictError, match="digits:stable: its rollout was ended meanwhile"):
         channels.promote(store, two, "stable", decided_on=began)
-    channels.promote(store, two, "stable", by="eve")
-    with pytest.raises(ConflictError, match="digits:stable: eve moved it to 2 meanwhile"):
-        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=decided_on)
+    moves = iter((two, two))
+    slow = lambda *_, **__: channels.point(hold, next(moves), "stable", "eve") and None  # noqa: E731
+    monkeypatch.setattr(channels, "policy_refusal", slow)
+    with hold_lease(store, "eve's") as hold, pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
+        channels.promote(store, one, "stable", by="ada", proven_only=True)
+    with pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
+        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen)
 
 
 def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():

@@ -159,28 +159,6 @@ def test_of_racing_promotions_each_moves_the_channel_or_is_told_who_did(store: S
     assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == names
 
 
-def test_a_move_that_was_decided_before_anothers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = MemoryStore()
-    one, two, three = published(store, "a", "b", "c")
-    before = channel_state.position_of(channels.promote(store, one, "stable"))
-
-    def move_first(guard: Any, *words: Any, **terms: Any) -> Any:
-        monkeypatch.undo()
-        channels.promote(store, two, "stable", by="eve")
-        return point(guard, *words, **terms)
-
-    point = channels.point
-    monkeypatch.setattr(channels, "point", move_first)
-    for move in (
-        lambda: channels.promote(store, three, "stable"),
-        lambda: channels.promote(store, three, "stable", decided_on=before),
-        lambda: channels.rollback(store, "digits", "stable", decided_on=before),
-    ):
-        with pytest.raises(ConflictError, match="digits:stable: eve moved it to 2 meanwhile; nothing was changed"):
-            move()
-    assert channels.promote(store, two, "stable", decided_on=before).moves == 2, "it serves that already"
-
-
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("way", ["promoted", "rolled back", "unpinned"])
 def test_what_is_served_no_more_has_its_whole_grace_period(
