@@ -244,8 +244,8 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
             for path in paths:
                 path.write_bytes(store.read_blob(path.stem))
             reason, passes = canary_passes(store, candidate, channel, paths, say)
-        terms: channels.MoveTerms = {"proven_only": serving.proven_only, "decided_on": position, "counts": counts}
-        channels.promote(store, candidate, channel, by=user(), why=reason, canaries=passes, **terms)
+        terms = channels.MoveTerms(proven_only=serving.proven_only, decided_on=position, counts=counts, canaries=passes)
+        channels.promote(store, candidate, channel, by=user(), why=reason, **terms)
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
     # A FAIL that was attached meanwhile found the candidate not served yet, and left the channel alone.

@@ -14,7 +14,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, ma
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.channel_state import Channel, position_of, read_channel, read_history
-from enginesmith.registry.versions.channels import promote
+from enginesmith.registry.versions.channels import MoveTerms, promote
 from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
@@ -221,11 +221,11 @@ def _bring(old: Manifest, new: Manifest, name: str, reason: str, store: Store) -
         command = f"{'rollout start' if plan else 'promote'} {new.reference} {new.model}:{name}"
         command += " --proven-only" * live.proven_only + " --accept-random-inputs" * live.move.random_inputs
         raise ConflictError(f"{new.reference} was {end} there; to try it again: `enginesmith {command}`")
-    flags = {"proven_only": live.proven_only, "random_inputs": live.move.random_inputs}
+    terms = MoveTerms(decided_on=position_of(live), proven_only=live.proven_only, random_inputs=live.move.random_inputs)
     if plan:
-        start(store, new, name, plan, Operator(user(), store.now(), reason), decided_on=position_of(live), **flags)
+        start(store, new, name, plan, Operator(user(), store.now(), reason), **terms)  # type: ignore[misc]
     else:
-        promote(store, new, name, by=user(), why=reason, decided_on=position_of(live), **flags)
+        promote(store, new, name, by=user(), why=reason, **terms)
     return plan is not None
 
 
