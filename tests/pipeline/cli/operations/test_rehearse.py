@@ -96,7 +96,7 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     assert rehearsal_verdicts._bring(after, before, "candidate", "", store) is False, "it serves that already"
 
     def move_twice(*_: object) -> None:
-        channels.promote(store, after, "candidate", by="eve", proven_only=True)
+        channels.promote(store, after, "candidate", proven_only=True, accepted_losses=None)
         channels.rollback(store, "tiny", "candidate", by="eve")
 
     monkeypatch.setattr(rehearsal_verdicts, "_end_of", move_twice)
