@@ -27,7 +27,7 @@ from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.trust.signatures import read_bundle
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
+from enginesmith.registry.versions.channel_state import Channel, position_of, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import refresh_version
 from enginesmith.registry.versions.index import hold_change
 from enginesmith.registry.versions.lookup import locate
@@ -185,7 +185,6 @@ def _move(
     for canary in passes:
         dest.put_bytes(source.read_blob(canary.report))
     reason = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
-    # The canary's baseline may never have been served at the other site, so that it is not compared with that site.
     moved_channel = channels.promote(
         dest,
         manifest,
@@ -195,7 +194,7 @@ def _move(
         proven_only=channel.proven_only,
         random_inputs=move.random_inputs,
         canaries=passes,
-        from_other_registry=True,
+        decided_on=position_of(dest_channel),
         counts=counts,
         accepted_losses=None if is_successor else (),
     )

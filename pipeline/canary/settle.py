@@ -29,7 +29,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import canary_key, evidence_prefix
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channel_state, channels, lookup, policies
-from enginesmith.registry.versions.channel_state import Channel, read_history
+from enginesmith.registry.versions.channel_state import Channel, position_of, read_history
 from pipeline.canary.verdicts import canary_passes, roll_back
 from pipeline.rollout.operations import Operator, start
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
@@ -232,11 +232,11 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
 
 
 def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:
-    model, version, channel = candidate.model, candidate.version, serving.name
+    model, version, channel, position = candidate.model, candidate.version, serving.name, position_of(serving)
     try:
         if plan := policies.of_channel(store, model, channel).rollout:
             operator = Operator(user(), store.now(), "canary PASS")
-            start(store, candidate, channel, plan, operator, proven_only=serving.proven_only)
+            start(store, candidate, channel, plan, operator, proven_only=serving.proven_only, decided_on=position)
             return f"rollout started: {model}:{channel} -> {version}, in {len(plan.waves)} waves"
         counts = require(store, candidate).counts
         with tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
@@ -244,10 +244,8 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
             for path in paths:
                 path.write_bytes(store.read_blob(path.stem))
             reason, passes = canary_passes(store, candidate, channel, paths, say)
-        proven_only = serving.proven_only
-        channels.promote(
-            store, candidate, channel, by=user(), why=reason, proven_only=proven_only, canaries=passes, counts=counts
-        )
+        terms = channels.MoveTerms(proven_only=serving.proven_only, decided_on=position, counts=counts, canaries=passes)
+        channels.promote(store, candidate, channel, by=user(), why=reason, **terms)
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
     # A FAIL that was attached meanwhile found the candidate not served yet, and left the channel alone.

@@ -14,8 +14,8 @@ from enginesmith.registry.evidence.canaries import canary_target
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import reachable, write_whole
-from enginesmith.registry.versions import channel_state, channels
-from enginesmith.registry.versions.channel_state import Channel
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_state import Channel, position_of, read_channel
 from enginesmith.registry.versions.policies import CanaryPass
 from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
@@ -171,8 +171,12 @@ def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> 
     if not (model and report.candidate.version and manifest):
         return "the observations do not say which engine they are of; no channel was moved"
     reason = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"
+    live_channel = read_channel(store, model, channel)
+    if live_channel and live_channel.manifest != manifest:
+        return f"channel {model}:{channel} serves version {live_channel.version} by now; no channel was moved"
+    decided_on = position_of(live_channel)
     try:
-        new_state = channels.rollback(store, model, channel, by=person, why=reason[:500], serving=manifest)
+        new_state = channels.rollback(store, model, channel, by=person, why=reason[:500], decided_on=decided_on)
     except (ConflictError, UnknownNameError) as error:
         return f"{error}; no channel was moved"
     return f"rolled back: {model}:{channel} -> {new_state.version}"
@@ -187,7 +191,7 @@ def canary_passes(
 
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
-    live_channel = channel_state.read_channel(store, manifest.model, channel)
+    live_channel = read_channel(store, manifest.model, channel)
     short_digests, passes, contents = [], [], []
     for path in reports:
         read_report_file(path)

@@ -13,8 +13,8 @@ from enginesmith.core.text import join_first
 from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import policies
-from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
-from enginesmith.registry.versions.channels import promote
+from enginesmith.registry.versions.channel_state import Channel, position_of, read_channel, read_history
+from enginesmith.registry.versions.channels import MoveTerms, promote
 from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
@@ -221,13 +221,12 @@ def _bring(old: Manifest, new: Manifest, name: str, reason: str, store: Store) -
         command = f"{'rollout start' if plan else 'promote'} {new.reference} {new.model}:{name}"
         command += " --proven-only" * live.proven_only + " --accept-random-inputs" * live.move.random_inputs
         raise ConflictError(f"{new.reference} was {end} there; to try it again: `enginesmith {command}`")
-    proven_only, random_inputs = live.proven_only, live.move.random_inputs
+    terms = MoveTerms(decided_on=position_of(live), proven_only=live.proven_only, random_inputs=live.move.random_inputs)
     if plan:
-        operator = Operator(user(), store.now(), reason)
-        start(store, new, name, plan, operator, proven_only=proven_only, random_inputs=random_inputs)
-        return True
-    promote(store, new, name, by=user(), why=reason, proven_only=proven_only, random_inputs=random_inputs)
-    return False
+        start(store, new, name, plan, Operator(user(), store.now(), reason), **terms)  # type: ignore[misc]
+    else:
+        promote(store, new, name, by=user(), why=reason, **terms)
+    return plan is not None
 
 
 def _end_of(manifest: Manifest, channel: Channel, store: Store) -> str | None:

@@ -37,7 +37,7 @@ from enginesmith.registry.rollouts.rollout_state import (
 )
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
-from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions import channel_state, channels, lookup, policies
 from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import begin_rollout, change_rollout, clear_marks, read_rollout
 from enginesmith.registry.versions.policies import list_losses
@@ -151,6 +151,7 @@ def start(
     proven_only: bool = False,
     random_inputs: bool = False,
     accept_losses: bool = False,
+    decided_on: channel_state.Position | None = None,
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
@@ -158,17 +159,20 @@ def start(
     proven_only: whether nodes get proven engines only.
     random_inputs: whether engines that are proven only on random inputs are accepted; the channel's history records it.
     accept_losses: whether nodes may lose engines that the channel serves; the rollout records which.
+    decided_on: where the channel must be; None: where it is now.
     Raises InputError where the channel's policy refuses the version, where the channel serves it already or serves
     nothing to return to, and where the waves have too few nodes to be limits; ConflictError where another rollout runs
-    or was started at the same time; IntegrityError for a version that has lost a blob.
+    or was started at the same time, or the channel was moved; IntegrityError for a version that has lost a blob.
     """
     check_waves(plan.waves)
     model = manifest.model
     channel_now = _serving(read_channel(store, model, channel), manifest, channel)
+    position = decided_on or channel_state.position_of(channel_now)
     node_count, counts = count_nodes(store, channel_now.rollout), require(store, manifest).counts
 
     def open_first(state: Channel | None) -> Rollout:
         live_channel = _serving(state, manifest, channel)
+        channel_state.check_unmoved(state, position)
         losses = list_losses(store, live_channel, manifest, proven_only, counts) if accept_losses else ()
         started_at = format_time(who.at)
         rollout = Rollout(

@@ -21,7 +21,7 @@ from enginesmith.registry.rollouts.rollout_state import Gates, RolloutPlan, Serv
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification.verify import repair, verify
 from enginesmith.registry.versions import channel_writes, channels, index, lookup
-from enginesmith.registry.versions.channel_state import Channel
+from enginesmith.registry.versions.channel_state import Channel, Position, position_of, read_channel
 from enginesmith.registry.versions.publish import add_attachment, add_attestation, publish
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
@@ -97,12 +97,12 @@ class Registry:
         return self.world.call(f"attach to {version}", work)
 
     def promote(self, version: str, channel: str = "stable") -> Call:
-        """Point a channel at a version."""
+        """Point a channel at a version, as the channel's state at the beginning asks for."""
         number = self._number()
 
         def work() -> str:
-            manifest = lookup.load(self.store, MODEL, version)
-            channels.promote(self.store, manifest, channel, why=number)
+            decided_on, manifest = self._decide(number, channel), lookup.load(self.store, MODEL, version)
+            channels.promote(self.store, manifest, channel, why=number, decided_on=decided_on)
             return manifest.digest
 
         call = self.world.call(f"promote {version} {channel}", work)
@@ -111,10 +111,19 @@ class Registry:
     def rollback(self, channel: str = "stable") -> Call:
         """Point a channel at what it served before."""
         number = self._number()
-        call = self.world.call(
-            f"rollback {channel}", lambda: channels.rollback(self.store, MODEL, channel, why=number).manifest
-        )
+
+        def work() -> str:
+            decided_on = self._decide(number, channel)
+            return channels.rollback(self.store, MODEL, channel, why=number, decided_on=decided_on).manifest
+
+        call = self.world.call(f"rollback {channel}", work)
         return self._took_effect(call, channel, lambda state: state.move.why == number)
+
+    def _decide(self, number: str, channel: str) -> Position:
+        """Where a channel is, from which alone the move or rollout of this number may start."""
+        position = position_of(read_channel(self.store, MODEL, channel))
+        self.rules.decided[number] = position
+        return position
 
     def _took_effect(self, call: Call, channel: str, shows: Callable[[Channel], bool], stale_s: float = 0.0) -> Call:
         """The call. Raises Violation if it was acknowledged, and no state that the channel had meanwhile shows it.
@@ -242,8 +251,9 @@ class Registry:
         number = self._number()
 
         def work() -> str:
-            manifest = lookup.load(self.store, MODEL, version)
-            return operations.start(self.store, manifest, "stable", plan, self._operator(number)).id
+            decided_on, manifest = self._decide(number, "stable"), lookup.load(self.store, MODEL, version)
+            who = self._operator(number)
+            return operations.start(self.store, manifest, "stable", plan, who, decided_on=decided_on).id
 
         call = self.world.call(f"rollout start {version}", work)
         return self._took_effect(call, "stable", lambda state: _decided(state, "started", number))

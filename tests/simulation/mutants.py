@@ -200,7 +200,7 @@ def _change_any_rollout(store: Any, before: Any, after: Any) -> Any:
 
 def _serving_anything(serving: Any, manifest: Any, channel: str) -> Any:
     ended = serving.rollout and replace(serving.rollout, state="aborted")
-    return _SERVING(replace(serving, rollout=ended), manifest, channel)
+    return _SERVING(replace(serving, rollout=ended), manifest, channel) and serving
 
 
 def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> Any:
@@ -460,6 +460,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a step of a rollout is written over another": _everywhere(
         "change_rollout", _change_any_rollout, advance, operations
+    ),
+    "a move starts from another state than was seen": _everywhere(
+        "check_unmoved", lambda *_: None, channels, channel_state
     ),
     "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
     "a promotion ends whatever rollout there is": _attribute(channels, "point", _end_any),

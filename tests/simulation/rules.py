@@ -20,7 +20,8 @@ from enginesmith.registry.store.layout import (
     channel_history_key,
     manifest_key,
 )
-from enginesmith.registry.versions.channel_state import Channel, Move, parse_channel, parse_history
+from enginesmith.registry.versions import channel_state
+from enginesmith.registry.versions.channel_state import Channel, Move, Position, parse_channel, parse_history
 from tests.simulation.store import Content
 from tests.simulation.world import APART, BEGIN, Violation, World
 
@@ -36,7 +37,8 @@ class Rules:
     there.  served_last: until when a channel
     led to each version.  unwell: rollout -> node's report -> since which step it says that the node fails.  grace: of
     collections.  copies: whether a mirror writes it.  lost: blobs that a disk lost before the run began.
-    generations: of garbage marks, those that were published."""
+    generations: of garbage marks, those that were published.  decided: where the channel was when a move or rollout
+    was decided on, by its reason."""
 
     world: World
     content: Content
@@ -53,6 +55,7 @@ class Rules:
     served_last: dict[str, datetime] = field(default_factory=dict)
     unwell: dict[str, dict[str, int]] = field(default_factory=dict)
     generations: set[int] = field(default_factory=set)
+    decided: dict[str, Position] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, data in self.content.objects.items():
@@ -235,6 +238,7 @@ class Rules:
         if old and (new.moves, new.revision) <= (old.moves, old.revision):
             raise Violation(f"channel {model}:{name} went back from move {old.moves}, revision {old.revision}")
         self._check_moves(new, old)
+        self._check_decided(new, channel_state.position_of(old))
         if old is None or not (
             new.served.items() <= old.served.items() and new.snapshots.items() <= old.snapshots.items()
         ):
@@ -247,6 +251,13 @@ class Rules:
             self._check_serving(new, new.rollout)
             self._check_rollout(new.rollout, old.rollout if old else None)
         self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, self.world.time, new))
+
+    def _check_decided(self, new: Channel, before: Position) -> None:
+        """A move, and the begin of a rollout, start from where the channel was when they were decided on."""
+        moves, rollout = channel_state.position_of(new)
+        began = new.rollout.history[0].by if new.rollout and rollout not in ("", before[1]) else ""
+        if self.decided.get(new.move.why if moves > before[0] else began, before) != before:
+            raise Violation(f"channel {new.model}:{new.name} was not where it was when its change was decided on")
 
     def _check_moves(self, new: Channel, old: Channel | None) -> None:
         """No move is lost: the history has all before the last one. No call moves a channel twice."""

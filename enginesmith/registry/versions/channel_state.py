@@ -33,6 +33,8 @@ MAX_BYTES, HISTORY_MAX_BYTES = 256 << 10, 16 << 20
 MOST_EARLIER = 50
 
 Action = Literal["promote", "rollback"]
+# How many moves a channel has had, and the id of the rollout that runs ('' for none).
+Position = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,24 @@ class ChannelHistory:
         if last_rollout and last_rollout.is_finished and all(rollout.id != last_rollout.id for rollout in rollouts):
             rollouts = (*rollouts, last_rollout.summarize())[-MOST_EARLIER:]
         return ChannelHistory((*self.moves[: channel.moves - 1], channel.move), rollouts)
+
+
+def position_of(channel: Channel | None) -> Position:
+    """What changes where a channel is moved or its rollout begins or ends; (0, '') where there is no channel."""
+    rollout = channel.active_rollout if channel else None
+    return channel.moves if channel else 0, rollout.id if rollout else ""
+
+
+def check_unmoved(channel: Channel | None, decided_on: Position | None) -> None:
+    """Raise ConflictError, with who moved it, where a channel is not any more as a move was decided on."""
+    if channel is None or decided_on in (None, position_of(channel)):
+        return
+    where, change = f"{channel.model}:{channel.name}", f"{channel.move.by or '?'} moved it to {channel.version}"
+    if rollout := channel.active_rollout:
+        change = f"{rollout.history[0].by or '?'} started a rollout of {rollout.version}"
+    elif decided_on and channel.moves == decided_on[0]:
+        change = "its rollout was ended"
+    raise ConflictError(f"channel {where}: {change} meanwhile; nothing was changed: look again, and decide again")
 
 
 def read_channel(store: Documents, model: str, name: str) -> Channel | None:

@@ -22,8 +22,11 @@ from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.channel_state import (
     Channel,
     Move,
+    Position,
     change_channel,
+    check_unmoved,
     count_moves,
+    position_of,
     read_channel,
     read_history,
 )
@@ -38,15 +41,16 @@ class MoveTerms(TypedDict, total=False):
 
     proven_only: whether the channel serves only the proven engines then.
     random_inputs: whether engines proven on random inputs alone are accepted, which the move records.
-    canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
-    another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
-    ending: the rollout whose end this move is, as it must be, and as it is then.  accepted_losses: what nodes may lose.
+    canaries: passed canaries, whose reports are stored as blobs.  decided_on: the channel's position when the move was
+    decided on, from which it must start.  counts: whether an attestation counts by a trust policy; None: all of them
+    do.  ending: the rollout whose end this move is, as it must be, and as it is then.  accepted_losses: what nodes may
+    lose.
     """
 
     proven_only: bool
     random_inputs: bool
     canaries: Sequence[CanaryPass]
-    from_other_registry: bool
+    decided_on: Position
     counts: Callable[[Attestation], bool] | None
     ending: tuple[Rollout, Rollout] | None
     accepted_losses: AcceptedLosses
@@ -58,9 +62,11 @@ def promote(
     """Point a channel at a version; nothing changes if it points there already.
 
     Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
-    the channel keeps changing or serves another version than a canary's baseline by now, IntegrityError if the version
-    was deleted or has lost a blob.
+    somebody else moved the channel since `decided_on`, or since this began, IntegrityError if the version was deleted
+    or has lost a blob.
     """
+    if not terms.get("ending"):
+        terms.setdefault("decided_on", position_of(read_channel(store, manifest.model, name)))
     if refusal := policy_refusal(store, manifest, name, in_waves=bool(terms.get("ending")), **terms):
         raise InputError(refusal)
     with hold_change(store, [manifest.model], f"promoting {manifest.reference} to {name}") as guard:
@@ -74,59 +80,29 @@ def promote(
 
 
 def point(
-    guard: Guard,
-    manifest: Manifest,
-    name: str,
-    by: str = "",
-    why: str = "",
-    *,
-    proven_only: bool = False,
-    random_inputs: bool = False,
-    canaries: Sequence[CanaryPass] = (),
-    from_other_registry: bool = False,
-    ending: tuple[Rollout, Rollout] | None = None,
-    counts: Callable[[Attestation], bool] | None = None,
-    accepted_losses: AcceptedLosses = (),
+    guard: Guard, manifest: Manifest, name: str, by: str = "", why: str = "", **terms: Unpack[MoveTerms]
 ) -> Channel:
     """Point a channel at a version as `promote` does, without those of its checks that hold whatever the channel
-    serves: the caller did them and holds the lease.
+    serves: the caller did them and holds the lease. Without `decided_on` it moves from wherever the channel is.
 
     Raises as `promote` does.
     """
-    store = guard.store
-    if lost_reports := [canary.report for canary in canaries if not store.has(canary.report)]:
+    store, ending, accepted_losses = guard.store, terms.get("ending"), terms.get("accepted_losses", ())
+    reports = tuple(canary.report for canary in terms.get("canaries", ()))
+    if lost_reports := [report for report in reports if not store.has(report)]:
         raise IntegrityError(f"canary report {lost_reports[0]} is not in {store.uri}; promote again with --canary")
-    reports = tuple(canary.report for canary in canaries)
-    move = Move(
-        manifest.version,
-        manifest.digest,
-        _now(store),
-        by,
-        why,
-        proven_only,
-        canary=reports,
-        random_inputs=random_inputs,
-    )
+    proven_only, random_inputs = terms.get("proven_only", False), terms.get("random_inputs", False)
+    names = manifest.version, manifest.digest, _now(store), by, why
+    move = Move(*names, proven_only, canary=reports, random_inputs=random_inputs)
 
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):
             raise ConflictError(f"the rollout of {manifest.model}:{name} was changed by somebody else meanwhile")
-        if (
-            not ending
-            and channel is not None
-            and channel.manifest == move.manifest
-            and channel.proven_only == proven_only
-        ):
+        is_there = channel and (channel.manifest, channel.proven_only) == (move.manifest, proven_only)
+        if is_there and not ending:
             return None
-        if (
-            channel
-            and not from_other_registry
-            and any(channel.manifest not in (manifest.digest, canary.baseline) for canary in canaries)
-        ):
-            raise ConflictError(
-                f"channel {channel.model}:{name} serves {channel.version} by now, not what the canary saw"
-            )
-        losses = list_losses(store, channel, manifest, proven_only, counts)
+        check_unmoved(channel, terms.get("decided_on"))
+        losses = list_losses(store, channel, manifest, proven_only, terms.get("counts"))
         if refusal := loss_refusal(losses, accepted_losses, manifest, channel):
             raise InputError(refusal)
         return replace(move, losses=losses)
@@ -135,17 +111,16 @@ def point(
 
 
 def rollback(
-    store: Store, model: str, name: str, *, by: str = "", why: str = "", serving: str | None = None
+    store: Store, model: str, name: str, *, by: str = "", why: str = "", decided_on: Position | None = None
 ) -> Channel:
-    """Point a channel at the version it served before. Raises UnknownNameError if there is none or it was deleted.
+    """Point a channel at the version it served before. Raises UnknownNameError if there is none or it was deleted, and
+    ConflictError if somebody else moved it since `decided_on`; None: whatever it serves.
 
     No policy is checked, so that a rollback is never refused in an emergency.
-    serving: digest of the manifest that the channel must serve now; otherwise ConflictError, and nothing changes.
     """
 
     def next_move(channel: Channel | None) -> Move:
-        if channel and serving not in (None, channel.manifest):
-            raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
+        check_unmoved(channel, decided_on)
         previous_move = read_history(store, channel).previous() if channel else None
         if previous_move is None:
             reason = f"served nothing before version {channel.version}" if channel else "does not exist"
@@ -174,10 +149,8 @@ def policy_refusal(
     counts, accepted_losses = terms.get("counts"), terms.get("accepted_losses", ())
     proven_only, random_inputs = terms.get("proven_only", False), terms.get("random_inputs", False)
     entries, canaries = judge_entries(store, manifest, counts), terms.get("canaries", ())
-    policy = policies.of_channel(store, manifest.model, name)
-    early_refusal = (
-        None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
-    )
+    policy, channel = policies.of_channel(store, manifest.model, name), read_channel(store, manifest.model, name)
+    early_refusal = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(channel)
     refusal = (
         early_refusal
         or policies.common_refusal(manifest, entries, name, proven_only=proven_only, random_inputs=random_inputs)
@@ -186,13 +159,11 @@ def policy_refusal(
     )
     if refusal or accepted_losses is None:
         return refusal
-    channel = read_channel(store, manifest.model, name)
     return loss_refusal(list_losses(store, channel, manifest, proven_only, counts), accepted_losses, manifest, channel)
 
 
-def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
+def _busy(channel: Channel | None) -> str | None:
     """Why a channel that has a rollout takes no version beside it; None where it has none."""
-    channel = read_channel(store, manifest.model, name)
     rollout = channel.active_rollout if channel else None
     if rollout is None:
         return None

@@ -31,7 +31,7 @@ from enginesmith.registry.verification import Repairs, Verification
 from enginesmith.registry.verification import repair as repair_store
 from enginesmith.registry.verification import verify as verify_store
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.channel_state import Channel, read_channel, read_history
+from enginesmith.registry.versions.channel_state import Channel, position_of, read_channel, read_history
 from enginesmith.registry.versions.index import VersionStatus, show_version
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import CanaryPass
@@ -173,6 +173,7 @@ def promote(
     trust_answer = require(store, located_version.manifest, trust)
     manifest = located_version.manifest
     passes: list[CanaryPass] = []
+    decided_on = position_of(read_channel(store, manifest.model, channel))
     if reports:
         from pipeline.canary.verdicts import canary_passes
 
@@ -187,6 +188,7 @@ def promote(
         proven_only=proven_only,
         random_inputs=random_inputs,
         canaries=passes,
+        decided_on=decided_on,
         counts=trust_answer.counts,
         accepted_losses=None if accept_loss else (),
     )
@@ -213,7 +215,7 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
         say(f"the rollout of {aborted_rollout.version} is aborted; to leave {state.version} too, roll back again")
         _print_channel(store, state, as_json)
         return
-    new_state = channels.rollback(store, model, channel, by=user(), why=why)
+    new_state = channels.rollback(store, model, channel, by=user(), why=why, decided_on=position_of(state))
     _print_channel(store, new_state, as_json)
 
 

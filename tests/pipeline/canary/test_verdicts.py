@@ -1,16 +1,18 @@
 """What a verdict may do to a channel: promote the very candidate that passed, roll back the very one that failed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from enginesmith.cli import enginesmith
-from enginesmith.core.errors import ConflictError, digest_of
+from enginesmith.core.errors import digest_of
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channel_state, channels
+from pipeline.canary import verdicts
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import report_about, write_observations
 from tests.pipeline.projects import Project, write_project
@@ -138,11 +140,20 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
     assert fine.exit_code == 0 and channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
-def test_a_rollback_that_lost_a_race_moves_nothing(store, versions):
-    _, two, three = versions
-    channels.promote(store, three, "stable")
-    with pytest.raises(ConflictError, match="serves version 3"):
-        channels.rollback(store, "digits", "stable", serving=two.digest)
+def test_a_rollback_that_lost_a_race_moves_nothing(store, versions, monkeypatch):
+    one, two, three = versions
+    channels.promote(store, two, "stable")
+    rollback, faster_moves = channels.rollback, iter((three, two))
+
+    def move_first(*words, **terms):
+        channels.promote(store, next(faster_moves), "stable", by="eve")
+        return rollback(*words, **terms)
+
+    monkeypatch.setattr(channels, "rollback", move_first)
+    failed = replace(report_about(two, one), verdict="FAIL")
+    assert "eve moved it to 3 meanwhile" in (said := verdicts.roll_back(store, failed, "stable", "ada")), said
+    assert said.endswith("no channel was moved")
+    assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 
 
 def test_looks_go_on_from_report_to_report(store, versions, tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginesmith.core.errors import InputError, digest_of_bytes
+from enginesmith.core.errors import ConflictError, InputError, digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.leases import hold_lease
@@ -13,7 +13,7 @@ from enginesmith.registry.rollouts.rollout_state import Slice, reports
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
-from enginesmith.registry.versions.channel_state import read_channel, read_history
+from enginesmith.registry.versions.channel_state import position_of, read_channel, read_history
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.rollout import operations
@@ -128,6 +128,25 @@ def test_beside_a_rollout_no_version_comes_at_once():
     fleet.begin_and_look(store, two, fleet.plan("100%"))
     with pytest.raises(InputError, match=r"a rollout of 2 to digits:stable is running \(wave 1 of 1\).*rollout abort"):
         channels.promote(store, two, "stable")
+
+
+def test_what_was_decided_before_another_moved_the_channel_changes_nothing(monkeypatch):
+    store, one, two = fleet.registry()
+    seen = position_of(read_channel(store, *fleet.WHERE))
+    operations.start(store, two, "stable", fleet.plan("100%"), Operator("ada", fleet.at(0)))
+    with pytest.raises(ConflictError, match="digits:stable: ada started a rollout of 2 meanwhile; nothing was changed"):
+        channels.rollback(store, *fleet.WHERE, decided_on=seen)
+    began = position_of(read_channel(store, *fleet.WHERE))
+    operations.abort(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
+    with pytest.raises(ConflictError, match="digits:stable: its rollout was ended meanwhile"):
+        channels.promote(store, two, "stable", decided_on=began)
+    moves = iter((two, two))
+    slow = lambda *_, **__: channels.point(hold, next(moves), "stable", "eve") and None  # noqa: E731
+    monkeypatch.setattr(channels, "policy_refusal", slow)
+    with hold_lease(store, "eve's") as hold, pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
+        channels.promote(store, one, "stable", by="ada", proven_only=True)
+    with pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
+        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen)
 
 
 def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():

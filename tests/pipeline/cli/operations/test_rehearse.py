@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import ConflictError, IntegrityError
-from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.channel_state import read_channel
 from tests.pipeline.cli.operations.test_check import files_of
 from tests.pipeline.projects import Project, Result, capture, raising
@@ -77,8 +77,8 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
         assert (new.report != old.report) == (new.unit == "cpu fp32 onnxruntime"), "the others stay as they are"
     served = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
-    channels = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served}
-    assert channels == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
+    channel_names = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served}
+    assert channel_names == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
     again = built.run("rehearse", *WORDS, "--apply", "--json")
     refusal = "stable: refuses it until the rollout of 2 ends"
     assert (again.code, again.json["applied"]) == (1, []), "nothing is left that a channel could take"
@@ -94,6 +94,14 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
         with pytest.raises(ConflictError, match=f"tiny:{name} serves {serving} by now; rehearse that"):
             rehearsal_verdicts._bring(after, after, name, "", store)
     assert rehearsal_verdicts._bring(after, before, "candidate", "", store) is False, "it serves that already"
+
+    def move_twice(*_: object) -> None:
+        channels.promote(store, after, "candidate", proven_only=True, accepted_losses=None)
+        channels.rollback(store, "tiny", "candidate", by="eve")
+
+    monkeypatch.setattr(rehearsal_verdicts, "_end_of", move_twice)
+    with pytest.raises(ConflictError, match="eve moved it to 1 meanwhile"):
+        rehearsal_verdicts._bring(before, after, "candidate", "", store)
 
 
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:
