@@ -200,7 +200,7 @@ def dequantize_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | 
 
     if not any(_integers(write.node, scope)):
         return None
-    codes, scale, *zero_points = (numpy_helper.to_array(scope.arrays[name]) for name in write.node.input if name)
+    codes, scale, *zero_points = (np.asarray(scope.array(name)) for name in write.node.input if name)
     values = ((codes - sum(zero_points)) * scale).astype(scale.dtype).reshape(codes.shape)
     write.last("Constant", [], write.node.output, value=numpy_helper.from_array(values))
     return write.nodes

@@ -56,10 +56,10 @@ class Scope:
         return len(node.input) < 2 or not node.input[1] or node.input[1] in self.true_names
 
     def array(self, name: str) -> "np.ndarray | None":
-        """A constant's array; None of another value."""
-        from onnx import numpy_helper
+        """A constant's array, mapped where its bytes lie in a file; None of another value."""
+        from builders.onnx_graphs.weights import to_array
 
-        return numpy_helper.to_array(self.arrays[name]) if name in self.arrays else None
+        return to_array(self.arrays[name]) if name in self.arrays else None
 
     def sizes(self, name: str) -> Sequence[int | None] | None:
         """A value's sizes, None for a dynamic one; None when not even its rank is known."""
@@ -104,12 +104,13 @@ def _list_true(graph: "onnx.GraphProto", outer_true_names: frozenset[str]) -> fr
 
 
 def _is_true(tensor: "onnx.TensorProto") -> bool:
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
+
+    from builders.onnx_graphs.weights import to_array
 
     if tensor.data_type not in (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64):
         return False
-    array = numpy_helper.to_array(tensor)
-    return array.size == 1 and bool(array.all())
+    return bool(np.prod(tensor.dims) == 1 and to_array(tensor).all())
 
 
 class Writer:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, shape_inference
-from onnxruntime import InferenceSession
+from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from builders.backends import discovery
 from builders.backends.known_faults import COMPILERS, FAULTS, gather_samples, judge_faults, list_faults, without_faults
@@ -67,22 +67,36 @@ def choosing(between="Transpose<perm=[0,1,3,2]>"):
     return build("float[n,1,4,4] x, bool b", "float[n,1,8,8] y", CHOOSE.format(between=between), weights)
 
 
-def quantized(low, dtype="int8"):
-    """A Gemm as onnxruntime's quantizer writes it. low, dtype: the activation's zero point."""
+def quantized(low, dtype="int8", folded=True):
+    """A Gemm as onnxruntime's quantizer writes it. low, dtype: the activation's zero point.  folded: the bias' scale"""
     weight = np.random.default_rng(0).integers(-127, 128, (4, 3)).astype(np.int8)
     codes = {"w": weight, "b": np.int32([3, -70000, 2]), "z": np.int32(0)}
     text = """q = QuantizeLinear(x, s, low) a = DequantizeLinear(q, s, low) v = DequantizeLinear(w, s)
         c = DequantizeLinear(b, t, z) y = Gemm(a, v, c)"""
-    scales = {"s": np.float32(0.02), "t": np.float32(0.0004), "low": np.dtype(dtype).type(low)}
-    return build("float[2,4] x", "float[2,3] y", text, codes | scales)
+    scales = {"s": np.float32(0.02), "t" if folded else "u": np.float32(0.0004), "low": np.dtype(dtype).type(low)}
+    return build("float[2,4] x", "float[2,3] y", text if folded else f"t = Mul(s, u) {text}", codes | scales)
 
 
-def test_int32_biases_are_written_as_the_floats_that_they_stand_for(tmp_path):
-    found = verdict(quantized(0), tmp_path)
-    assert found.refusal is None and found.written == {"int32-codes"} and "node 'c'" in found.notes[0]
-    written, _ = without_faults(request(), tmp_path / "graph.onnx", tmp_path)
+def wide():
+    """A file of over 8 MiB, whose outline leaves the zero points of 1,024 channels and the mask in it."""
+    arrays = {"w": np.ones((4, 1024), np.int8), "low": np.zeros(1024, np.int8), "s": np.full(1024, 0.02, np.float32)}
+    arrays |= {"b": np.arange(1024, dtype=np.int32), "m": np.ones(1024, bool), "fill": np.zeros(1 << 23, np.int8)}
+    text = "v = DequantizeLinear<axis=1>(w, s, low) c = DequantizeLinear<axis=0>(b, s) p = MatMul(x, v) y = Add(p, c)"
+    return build("float[2,4] x", "float[2,1024] y", text, arrays)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("make", [lambda: quantized(0), wide])
+def test_int32_biases_are_written_as_the_floats_that_they_stand_for(make, outside, tmp_path):
+    path = tmp_path / "graph.onnx"
+    onnx.save(make(), path, save_as_external_data=outside, location="data", size_threshold=0)
+    found = judge_faults(list_faults(path, "tensorrt"), request())
+    assert found.refusal is None and found.written == {"int32-codes"} and "(DequantizeLinear)" in found.notes[0]
+    written, _ = without_faults(request(), path, tmp_path)
     feed = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype("f")}
-    expected, got = (InferenceSession(path).run(None, feed)[0] for path in (tmp_path / "graph.onnx", written))
+    options = SessionOptions()
+    options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+    expected, got = (InferenceSession(each, options).run(None, feed)[0] for each in (path, written))
     np.testing.assert_array_equal(got, expected)
 
 
