@@ -196,11 +196,17 @@ def _integers(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 def dequantize_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """A DequantizeLinear of an int32 constant of rank 0 or 1, a bias, as what it computes; None of another one."""
-    from onnx import numpy_helper
+    from onnx import helper, numpy_helper
 
     if not any(_integers(write.node, scope)):
         return None
-    codes, scale, *zero_points = (np.asarray(scope.array(name)) for name in write.node.input if name)
+    names = [name for name in write.node.input if name]
+    if not scope.arrays.keys() >= {*names}:
+        shifted_codes = write("Sub", names[0], names[2]) if names[2:] else names[0]
+        kind = helper.np_dtype_to_tensor_dtype(scope.dtype(names[1]) or np.dtype(np.float32))
+        write.last("Mul", [write("Cast", shifted_codes, to=kind), names[1]], write.node.output)
+        return write.nodes
+    codes, scale, *zero_points = (np.asarray(scope.array(name)) for name in names)
     values = ((codes - sum(zero_points)) * scale).astype(scale.dtype).reshape(codes.shape)
     write.last("Constant", [], write.node.output, value=numpy_helper.from_array(values))
     return write.nodes

@@ -86,7 +86,7 @@ def wide():
 
 
 @pytest.mark.parametrize("outside", [False, True])
-@pytest.mark.parametrize("make", [lambda: quantized(0), wide])
+@pytest.mark.parametrize("make", [lambda: quantized(0), lambda: quantized(0, folded=False), wide])
 def test_int32_biases_are_written_as_the_floats_that_they_stand_for(make, outside, tmp_path):
     path = tmp_path / "graph.onnx"
     onnx.save(make(), path, save_as_external_data=outside, location="data", size_threshold=0)
