@@ -159,8 +159,7 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
         if failures and sides.case_limits and case.values in (*REAL, *MOVED):
             # A new sample may be near a tie as a golden one may; in fp32 none is, unless honest rounding shows it. At
             # another length rounding adds up otherwise, and scores of attention grow with the square of the inputs.
-            kind: CaseKind = "edge" if sides.precision == "fp32" else "golden"
-            own_checks = _checks(case, inputs, answers, sides, sides.case_limits(inputs), kind)
+            own_checks = _checks(case, inputs, answers, sides, sides.case_limits(inputs), measured=True)
             passed_checks = {(check.output, check.name): check for check in own_checks if check.passed}
             checks = tuple(c if c.passed else passed_checks.get((c.output, c.name), c) for c in checks)
             failures = [check for check in checks if not check.passed]
@@ -179,9 +178,11 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
 
 
 def _checks(
-    case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSides, limits: OutputLimits, kind: CaseKind = "edge"
+    case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSides, limits: OutputLimits, measured: bool = False
 ) -> tuple[Check, ...]:
     expected, actual = answers
+    kind: CaseKind = "golden" if measured and sides.precision != "fp32" else "edge"
+    margin_db = 0.0 if measured else _moved_db(sides.precision)
     checks: list[Check] = []
     for output, value in expected.items():
         if output not in actual:
@@ -201,7 +202,7 @@ def _checks(
         elif case.values not in (*MOVED, *NOT_FINITE):
             judged_pair = _mask_unjudged(value, actual[output], sides)
             checks += case_checks("engine", str(case), output, *judged_pair, sides.documented)
-        elif budget := _loosen(limits, output, sides):
+        elif budget := _loosen(limits, output, sides, margin_db):
             judged_pair = _mask_unjudged(value, actual[output], sides)
             if case.values in NOT_FINITE and not sides.reads_nan:
                 count = float(np.count_nonzero(np.isfinite(value) != np.isfinite(actual[output])))
@@ -254,14 +255,14 @@ def _without_spoiled(case: FuzzCase, inputs: Tensors, pair: tuple[Array, Array])
     return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
 
 
-def _loosen(limits: OutputLimits, output: str, sides: FuzzSides) -> Budget | None:
-    """The limit of real values that were moved: the lesser of the documented one and that of the golden cases (or what
-    was measured on them), less `MOVED_DB`; None where the spec lifted it. Wrong magnitudes give large errors.
+def _loosen(limits: OutputLimits, output: str, sides: FuzzSides, margin_db: float) -> Budget | None:
+    """The limit of real values that were moved: the lesser of the documented one and that of the golden cases, or
+    what was measured on them, less `margin_db`; None where the spec lifted it. Wrong magnitudes give large errors.
     """
     golden_db, documented_db = limits.budgets.of(output, "golden").sqnr_db, sides.documented.sqnr_db
     if golden_db is None or documented_db is None:
         return None
-    return Budget(sqnr_db=max(min(golden_db, documented_db) - _moved_db(sides.precision), LEAST_DB))
+    return Budget(sqnr_db=max(min(golden_db, documented_db) - margin_db, LEAST_DB))
 
 
 def _moved_db(precision: Precision) -> float:

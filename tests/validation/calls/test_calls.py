@@ -283,13 +283,14 @@ def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_t
 
 @pytest.mark.parametrize("values", ["mixed", "repeated", "times_64"])
 def test_new_values_that_break_the_limits_are_judged_by_honest_rounding_on_them(values: str) -> None:
-    off = Linear(lambda x, y: y * np.float32(1 + 2e-3 * is_new(x)))
+    off, far = (Linear(lambda x, y, by=by: y * np.float32(1 + by * is_new(x))) for by in (2e-3, 0.18))
     is_new = {
         "mixed": lambda x: len(x) == DIMS[0].max, "repeated": lambda x: (x == x[0]).all(),
         "times_64": lambda x: 60 < np.abs(x).max() < np.inf,
     }[values]  # fmt: skip
     assert f"values={values}" in moved(off)[0].case
-    assert moved(off, case_limits=lambda inputs: OutputLimits.of(FREE))[0].passed
+    for engine in (off, far):  # of 54 and 15 dB, where honest rounding gives 36
+        assert moved(engine, case_limits=lambda inputs: OutputLimits.of(FREE))[0].passed is (engine is off)
 
 
 @pytest.mark.parametrize(
