@@ -209,8 +209,8 @@ def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> 
 
 
 def _measure_errors(expected: Tensors, actual: Tensors) -> dict[tuple[object, ...], Array] | None:
-    """The squared errors of the slices of a batch, relative to their signal. None where they do not tell whether to
-    judge it: an output is large, is no float or differs in form, or an error is not finite."""
+    """The squared errors of the slices of a batch and of the worst element, relative to their signal. None where they
+    do not tell whether to judge it: an output is large, is no float or differs in form, or an error is not finite."""
     batch_errors: dict[tuple[object, ...], Array] = {}
     for name, value in expected.items():
         other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
@@ -220,6 +220,8 @@ def _measure_errors(expected: Tensors, actual: Tensors) -> dict[tuple[object, ..
             squares = np.square(np.subtract(other, value, dtype=np.float64))
             errors = np.where(other == value, 0, squares)  # equal infinities are no error
             signals = np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64)
+            least_peak = np.maximum(signals.max(initial=0), np.finfo(np.float64).tiny)
+            batch_errors[name, "peak", value.shape] = errors.max(initial=0) / least_peak
             slice_counts = {-1: 1, **{axis: value.shape[axis] for axis in range(1, value.ndim)}}  # -1: one of all
             for axis in (axis for axis, count in slice_counts.items() if value.size >= LEAST_SLICE * count or axis < 0):
                 axes = tuple({*range(value.ndim)} - {axis})

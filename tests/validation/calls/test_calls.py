@@ -12,7 +12,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, call_checks, magnitude_checks
+from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, _measure_errors, call_checks, magnitude_checks
 from validation.calls.repeated import pool_of
 from validation.fuzz.cases import Groups, make, parse_only
 from validation.fuzz.run import FuzzSides
@@ -312,6 +312,12 @@ def test_no_mixture_hides_a_fault_of_a_later_one(hides: str, first: object, late
         )
 
     assert moved(Linear(late), reference=Linear(lambda x, y: y * units), case_limits=own)[0].case.endswith("draw=8")
+
+
+def test_a_batch_is_measured_by_its_worst_element_too() -> None:
+    value = np.ones((4, 64), np.float32)
+    even, spiked = (_measure_errors({"y": value}, {"y": value + 1e-3 + by * np.eye(4, 64)}) for by in (0, 3e-3))
+    assert even and spiked and [key[1] for key in even if (spiked[key] > 2 * even[key]).any()] == ["peak"]
 
 
 def test_only_new_samples_count_as_mixed() -> None:
