@@ -222,7 +222,7 @@ def _measure_errors(expected: Tensors, actual: Tensors) -> dict[tuple[object, ..
             signals = np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64)
             least_peak = np.maximum(signals.max(initial=0), np.finfo(np.float64).tiny)
             batch_errors[name, "peak", value.shape] = errors.max(initial=0) / least_peak
-            slice_counts = {-1: 1, **{axis: value.shape[axis] for axis in range(1, value.ndim)}}  # -1: one of all
+            slice_counts = {-1: 1, **{axis: value.shape[axis] or 1 for axis in range(1, value.ndim)}}  # -1: one of all
             for axis in (axis for axis, count in slice_counts.items() if value.size >= LEAST_SLICE * count or axis < 0):
                 axes = tuple({*range(value.ndim)} - {axis})
                 sums = signals.sum(axis=axes)

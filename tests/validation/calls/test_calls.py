@@ -314,10 +314,11 @@ def test_no_mixture_hides_a_fault_of_a_later_one(hides: str, first: object, late
     assert moved(Linear(late), reference=Linear(lambda x, y: y * units), case_limits=own)[0].case.endswith("draw=8")
 
 
-def test_a_batch_is_measured_by_its_worst_element_too() -> None:
-    value = np.ones((4, 64), np.float32)
+def test_a_batch_is_measured_by_its_worst_element_too(recwarn: pytest.WarningsRecorder) -> None:
+    value, none = np.ones((4, 64), np.float32), np.zeros((1, 0, 4), np.float32)
     even, spiked = (_measure_errors({"y": value}, {"y": value + 1e-3 + by * np.eye(4, 64)}) for by in (0, 3e-3))
     assert even and spiked and [key[1] for key in even if (spiked[key] > 2 * even[key]).any()] == ["peak"]
+    assert _measure_errors({"y": none}, {"y": none}) and not recwarn.list, "an output without elements"
 
 
 def test_only_new_samples_count_as_mixed() -> None:
