@@ -202,7 +202,7 @@ class _Energies:
 
 def _level(signal: Array, error: Array) -> float:
     signal_sum, error_sum = float(signal.sum()), float(error.sum())
-    if math.isnan(error_sum):
+    if not math.isfinite(error_sum):
         return math.nan
     return math.inf if error_sum == 0 else 10 * math.log10(signal_sum / error_sum) if signal_sum > 0 else -math.inf
 

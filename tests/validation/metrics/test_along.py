@@ -53,3 +53,5 @@ def test_what_has_no_decisions_has_no_first_difference() -> None:
     assert not found.decides and found.decisions == "" and found.sequences[0].first is None
     along.add("n", "sequence 0", True, (np.ones((8, 1), int), np.eye(8, 1, dtype=int)), 8)
     assert along.at("export")[1].sequences[0].first == 1
+    along.add("i", "sequence 0", True, (np.ones((2, 1, 1)), np.full((2, 1, 1), np.inf)), 2)
+    assert along.at("export")[2].text.startswith("worst sequence 0, nan dB"), "an infinity is a difference"
