@@ -72,7 +72,8 @@ def test_histograms_rates_and_a_picture(words, tmp_path, run):
 
 
 def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run):
-    place = record(tmp_path / "a.jsonl", [1, 2], at=[1.8e12, 1.9e12])
+    place = record(tmp_path / "a.jsonl", [1, 2], at=[1.8, 1.9])
+    place.write_text(place.read_text().replace('"at":1.8', '"at":1.8e12'))
     done = run("traffic", "show", place, "--model", words)
     assert done.code == 2 and "at is 1.8e+12; give seconds" in done.err and "Traceback" not in done.err
 
