@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channel_state, channels
 from pipeline.canary import verdicts
+from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import report_about, write_observations
 from tests.pipeline.projects import Project, write_project
+from tests.pipeline.rollout.fleet import plan
 
 
 @pytest.fixture
@@ -143,16 +146,23 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
 def test_a_rollback_that_lost_a_race_moves_nothing(store, versions, monkeypatch):
     one, two, three = versions
     channels.promote(store, two, "stable")
-    rollback, faster_moves = channels.rollback, iter((three, two))
+    rollback, eve = channels.rollback, operations.Operator("eve", store.now())
+    changes = [
+        lambda: operations.start(store, three, "stable", plan("100%", soak=0), eve),
+        lambda: None,
+        *(partial(channels.promote, store, version, "stable", by="eve") for version in (two, three, two)),
+    ]
 
-    def move_first(*words, **terms):
-        channels.promote(store, next(faster_moves), "stable", by="eve")
+    def change_first(*words, **terms):
+        changes.pop(0)()
         return rollback(*words, **terms)
 
-    monkeypatch.setattr(channels, "rollback", move_first)
+    monkeypatch.setattr(channels, "rollback", change_first)
     failed = replace(report_about(two, one), verdict="FAIL")
-    assert "eve moved it to 3 meanwhile" in (said := verdicts.roll_back(store, failed, "stable", "ada")), said
-    assert said.endswith("no channel was moved")
+    # A rollout that began meanwhile changes nothing of what is served.
+    assert verdicts.roll_back(store, failed, "stable", "ada") == "rolled back: digits:stable -> 1"
+    changes.pop(0)()
+    assert "serves version 3 by now; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
     assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 
 
