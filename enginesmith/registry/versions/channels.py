@@ -42,9 +42,9 @@ class MoveTerms(TypedDict, total=False):
     proven_only: whether the channel serves only the proven engines then.
     random_inputs: whether engines proven on random inputs alone are accepted, which the move records.
     canaries: passed canaries, whose reports are stored as blobs.  decided_on: the channel's position when the move was
-    decided on, from which it must start; without it a canary's baseline must be what the channel serves.  counts: whether an attestation counts by a trust policy; None: all of them
-    do.  ending: the rollout whose end this move is, as it must be, and as it is then.  accepted_losses: what nodes may
-    lose.
+    decided on, from which it must start; without it the channel must serve the canaries' baseline.  counts: whether an
+    attestation counts by a trust policy; None: all of them do.  ending: the rollout whose end this move is, as it must
+    be, and as it is then.  accepted_losses: what nodes may lose.
     """
 
     proven_only: bool
@@ -172,11 +172,9 @@ def _busy(channel: Channel | None) -> str | None:
     rollout = channel.active_rollout if channel else None
     if rollout is None:
         return None
-    channel_name = rollout.where
     return (
-        f"a rollout of {rollout.version} to {channel_name} is {rollout.state} (wave {rollout.wave + 1} of "
-        f"{len(rollout.plan.waves)}): "
-        f"wait for its end, or `enginesmith rollout abort {channel_name} --why TEXT`"
+        f"a rollout of {rollout.version} to {rollout.where} is {rollout.state} (wave {rollout.wave + 1} of "
+        f"{len(rollout.plan.waves)}): wait for its end, or `enginesmith rollout abort {rollout.where} --why TEXT`"
     )
 
 

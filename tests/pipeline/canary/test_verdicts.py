@@ -135,10 +135,8 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
     move = channel_state.read_channel(store, "digits", "stable").move
     assert move.action == "rollback" and move.by == "ada" and move.why.startswith("canary FAIL ")
     again = judged(tmp_path / "d", two, one, "--auto", failing=0.02)
-    assert (
-        "serves version 1 by now" in again.stderr
-        and channel_state.read_channel(store, "digits", "stable").version == "1"
-    )
+    assert "serves version 1 by now" in again.stderr
+    assert channel_state.read_channel(store, "digits", "stable").version == "1"
     fine = judged(tmp_path / "e", one, two, "--auto")
     assert fine.exit_code == 0 and channel_state.read_channel(store, "digits", "stable").version == "1"
 
@@ -147,21 +145,18 @@ def test_a_rollback_that_lost_a_race_moves_nothing(store, versions, monkeypatch)
     one, two, three = versions
     channels.promote(store, two, "stable")
     rollback, eve = channels.rollback, operations.Operator("eve", store.now())
-    changes = [
-        lambda: operations.start(store, three, "stable", plan("100%", soak=0), eve),
-        lambda: None,
-        *(partial(channels.promote, store, version, "stable", by="eve") for version in (two, three, two)),
-    ]
+    moves = [partial(channels.promote, store, version, "stable", by="eve") for version in (two, three, two)]
+    changes = iter([partial(operations.start, store, three, "stable", plan("100%"), eve), lambda: None, *moves])
 
     def change_first(*words, **terms):
-        changes.pop(0)()
+        next(changes)()
         return rollback(*words, **terms)
 
     monkeypatch.setattr(channels, "rollback", change_first)
     failed = replace(report_about(two, one), verdict="FAIL")
     # A rollout that began meanwhile changes nothing of what is served.
     assert verdicts.roll_back(store, failed, "stable", "ada") == "rolled back: digits:stable -> 1"
-    changes.pop(0)()
+    next(changes)()
     assert "serves version 3 by now; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
     assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 

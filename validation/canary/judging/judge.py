@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -281,27 +280,25 @@ STANDS_OUT = 2.5
 
 def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
     """What fails a candidate without statistics, or bars a PASS, each with what was observed and what was expected."""
-    kind, stretch_note = _failing_stretch(evidence, limits.error_rate or 0.001)
+    is_open, stretch_note = _failing_stretch(evidence, limits.error_rate or 0.001)
     notes = {"the process": evidence.died, "failures in a stretch": stretch_note, SLOW_STRETCH: _slow_stretch(evidence)}
     facts = [
         Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in notes.items()
     ]
-    facts[1] = facts[1] if kind == "fact" else replace(facts[1], kind=kind, verdict="INSUFFICIENT")
+    facts[1] = replace(facts[1], kind="share", verdict="INSUFFICIENT") if is_open else facts[1]
     return [fact for fact in facts if fact.note]
 
 
-def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[Literal["fact", "share"], str]:
-    """A sentence on a stretch of failures at the candidate's end, or on more time in such stretches than the
-    baseline's share of them explains; '' for neither. A stretch at the end is a fact if it is longer than the
-    baseline's."""
+def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str]:
+    """Whether the candidate's log ends in a stretch of failures that is no longer than the baseline's; and a sentence
+    on one at its end, or on more time in such stretches than the baseline's share of them explains, '' for neither."""
     candidate_flags, baseline_flags = failures(evidence)
     if not len(candidate_flags) or not len(baseline_flags):
-        return "fact", ""
+        return False, ""
     # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
     share = min(max(margin, upper(float(baseline_flags.sum()), len(baseline_flags), SPENT)), 0.49)
-    count = max(
-        LEAST_STRETCH, math.ceil(math.log(len(candidate_flags) / CHANCE) / -math.log(4.0 * share * (1.0 - share)))
-    )
+    least_count = math.log(len(candidate_flags) / CHANCE) / -math.log(4.0 * share * (1.0 - share))
+    count = max(LEAST_STRETCH, math.ceil(least_count))
     lone_stretches, baseline_stretches = stretches(candidate_flags, count), stretches(baseline_flags, count)
     if evidence.paired:
         lone_stretches &= ~baseline_stretches
@@ -314,18 +311,16 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[Literal["
     length, longest = run_lengths(stretches(candidate_flags, count))[-1], max(run_lengths(baseline_stretches))
     is_longer = length * len(baseline_flags) > longest * len(candidate_flags)
     if lone_share * SPENT > expected_share and not (lone_stretches[-1] and is_longer):
-        return "fact", (
+        return False, (
             f"the candidate failed for {100 * lone_share:.3g} % of the run in stretches of {count} requests or more, "
             f"which the baseline answered; {expected_text}"
         )
-    start = max(0, len(candidate_flags) - run_lengths(lone_stretches)[-1] + 1 - count)
-    end_text = (
-        f"the candidate failed {int(candidate_flags[start:].sum())} of its last {len(candidate_flags) - start} "
-        f"requests, and the baseline did not; "
-    )
-    if lone_stretches[-1] and is_longer:
-        return "fact", end_text + expected_text
-    return "share", f"{end_text}the baseline came out of one as long: judge again later" if lone_stretches[-1] else ""
+    if not lone_stretches[-1]:
+        return False, ""
+    last = candidate_flags[max(0, len(candidate_flags) - run_lengths(lone_stretches)[-1] + 1 - count) :]
+    remedy = expected_text if is_longer else "the baseline came out of one as long: judge again later"
+    end_text = f"the candidate failed {int(last.sum())} of its last {len(last)} requests, and the baseline did not"
+    return not is_longer, f"{end_text}; {remedy}"
 
 
 def run_lengths(flags: np.ndarray) -> list[int]:

@@ -171,9 +171,7 @@ def test_a_mirror_that_lags_shows_what_it_has_and_the_registry_what_it_lacks(pla
     assert version() == "2"
 
 
-def test_an_engine_that_the_near_place_lost_costs_no_other_while_the_registry_is_away(
-    places: Places, tmp_path: Path
-) -> None:
+def test_a_lost_engine_costs_no_other_one_while_the_registry_is_away(places: Places, tmp_path: Path) -> None:
     pair = [engine(places.origin.store, precision=precision, data=precision.encode()) for precision in ("fp32", "int8")]
     publish_engines(places.origin.store, pair, "one", channel="stable")
     places.copy()
