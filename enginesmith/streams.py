@@ -167,10 +167,10 @@ class Streams:
     def _check_streams(self, rows: Sequence[int]) -> None:
         for spec in self._specs if len(rows) and self._held else ():
             row_count = self._held[spec.name].shape[self._axis(spec)]
-            # Truth values are a mask, which numpy would take for the rows 0 and 1.
-            valid_types = [isinstance(row, int | np.integer) and not isinstance(row, bool) for row in rows]
+            if any(isinstance(row, bool | np.bool_) for row in rows):  # which numpy would take for the rows 0 and 1
+                raise DataError("rows is a mask; give the numbers of rows")
             if unknown_rows := [
-                row for row, ok in zip(rows, valid_types, strict=True) if not (ok and 0 <= row < row_count)
+                row for row in rows if not (isinstance(row, int | np.integer) and 0 <= row < row_count)
             ]:
                 raise DataError(
                     f"there is no stream in row {unknown_rows[0]}: there are {row_count}, in rows 0 to {row_count - 1}"

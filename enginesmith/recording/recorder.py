@@ -21,7 +21,7 @@ from types import TracebackType
 
 from enginesmith.core import parsing
 from enginesmith.core.errors import DataError, EnginesmithError, InputError, is_digest
-from enginesmith.core.text import SelfClosing
+from enginesmith.core.text import SelfClosing, describe_error
 from enginesmith.core.types import Tensors
 from enginesmith.recording.json_lines import LineFile, Record, number_in, text_in, truth_in
 from enginesmith.recording.traffic import TRAFFIC, check_timing, digest_of_outputs, encode_inputs
@@ -50,8 +50,8 @@ class _Log(SelfClosing):
     def _append(self, make: Callable[[], dict[str, object]]) -> bool:
         try:
             is_appended = self._file.append(make())
-        except (EnginesmithError, ValueError, TypeError, AttributeError, OSError) as error:
-            self.failure, is_appended = f"{type(error).__name__}: {error}", False
+        except Exception as error:  # of whatever the caller gave: a log is no reason to fail a request
+            self.failure, is_appended = describe_error(error), False
         else:
             self.full = not is_appended
         self.kept, self.lost = self.kept + is_appended, self.lost + (not is_appended)
@@ -130,7 +130,7 @@ class ObservationLog(_Log):
 
     def append(
         self,
-        latency: float,
+        latency: float | None,
         *,
         ok: bool = True,
         time_s: float | None = None,
@@ -142,7 +142,7 @@ class ObservationLog(_Log):
     ) -> bool:
         """Log a request, and return whether it was kept.
 
-        latency: seconds from its arrival to its answer; any number where `ok` is False.
+        latency: seconds from its arrival to its answer; where `ok` is False any number, or None.
         ok: whether the answer was a good one; False counts as a failed request.
         time_s: its arrival in seconds since the epoch; None: now.
         request: its name, where the other engine got the same one.
@@ -156,7 +156,7 @@ class ObservationLog(_Log):
         def line() -> dict[str, object]:
             record: dict[str, object] = {"time": float(arrival_s), "ok": bool(ok)}
             optional_fields = {
-                "latency": float(latency) if ok or latency > 0.0 else None,
+                "latency": float(latency) if latency is not None and (ok or 0.0 < latency <= MOST_LATENCY) else None,
                 "request": int(request) if isinstance(request, Integral) else request,
                 "score": None if score is None else float(score),
                 "size": None if size is None else float(size),

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from enginesmith.arrays import Array, InputCheck
-from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.state import Padding
 from enginesmith.core.text import SelfClosing, WorkerThread, describe_error
 from enginesmith.core.types import Session, Tensors
@@ -244,9 +244,9 @@ class Batcher(SelfClosing):
         outputs, answers, offset = self._call(requests, batch_inputs), list[Answer](), 0
         sample_count = sum(request.join.samples for request in requests)
         if wrong_outputs := [
-            name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != sample_count
+            name for name, array in outputs.items() if array.shape[self._axes.get(name, 0) :][:1] != (sample_count,)
         ]:
-            raise EnginesmithError(
+            raise DataError(
                 f"output {wrong_outputs[0]!r} of {sample_count} samples has no entry for each along the batch dim"
             )
         for request in requests:

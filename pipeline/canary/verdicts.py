@@ -171,15 +171,15 @@ def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> 
     if not (model and report.candidate.version and manifest):
         return "the observations do not say which engine they are of; no channel was moved"
     reason = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"
-    live_channel = read_channel(store, model, channel)
-    if live_channel and live_channel.manifest != manifest:
-        return f"channel {model}:{channel} serves version {live_channel.version} by now; no channel was moved"
-    decided_on = position_of(live_channel)
-    try:
-        new_state = channels.rollback(store, model, channel, by=person, why=reason[:500], decided_on=decided_on)
-    except (ConflictError, UnknownNameError) as error:
-        return f"{error}; no channel was moved"
-    return f"rolled back: {model}:{channel} -> {new_state.version}"
+    while (live_channel := read_channel(store, model, channel)) is None or live_channel.manifest == manifest:
+        decided_on = position_of(live_channel)
+        try:
+            new_state = channels.rollback(store, model, channel, by=person, why=reason[:500], decided_on=decided_on)
+            return f"rolled back: {model}:{channel} -> {new_state.version}"
+        except (ConflictError, UnknownNameError) as error:
+            if position_of(read_channel(store, model, channel)) == decided_on:
+                return f"{error}; no channel was moved"
+    return f"channel {model}:{channel} serves version {live_channel.version} by now; no channel was moved"
 
 
 def canary_passes(

@@ -71,7 +71,8 @@ def test_a_row_without_a_stream_is_told(row):
     streams.reset([row])
     streams.run(rows(1, 2, 3))
     for change in (streams.reset, streams.keep):
-        with pytest.raises(DataError, match=f"there is no stream in row {row}: there are 3, in rows 0 to 2"):
+        said = f"there is no stream in row {row}: there are 3, in rows 0 to 2"
+        with pytest.raises(DataError, match="rows is a mask; give the numbers" if row in (True, False) else said):
             change([0, row])
     assert len(streams.run(rows(1, 2, 3))["y"]) == 3
 

@@ -189,7 +189,7 @@ def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
     return signing, verifying, hashes
 
 
-def ask_sigstore(work: Callable[[], object]) -> None:
+def ask_sigstore(work: Callable[[], object], remedy: str = "check the network") -> None:
     """Call `work`, which asks Sigstore's servers. Raises InputError for a bad token, UnavailableError for all else."""
     try:
         work()
@@ -197,7 +197,7 @@ def ask_sigstore(work: Callable[[], object]) -> None:
         text = (str(error).splitlines() or [type(error).__name__])[0][:300]
         if type(error).__name__ in {"IdentityError", "ExpiredIdentity"}:
             raise InputError(f"Sigstore: {text}; set ENGINESMITH_IDENTITY_TOKEN to a valid token") from error
-        raise UnavailableError(f"Sigstore: {text}; check the network, or sign with a key") from error
+        raise UnavailableError(f"Sigstore: {text}; {remedy}") from error
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     signing_library, _, hashes = import_model_signing()
     config: signing.Config = signing_library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
-        token, attempt = signer.identity_token, ask_sigstore
+        token, attempt = signer.identity_token, partial(ask_sigstore, remedy="check the network, or sign with a key")
         attempt(lambda: config.use_sigstore_signer(identity_token=token, use_ambient_credentials=token is None))
     else:
         attempt = partial(_explain, str(signer.private_key))

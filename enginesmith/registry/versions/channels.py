@@ -42,9 +42,9 @@ class MoveTerms(TypedDict, total=False):
     proven_only: whether the channel serves only the proven engines then.
     random_inputs: whether engines proven on random inputs alone are accepted, which the move records.
     canaries: passed canaries, whose reports are stored as blobs.  decided_on: the channel's position when the move was
-    decided on, from which it must start.  counts: whether an attestation counts by a trust policy; None: all of them
-    do.  ending: the rollout whose end this move is, as it must be, and as it is then.  accepted_losses: what nodes may
-    lose.
+    decided on, from which it must start; without it the channel must serve the canaries' baseline.  counts: whether an
+    attestation counts by a trust policy; None: all of them do.  ending: the rollout whose end this move is, as it must
+    be, and as it is then.  accepted_losses: what nodes may lose.
     """
 
     proven_only: bool
@@ -62,11 +62,16 @@ def promote(
     """Point a channel at a version; nothing changes if it points there already.
 
     Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
-    somebody else moved the channel since `decided_on`, or since this began, IntegrityError if the version was deleted
+    somebody else moved the channel since `decided_on`, or since this began, or it serves another version than a
+    canary's baseline, IntegrityError if the version was deleted
     or has lost a blob.
     """
-    if not terms.get("ending"):
-        terms.setdefault("decided_on", position_of(read_channel(store, manifest.model, name)))
+    if not terms.get("ending") and "decided_on" not in terms:
+        channel = read_channel(store, manifest.model, name)
+        baselines = {canary.baseline for canary in terms.get("canaries", ())}
+        if channel and channel.manifest != manifest.digest and not baselines <= {channel.manifest}:
+            raise ConflictError(f"{channel.model}:{name} serves {channel.version} by now, not what the canary saw")
+        terms["decided_on"] = position_of(channel)
     if refusal := policy_refusal(store, manifest, name, in_waves=bool(terms.get("ending")), **terms):
         raise InputError(refusal)
     with hold_change(store, [manifest.model], f"promoting {manifest.reference} to {name}") as guard:
@@ -167,11 +172,9 @@ def _busy(channel: Channel | None) -> str | None:
     rollout = channel.active_rollout if channel else None
     if rollout is None:
         return None
-    channel_name = rollout.where
     return (
-        f"a rollout of {rollout.version} to {channel_name} is {rollout.state} (wave {rollout.wave + 1} of "
-        f"{len(rollout.plan.waves)}): "
-        f"wait for its end, or `enginesmith rollout abort {channel_name} --why TEXT`"
+        f"a rollout of {rollout.version} to {rollout.where} is {rollout.state} (wave {rollout.wave + 1} of "
+        f"{len(rollout.plan.waves)}): wait for its end, or `enginesmith rollout abort {rollout.where} --why TEXT`"
     )
 
 

@@ -3,13 +3,14 @@
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Predicate, doc
 
 from enginesmith.core.codec import NewerFormatError, encode, parse_as
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError, canonical_json
 from enginesmith.core.names import STABLE, Name, Reference, is_name, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Format
@@ -215,7 +216,10 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
             losses[digest] = Loss("size", f"{stored_size} bytes; the manifest says {size}")
     # Of a list of places, the next one may have it whole.
     rest = next(iter(getattr(store, "list_rests", tuple)()), None)
-    return find_lost(rest, {digest: sizes[digest] for digest in losses}) if losses and rest else losses
+    if losses and rest:
+        with suppress(UnavailableError):  # what is whole here serves without it
+            return find_lost(rest, {digest: sizes[digest] for digest in losses})
+    return losses
 
 
 def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:

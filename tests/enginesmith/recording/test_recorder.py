@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -125,11 +126,12 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
     (tmp_path / "tiny.json").write_text(json.dumps(described))
     with ObservationLog(tmp_path / "log.jsonl", tmp_path / "tiny.json") as log:
         assert log.append(0.01, outputs={"y": np.ones(3)}, request=5, score=0.5)
-        assert log.append(0.5, ok=False, error="timed out")
+        for latency in (0.5, float("inf"), 2e9, 10**400, None):
+            assert log.append(latency, ok=False, error="timed out")
         assert not log.append(float("nan")) and log.lost == 1
     found = read_observations(tmp_path / "log.jsonl")
     assert found.identity == EngineIdentity("tiny", "3", "a" * 64, "b" * 64, precision="int8")
-    assert found.ok == [True, False] and found.request == [5, None] and found.error[1] == "timed out"
+    assert found.ok == [True, *[False] * 5] and found.request[:2] == [5, None] and found.error[1] == "timed out"
     (tmp_path / "tiny.json").write_text("[]")
     with pytest.raises(DataError, match="enginesmith pull"):
         ObservationLog(tmp_path / "other.jsonl", tmp_path / "tiny.json")
@@ -137,8 +139,9 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"latency": 0.0}, {"latency": -1e-6}, {"request": ""}, {"request": "x" * 201}, {"score": 1e31}, {"size": 0}],
-)
+    [{"latency": 0.0}, {"latency": -1e-6}, {"request": ""}, {"request": "x" * 201}, {"score": 1e31}, {"size": 0},
+     {"latency": None}, {"score": 10**400}, {"outputs": {"y": Mock(__array__=Mock(side_effect=RuntimeError))}}],
+)  # fmt: skip
 def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert not log.append(**{"latency": 0.01} | bad) and log.lost == 1

@@ -83,26 +83,15 @@ def test_an_error_of_a_batch_is_that_of_its_requests_and_the_next_batch_runs():
         assert_same(batcher.submit(request(1, 4)).result(PATIENCE_S), request(1, 4))
 
 
-def test_a_listener_that_raises_stops_nothing():
+@pytest.mark.parametrize(
+    "caught", [pytest.warns(UserWarning, match="batcher raised OSError: full"), warnings.catch_warnings(action="error")]
+)
+def test_a_listener_that_raises_stops_nothing(caught):
     def listen(_):
         raise OSError("full")
 
-    with pytest.warns(UserWarning, match="record of a batcher raised OSError: full"):
-        batcher = Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=listen)
-        batcher.submit(request(1, 3)).result(PATIENCE_S)
-        batcher.submit(request(1, 3)).result(PATIENCE_S)
-        batcher.close()
-
-
-def test_a_listener_that_raises_stops_nothing_where_warnings_are_errors():
-    def listen(_):
-        raise OSError("full")
-
-    with (
-        warnings.catch_warnings(action="error"),
-        Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=listen) as it,
-    ):
-        assert all(it.submit(request(1, 3)).result(PATIENCE_S) for _ in range(2))
+    with caught, Batcher(PlainSession(Calls()), most=1, wait_s=0.0, record=listen) as batcher:
+        assert all(batcher.submit(request(1, 3)).result(PATIENCE_S) for _ in range(2))
 
 
 def test_a_request_that_was_cancelled_is_not_run():
@@ -156,13 +145,13 @@ def test_bad_input_is_told():
         batcher.submit({})
 
 
-def test_an_output_without_a_row_for_each_sample_is_an_error_of_the_batch():
-    class Odd(PlainSession):
-        outputs = (TensorSpec("y", "float32", ("batch",)),)
-
-    with Batcher(Odd(lambda _: {"y": np.zeros(1, np.float32)}), most=2, wait_s=1000.0) as batcher:
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_an_output_without_a_row_for_each_sample_is_an_error_of_the_batch(shape):
+    session = PlainSession(lambda _: {"y": np.zeros(shape, np.float32)})
+    session.outputs = (TensorSpec("y", "float32", ("batch",)),)
+    with Batcher(session, most=2, wait_s=1000.0) as batcher:
         futures = [batcher.submit(request(1, 3)) for _ in range(2)]
-        with pytest.raises(EnginesmithError, match="'y' of 2 samples"):
+        with pytest.raises(DataError, match="'y' of 2 samples"):
             futures[0].result(PATIENCE_S)
 
 

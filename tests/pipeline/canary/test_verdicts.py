@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channel_state, channels
 from pipeline.canary import verdicts
+from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.files import report_about, write_observations
 from tests.pipeline.projects import Project, write_project
+from tests.pipeline.rollout.fleet import plan
 
 
 @pytest.fixture
@@ -132,10 +135,8 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
     move = channel_state.read_channel(store, "digits", "stable").move
     assert move.action == "rollback" and move.by == "ada" and move.why.startswith("canary FAIL ")
     again = judged(tmp_path / "d", two, one, "--auto", failing=0.02)
-    assert (
-        "serves version 1 by now" in again.stderr
-        and channel_state.read_channel(store, "digits", "stable").version == "1"
-    )
+    assert "serves version 1 by now" in again.stderr
+    assert channel_state.read_channel(store, "digits", "stable").version == "1"
     fine = judged(tmp_path / "e", one, two, "--auto")
     assert fine.exit_code == 0 and channel_state.read_channel(store, "digits", "stable").version == "1"
 
@@ -143,16 +144,20 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
 def test_a_rollback_that_lost_a_race_moves_nothing(store, versions, monkeypatch):
     one, two, three = versions
     channels.promote(store, two, "stable")
-    rollback, faster_moves = channels.rollback, iter((three, two))
+    rollback, eve = channels.rollback, operations.Operator("eve", store.now())
+    moves = [partial(channels.promote, store, version, "stable", by="eve") for version in (two, three, two)]
+    changes = iter([partial(operations.start, store, three, "stable", plan("100%"), eve), lambda: None, *moves])
 
-    def move_first(*words, **terms):
-        channels.promote(store, next(faster_moves), "stable", by="eve")
+    def change_first(*words, **terms):
+        next(changes)()
         return rollback(*words, **terms)
 
-    monkeypatch.setattr(channels, "rollback", move_first)
+    monkeypatch.setattr(channels, "rollback", change_first)
     failed = replace(report_about(two, one), verdict="FAIL")
-    assert "eve moved it to 3 meanwhile" in (said := verdicts.roll_back(store, failed, "stable", "ada")), said
-    assert said.endswith("no channel was moved")
+    # A rollout that began meanwhile changes nothing of what is served.
+    assert verdicts.roll_back(store, failed, "stable", "ada") == "rolled back: digits:stable -> 1"
+    next(changes)()
+    assert "serves version 3 by now; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
     assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 
 

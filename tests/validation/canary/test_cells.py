@@ -149,8 +149,18 @@ def test_bursts_that_an_equal_candidate_may_have_are_no_fact():
         flags[2100:2150] = end == 2150  # longer than the baseline's
         answered = (np.arange(end) - other_start) // 100 != 0
         sides = side(np.ones(end), ~flags[:end]), side(np.ones(end), answered)
-        criteria = judge(CanaryEvidence(*sides, True), ERRORS, replicates=20).criteria
-        assert sum(item.kind == "fact" for item in criteria) == facts
+        found = judge(CanaryEvidence(*sides, True), ERRORS, replicates=20)
+        assert sum(item.kind == "fact" for item in found.criteria) == facts and found.verdict != "PASS"
+
+
+def test_an_outage_that_has_not_ended_does_not_pass_and_may_begin_with_the_baseline_s():
+    for count, begin, end, verdict in ((60_000, 30_000, 30_060, "INSUFFICIENT"), (5000, 4850, 4930, "FAIL")):
+        index = np.arange(count)
+        failed = index >= (begin if verdict == "FAIL" else count - 55)
+        sides = side(np.ones(count), ~failed), side(np.ones(count), (index < begin) | (index >= end))
+        for paired in (True, False):
+            found = judge(CanaryEvidence(*sides, paired), Thresholds({}, 0.01, None), replicates=20)
+            assert found.verdict == verdict and found.reason.startswith("failures in a stretch"), found.reason
 
 
 def test_a_baseline_that_fails_often_needs_a_longer_stretch():

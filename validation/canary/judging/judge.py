@@ -279,24 +279,26 @@ STANDS_OUT = 2.5
 
 
 def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
-    """What fails a candidate without statistics, each with what was observed and what was expected."""
-    margin = limits.error_rate or 0.001
-    notes = [evidence.died, _failing_stretch(evidence, margin), _slow_stretch(evidence)]
-    pairs = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
-    return [Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in pairs if note]
+    """What fails a candidate without statistics, or bars a PASS, each with what was observed and what was expected."""
+    is_open, stretch_note = _failing_stretch(evidence, limits.error_rate or 0.001)
+    notes = {"the process": evidence.died, "failures in a stretch": stretch_note, SLOW_STRETCH: _slow_stretch(evidence)}
+    facts = [
+        Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in notes.items()
+    ]
+    facts[1] = replace(facts[1], kind="share", verdict="INSUFFICIENT") if is_open else facts[1]
+    return [fact for fact in facts if fact.note]
 
 
-def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
-    """A sentence on a stretch of failures at the candidate's end that is longer than any of the baseline's, or on more
-    time in such stretches than the baseline's share of them explains; '' for neither."""
+def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str]:
+    """Whether the candidate's log ends in a stretch of failures that is no longer than the baseline's; and a sentence
+    on one at its end, or on more time in such stretches than the baseline's share of them explains, '' for neither."""
     candidate_flags, baseline_flags = failures(evidence)
     if not len(candidate_flags) or not len(baseline_flags):
-        return ""
+        return False, ""
     # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
     share = min(max(margin, upper(float(baseline_flags.sum()), len(baseline_flags), SPENT)), 0.49)
-    count = max(
-        LEAST_STRETCH, math.ceil(math.log(len(candidate_flags) / CHANCE) / -math.log(4.0 * share * (1.0 - share)))
-    )
+    least_count = math.log(len(candidate_flags) / CHANCE) / -math.log(4.0 * share * (1.0 - share))
+    count = max(LEAST_STRETCH, math.ceil(least_count))
     lone_stretches, baseline_stretches = stretches(candidate_flags, count), stretches(baseline_flags, count)
     if evidence.paired:
         lone_stretches &= ~baseline_stretches
@@ -305,20 +307,20 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
         lone_stretches &= ~baseline_stretches[np.maximum(last_indices, 0)] & (last_indices >= 0)
     expected_share, lone_share = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
     expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
-    length, longest = run_lengths(lone_stretches)[-1], max(run_lengths(baseline_stretches))
-    # An outage as long as one that the baseline came out of is no end.
-    if lone_stretches[-1] and length * len(baseline_flags) > longest * len(candidate_flags):
-        start = max(0, len(candidate_flags) - length + 1 - count)
-        return (
-            f"the candidate failed {int(candidate_flags[start:].sum())} of its last "
-            f"{len(candidate_flags) - start} requests, and the baseline did not; {expected_text}"
-        )
-    if lone_share * SPENT > expected_share:
-        return (
+    # An outage as long as one that the baseline came out of is no end, and no evidence that it ends.
+    length, longest = run_lengths(stretches(candidate_flags, count))[-1], max(run_lengths(baseline_stretches))
+    is_longer = length * len(baseline_flags) > longest * len(candidate_flags)
+    if lone_share * SPENT > expected_share and not (lone_stretches[-1] and is_longer):
+        return False, (
             f"the candidate failed for {100 * lone_share:.3g} % of the run in stretches of {count} requests or more, "
             f"which the baseline answered; {expected_text}"
         )
-    return ""
+    if not lone_stretches[-1]:
+        return False, ""
+    last = candidate_flags[max(0, len(candidate_flags) - run_lengths(lone_stretches)[-1] + 1 - count) :]
+    remedy = expected_text if is_longer else "the baseline came out of one as long: judge again later"
+    end_text = f"the candidate failed {int(last.sum())} of its last {len(last)} requests, and the baseline did not"
+    return not is_longer, f"{end_text}; {remedy}"
 
 
 def run_lengths(flags: np.ndarray) -> list[int]:

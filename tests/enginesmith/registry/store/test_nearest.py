@@ -171,6 +171,18 @@ def test_a_mirror_that_lags_shows_what_it_has_and_the_registry_what_it_lacks(pla
     assert version() == "2"
 
 
+def test_a_lost_engine_costs_no_other_one_while_the_registry_is_away(places: Places, tmp_path: Path) -> None:
+    pair = [engine(places.origin.store, precision=precision, data=precision.encode()) for precision in ("fp32", "int8")]
+    publish_engines(places.origin.store, pair, "one", channel="stable")
+    places.copy()
+    best = Client(places.uri).pull("digits:stable", tmp_path / "both").path.read_bytes()
+    [lost] = [str(one.digest) for one in pair if one.precision == best.decode()]
+    places.mirror.store.path(lost).unlink()
+    places.origin.error = UnavailableError("cut off")
+    pulled = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")
+    assert pulled.path.read_bytes() in {b"fp32", b"int8"} - {best}
+
+
 def test_a_tag_is_of_one_place(places: Places) -> None:
     places.publish("one")
     places.copy()

@@ -3,7 +3,7 @@ from datetime import timedelta
 
 import pytest
 
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
@@ -113,10 +113,14 @@ def test_a_collection_that_marked_a_canarys_report_does_not_take_it_from_the_cha
     assert not marked()
 
 
-def test_a_pass_whose_report_is_lost_moves_no_channel(store: Store) -> None:
-    one, two = publish(store, "a"), publish(store, "b")
+def test_a_pass_counts_against_what_is_served_when_the_channel_moves(store: Store) -> None:
+    one, two, three = (publish(store, it) for it in "abc")
     channels.promote(store, one, "stable")
-    lost = CanaryPass("0" * 64, str(two.engines[0].digest), one.digest)
+    found = passed(store, two, one)
+    channels.promote(store, three, "stable")
+    with pytest.raises(ConflictError, match="serves 3 by now, not what the canary saw"):
+        channels.promote(store, two, "stable", canaries=[found])
+    lost = CanaryPass("0" * 64, found.engine, three.digest)
     with pytest.raises(IntegrityError, match="canary report 0000"):
         channels.promote(store, two, "stable", canaries=[lost])
 
