@@ -9,6 +9,7 @@ from types import MappingProxyType
 import onnx
 
 from builders.backends.known_faults import COMPILERS, find_faults
+from builders.onnx_graphs.bodies import list_captured, list_reads
 from builders.onnx_graphs.structure import find_source
 from builders.onnx_graphs.weights import has_external
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
@@ -82,7 +83,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         unknown=unknown_inputs,
         left_out=omitted_outputs,
         metric=_suggest_metric(tidy_model, outputs),
-        deciding=_deciding_inputs(model),
+        deciding=_deciding_inputs(model) - _list_used(model),
     )
     if unknown_inputs:
         return model_facts
@@ -217,6 +218,18 @@ def _deciding_inputs(model: onnx.ModelProto) -> frozenset[str]:
         if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
             deciding_names |= deciding_inputs
     return frozenset(deciding_names)
+
+
+def _list_used(model: onnx.ModelProto) -> set[str]:
+    """The float inputs, and names that outputs are computed from otherwise than by the choice of a branch."""
+    used_names = {value.name for value in _inputs(model) if "float" in dtype_name(value)}
+    used_names |= {value.name for value in model.graph.output}
+    for node in reversed(model.graph.node):
+        if node.op_type == "If":
+            used_names.update(list_captured(node))
+        elif not used_names.isdisjoint(node.output):
+            used_names.update(list_reads(node))
+    return used_names
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:

@@ -17,13 +17,13 @@ from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
-from enginesmith.core.types import Dim
+from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import start_atomic_write
 
 if TYPE_CHECKING:
     from pipeline.drafts.facts import FoundModel
-    from pipeline.drafts.requests import Scaling
+    from pipeline.drafts.requests import Scaling, SplitRequests
     from pipeline.orchestration.watch import WatchedSpec
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
@@ -271,14 +271,19 @@ def _split(
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
+    def split_for(facts: "FoundModel", constants: Sequence[TensorSpec] = ()) -> "SplitRequests":
+        dims = facts.dims.items()
+        limits = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in dims]
+        return split_requests(requests, [*facts.inputs, *constants], limits, scaling)
+
     plain_model = as_inputs(model)
-    plain_dims = plain_model.dims.items()
-    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in plain_dims]
     try:
-        split = split_requests(requests, plain_model.inputs, dims, scaling)
-        if model.deciding & split.scalars.keys() and not model.serve:  # what serves it goes on giving this input
-            values = {name: split.scalars[name] for name in sorted(model.deciding) if name in split.scalars}
+        split = split_for(plain_model)
+        values = {name: split.scalars[name] for name in sorted(model.deciding & split.scalars.keys())}
+        if values and not model.serve:  # what serves it goes on giving these inputs
             plain_model = replace(as_inputs(look_at_onnx(file, str(model.source["onnx"]), values)), name=model.name)
+            # Of one branch alone, other axes have names, and other dims are equal.
+            split = split_for(plain_model, [spec for spec in model.inputs if spec.name in values])
         plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:
         if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):

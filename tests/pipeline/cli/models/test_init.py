@@ -15,6 +15,7 @@ from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
 from tests.pipeline.projects import exit_code, raising
+from tests.pipeline.quantization.small_nets import build
 from tests.pipeline.sources.test_arguments import two_networks
 from tests.stateful_ensembles import write_stateful_ensemble
 
@@ -95,6 +96,30 @@ def test_an_input_that_decides_a_branch_is_a_constant_where_all_requests_agree(r
     assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == names
     assert spec.source.arguments == ({} if "rate" in names else {"rate": 16000})
     assert f"# 'rate' {said}" in (tmp_path / "net.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "read", "is_constant"), [("int64", "row", 1), ("int64", "n", 0), ("float", "row", 0)]
+)
+def test_a_branch_has_dims_of_its_own_and_what_is_computed_with_stays_an_input(dtype, read, is_constant, tmp_path):
+    bodies = (
+        f"{name}_branch = {name} () => (float[b,4] {name}_y) {{{name}_y = MatMul(x, w)}}" for name in ("then", "else")
+    )
+    text = f"""c = Cast<to=9>(n)
+        b = If<{", ".join(bodies)}>(c)
+        f = Cast<to=1>({read})
+        m = ReduceMean(z, row)
+        p = Mul(m, f)
+        y = Add(b, p)"""
+    weights = {"w": np.ones((3, 4)), "row": [1]}
+    net = build(f"float[batch,?] x, float[batch,?] z, {dtype} n", "float[batch,4] y", text, weights)
+    onnx.save(net, tmp_path / "net.onnx")
+    x, z = (np.random.default_rng(0).standard_normal((30, 1, size)).astype("f4") for size in (3, 7))
+    np.savez(tmp_path / "requests.npz", x=x, z=z, n=np.ones(30, {"float": "f4"}.get(dtype, dtype)))
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
+    spec = load_spec(tmp_path / "net.yaml")
+    assert ("n" in spec.inputs, spec.source.arguments) == ((False, {"n": 1}) if is_constant else (True, {}))
+    assert spec.dims[spec.inputs["z"].shape[1]].opt == 7
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
