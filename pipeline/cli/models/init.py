@@ -178,6 +178,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     ensemble_name = model_name(path.stem)
     graphs = connect_states(name_graphs(ensemble_name, graphs))
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
+    if len({path.name, *files.values()}) <= len(files):
+        raise InputError(f"{path} and {', '.join(files.values())} are not all different; name graphs with NAME=FILE")
     texts = {path: write_ensemble(ensemble_name, graphs, files).encode()}
     texts |= {path.parent / files[graph.key]: write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)

@@ -193,6 +193,8 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
     assert all(f"{name}: FILL_IN: nothing shows what connects it" in said for name in ("encoder", "other"))
+    graphs = (f"{name}={folder / 'encoder.onnx'}" for name in ("a", "a-a"))
+    assert init(*graphs, "--out", folder / "a.yaml") == 2, "the first graph's file has the name of the second's"
 
 
 def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:
