@@ -261,7 +261,7 @@ def _split(
     """The model with dims that hold the sizes of the requests, and what writes each file of samples.
 
     Its states are inputs like others: requests were taken from a caller, who gave all of the inputs.
-    An input that decides a branch, and is the same in all requests, becomes a constant.
+    An input that decides a branch, and is the same in all requests, becomes a constant: the dims are of that branch.
     file: of an ONNX model, in which requests that hold indices are tried at other sizes."""
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
@@ -284,7 +284,6 @@ def _split(
         values = {name: split.scalars[name] for name in sorted(model.deciding & split.scalars.keys())}
         if values and not model.serve:  # what serves it goes on giving these inputs
             plain_model = replace(as_inputs(look_at_onnx(file, str(model.source["onnx"]), values)), name=model.name)
-            # Of one branch alone, other axes have names, and other dims are equal.
             split = split_for(plain_model, [spec for spec in model.inputs if spec.name in values])
         plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:

@@ -188,25 +188,23 @@ class SessionRunner:
 def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
     """The input of zeros and ones whose zeros mark padding, by the first run that has some. runner: of the model.
 
-    Other integers of its shape are ids: with the largest one in the place of those at zeros, all outputs stay exactly
-    the same, and in the place of those at ones, a floating output changes. So a model with outputs for each token has
-    no such input, as those of padding depend on its ids.
+    Integers of its shape are ids. With the largest at its zeros, all outputs stay exactly the same; with it at its
+    ones, a floating output changes. Outputs for each token change with ids of padding: such a model has no mask.
     """
     for _, inputs in runs[:_MASKED_RUNS]:
-        names = [name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))]
-        expected_outputs = runner.run(inputs) if names else {}
-        for mask, name in ((inputs[name] != 0, name) for name in names):
-            ids = {key: inputs[key] for key in inputs.keys() - {name} if inputs[key].shape == mask.shape}
-            ids = {key: values for key, values in ids.items() if values.dtype.kind in "iu"}
+        for name in (name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))):
+            expected_outputs = runner.run(inputs)
+            mask, others = inputs[name] != 0, {key: inputs[key] for key in inputs.keys() - {name}}
+            ids = {key: item for key, item in others.items() if item.shape == mask.shape and item.dtype.kind in "iu"}
             padded, other = ({key: np.where(kept, ids[key], ids[key].max()) for key in ids} for kept in (mask, ~mask))
             try:
                 outputs, other_outputs = runner.run({**inputs, **padded}), runner.run({**inputs, **other})
             except ModelError:  # not every model runs on any ids
                 continue
             is_same = all(np.array_equal(outputs[key], values) for key, values in expected_outputs.items())
-            floats = [key for key, values in expected_outputs.items() if values.dtype.kind == "f"]
-            has_changed = not all(np.array_equal(other_outputs[key], outputs[key]) for key in floats)
-            if is_same and has_changed and any((padded[key] != values).any() for key, values in ids.items()):
+            floats = [key for key, values in outputs.items() if values.dtype.kind == "f"]
+            is_read = not all(np.array_equal(other_outputs[key], outputs[key]) for key in floats)
+            if is_same and is_read and any((padded[key] != values).any() for key, values in ids.items()):
                 return name
     return None
 
