@@ -273,8 +273,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     versions = sorted(
         config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in version_numbers, _version(path))
     )
-    paths = [config.parent / name, *versions]
-    model = next((model_path for model_path in reversed(paths) if model_path.is_file()), None)
+    model = next((path for path in reversed([config.parent / name, *versions]) if path.is_file()), None)
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
     model_facts = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
@@ -314,9 +313,8 @@ _KEPT: Mapping[str, str] = {
 def _find_dropped(config: ProtoMessage) -> Iterator[str]:
     for name, field_names in _KEPT.items():
         messages = config.messages(name) if name else [config]
-        for field in dict.fromkeys(
-            field for message in messages for field in message.fields if field not in field_names.split()
-        ):
+        fields = dict.fromkeys(field for message in messages for field in message.fields)
+        for field in (field for field in fields if field not in field_names.split()):
             yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
 
 

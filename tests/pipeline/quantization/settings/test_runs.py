@@ -121,7 +121,6 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
         ("int64", "float[n] y", "t = ReduceSum(ids)\n n = Reshape(t, flat)\n y = Reshape(f, n)"),
         ("float", "float[b,s] y", "m = Cast<to=9>(mask)\n y = Where(m, ids, zero)"),
     ],
-    ids=["only labels", "nothing depends on ids", "other ids do not run", "values that the model fills in"],
 )
 def test_an_input_of_zeros_and_ones_is_not_always_a_mask(given: str, output: str, text: str) -> None:
     constants = {"zero": np.float32(0), "flat": [-1]}
