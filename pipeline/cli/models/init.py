@@ -274,9 +274,8 @@ def _split(
     from pipeline.spec.source import LARGEST_SIZE
 
     def split_for(facts: "FoundModel", constants: Sequence[TensorSpec] = ()) -> "SplitRequests":
-        dims = facts.dims.items()
-        limits = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in dims]
-        return split_requests(requests, [*facts.inputs, *constants], limits, scaling)
+        dims = [Dim(key, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for key, dim in facts.dims.items()]
+        return split_requests(requests, [*facts.inputs, *constants], dims, scaling)
 
     plain_model = as_inputs(model)
     try:
