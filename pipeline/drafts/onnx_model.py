@@ -1,7 +1,7 @@
 """The draft of a spec from an ONNX model or Triton's config.pbtxt."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +9,7 @@ from types import MappingProxyType
 import onnx
 
 from builders.backends.known_faults import COMPILERS, find_faults
+from builders.onnx_graphs.bodies import list_captured, list_reads
 from builders.onnx_graphs.structure import find_source
 from builders.onnx_graphs.weights import has_external
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
@@ -82,7 +83,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         unknown=unknown_inputs,
         left_out=omitted_outputs,
         metric=_suggest_metric(tidy_model, outputs),
-        deciding=_deciding_inputs(model),
+        deciding=frozenset(_deciding_inputs(model) - _list_sources(model, outputs)),
     )
     if unknown_inputs:
         return model_facts
@@ -113,8 +114,9 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
     """What compilers are known to refuse of a graph, one line each. model: canonical."""
     for compiler in sorted(COMPILERS):
-        faults = [(node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write]
-        if faults:
+        if faults := [
+            (node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write
+        ]:
             node, fault_text = faults[0]
             more_text = f" (and {len(faults) - 1} more)" if faults[1:] else ""
             yield f"{compiler} may refuse node {node.name!r}{more_text}: {node.op_type} {fault_text}"
@@ -202,40 +204,43 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path, arguments: 
         yield f"{name!r} is {value} in all requests, and decides which branch of an If runs: {result}"
 
 
-def _deciding_inputs(model: onnx.ModelProto) -> frozenset[str]:
+def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
-    producers = {name: node for node in model.graph.node for name in node.output}
     inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
     deciding_names = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
-        visited_names, pending_names = set[str](), {node.input[0]}
-        while pending_names:
-            name = pending_names.pop()
-            visited_names.add(name)
-            pending_names |= {*producers[name].input} - visited_names if name in producers else set()
-        deciding_inputs = visited_names & inputs.keys()
+        deciding_inputs = _list_sources(model, node.input) & inputs.keys()
         if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in deciding_inputs):
             deciding_names |= deciding_inputs
-    return frozenset(deciding_names)
+    return deciding_names
+
+
+def _list_sources(model: onnx.ModelProto, names: Iterable[str]) -> set[str]:
+    """These names, and all that they are computed from otherwise than by the choice of a branch."""
+    source_names = {*names}
+    for node in reversed(model.graph.node):
+        if not source_names.isdisjoint(node.output):
+            source_names.update(list_captured(node) if node.op_type == "If" else list_reads(node))
+    return source_names
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
     if "QuantizeLinear" in counts or counts.keys() >= {"DequantizeLinear", "DynamicQuantizeLinear"}:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
-    if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
-        op_text = ", ".join(sorted(quantized_ops))
-        return (
-            ("fp32", f"the graph as it is: it came quantized ({op_text}), and other precisions would quantize twice"),
-        )
-    if "DequantizeLinear" in counts:
-        return (("fp32", "the graph as it is: it computes in float with weights that came in 8 or 4 bits"),)
-    if counts.keys() & _TREES:
-        return (("fp32", "the graph as it is: decision trees have no weights that 16 or 8 bits would make smaller"),)
     data_types = {tensor.data_type for tensor in all_tensors(model) if len(tensor.dims) > 1}
     other_types = data_types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
-    if other_types and onnx.TensorProto.FLOAT not in data_types:
-        op_text = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_types))
-        return (("fp32", f"the graph as it is: its weights are {op_text}"),)
+    reason = ""
+    if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
+        reason = f"it came quantized ({', '.join(sorted(quantized_ops))}), and other precisions would quantize twice"
+    elif "DequantizeLinear" in counts:
+        reason = "it computes in float with weights that came in 8 or 4 bits"
+    elif counts.keys() & _TREES:
+        reason = "decision trees have no weights that 16 or 8 bits would make smaller"
+    elif other_types and onnx.TensorProto.FLOAT not in data_types:
+        type_text = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in other_types))
+        reason = f"its weights are {type_text}"
+    if reason:
+        return (("fp32", f"the graph as it is: {reason}"),)
     precisions = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
     return tuple(precisions if counts.keys() & _HEAVY else precisions[:1])
 
@@ -268,8 +273,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     versions = sorted(
         config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in version_numbers, _version(path))
     )
-    paths = [config.parent / name, *versions]
-    model = next((model_path for model_path in reversed(paths) if model_path.is_file()), None)
+    model = next((path for path in reversed([config.parent / name, *versions]) if path.is_file()), None)
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
     model_facts = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
@@ -279,6 +283,9 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
         *(f"{config.name}: {text}" for text in misfit_texts),
     )
+    # What runs the instances that are served becomes the targets of the spec.
+    kinds = {group.text("kind") for group in config_message.messages("instance_group")}
+    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
     model_facts = replace(
         model_facts,
         name=model_name(config_message.text("name") or config.resolve().parent.name),
@@ -287,11 +294,8 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         triton=_read_serving(config_message, config.parent, folder),
         # Clients may ask for a version that the configuration names.
         version=str(_version(model)) if _version(model) in version_numbers else "",
+        targets=targets or model_facts.targets,
     )
-    # What runs the instances that are served becomes the targets of the spec.
-    kinds = {group.text("kind") for group in config_message.messages("instance_group")}
-    targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
-    model_facts = replace(model_facts, targets=targets or model_facts.targets)
     return _take_batch(_take_sizes(model_facts, config_message), config_message)
 
 
@@ -309,9 +313,8 @@ _KEPT: Mapping[str, str] = {
 def _find_dropped(config: ProtoMessage) -> Iterator[str]:
     for name, field_names in _KEPT.items():
         messages = config.messages(name) if name else [config]
-        for field in dict.fromkeys(
-            field for message in messages for field in message.fields if field not in field_names.split()
-        ):
+        fields = dict.fromkeys(field for message in messages for field in message.fields)
+        for field in (field for field in fields if field not in field_names.split()):
             yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
 
 
@@ -356,11 +359,10 @@ def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
-    is_batched = _is_batched(config)
     shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in facts.inputs:
-        axes = spec.shape[1:] if is_batched else spec.shape
+        axes = spec.shape[1:] if _is_batched(config) else spec.shape
         served_sizes = shapes.get(spec.name, ())
         if len(served_sizes) != len(axes):
             continue
@@ -368,11 +370,9 @@ def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
             if isinstance(axis, str) and axis in facts.dims:
                 sizes.setdefault(axis, set()).add(size)
     served_dims = {
-        name: FoundDim(
-            min(all_sizes), max(all_sizes), max(all_sizes), f"served at {' and '.join(map(str, sorted(all_sizes)))}"
-        )
+        name: FoundDim(low, max(all_sizes), max(all_sizes), f"served at {' and '.join(map(str, sorted(all_sizes)))}")
         for name, all_sizes in sizes.items()
-        if min(all_sizes) > 0
+        if (low := min(all_sizes)) > 0
     }
     return replace(facts, dims={**facts.dims, **served_dims})
 
@@ -386,13 +386,10 @@ def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
 
 def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """The largest batch that is served becomes the largest of the spec, the preferred one the size to tune for."""
-    max_batch = config.text("max_batch_size")
     batch_dim = facts.inputs[0].shape[0] if facts.inputs and facts.inputs[0].shape else None
-    if not max_batch.isdigit() or int(max_batch) < 1 or not isinstance(batch_dim, str):
+    if not _is_batched(config) or not isinstance(batch_dim, str):
         return facts
-    preferred_sizes = config.message("dynamic_batching").numbers("preferred_batch_size")
-    batch_limit = int(max_batch)
-    dim = FoundDim(
-        1, min(max(preferred_sizes, default=1), batch_limit), batch_limit, f"max_batch_size is {batch_limit}"
-    )
+    limit = int(config.text("max_batch_size"))
+    preferred_size = max(config.message("dynamic_batching").numbers("preferred_batch_size"), default=1)
+    dim = FoundDim(1, min(preferred_size, limit), limit, f"max_batch_size is {limit}")
     return replace(facts, dims={**facts.dims, batch_dim: dim})

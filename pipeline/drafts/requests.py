@@ -317,7 +317,7 @@ class SplitRequests:
     """Requests for calibration and for golden data; none is in both. left_out: why some are in neither, for people.
 
     sizes: of each named dim, in all of them.  ranges: the least and the greatest, with those that are left out.
-    scalars: inputs without axes, and the one value that they have in every request, left out or not.
+    scalars: inputs without axes, floats apart, and the one value that they have in every request, left out or not.
     """
 
     calibration: tuple[Tensors, ...]
@@ -345,7 +345,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     samples = read_samples(path, inputs, dims, scaling)
     for request in itertools.islice(samples, MOST_READ):
         digest, count = _digest(request), count + 1
-        values = {name: array.item() for name, array in request.items() if not array.ndim}
+        values = {name: array.item() for name, array in request.items() if not array.ndim and array.dtype.kind != "f"}
         scalars = values if count == 1 else {name: scalars[name] for name in scalars if scalars[name] == values[name]}
         if digest not in request_digests:
             request_digests.add(digest)

@@ -17,13 +17,13 @@ from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
-from enginesmith.core.types import Dim
+from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import start_atomic_write
 
 if TYPE_CHECKING:
     from pipeline.drafts.facts import FoundModel
-    from pipeline.drafts.requests import Scaling
+    from pipeline.drafts.requests import Scaling, SplitRequests
     from pipeline.orchestration.watch import WatchedSpec
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
@@ -178,6 +178,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     ensemble_name = model_name(path.stem)
     graphs = connect_states(name_graphs(ensemble_name, graphs))
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
+    if len({path.name, *files.values()}) <= len(files):
+        raise InputError(f"{path} and {', '.join(files.values())} are not all different; name graphs with NAME=FILE")
     texts = {path: write_ensemble(ensemble_name, graphs, files).encode()}
     texts |= {path.parent / files[graph.key]: write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
@@ -259,7 +261,7 @@ def _split(
     """The model with dims that hold the sizes of the requests, and what writes each file of samples.
 
     Its states are inputs like others: requests were taken from a caller, who gave all of the inputs.
-    An input that decides a branch, and is the same in all requests, becomes a constant.
+    An input that decides a branch, and is the same in all requests, becomes a constant: the dims are of that branch.
     file: of an ONNX model, in which requests that hold indices are tried at other sizes."""
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
@@ -271,14 +273,17 @@ def _split(
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
+    def split_for(facts: "FoundModel", constants: Sequence[TensorSpec] = ()) -> "SplitRequests":
+        dims = [Dim(key, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for key, dim in facts.dims.items()]
+        return split_requests(requests, [*facts.inputs, *constants], dims, scaling)
+
     plain_model = as_inputs(model)
-    plain_dims = plain_model.dims.items()
-    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in plain_dims]
     try:
-        split = split_requests(requests, plain_model.inputs, dims, scaling)
-        if model.deciding & split.scalars.keys() and not model.serve:  # what serves it goes on giving this input
-            values = {name: split.scalars[name] for name in sorted(model.deciding) if name in split.scalars}
+        split = split_for(plain_model)
+        values = {name: split.scalars[name] for name in sorted(model.deciding & split.scalars.keys())}
+        if values and not model.serve:  # what serves it goes on giving these inputs
             plain_model = replace(as_inputs(look_at_onnx(file, str(model.source["onnx"]), values)), name=model.name)
+            split = split_for(plain_model, [spec for spec in model.inputs if spec.name in values])
         plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:
         if state_input := next((state.input for state in model.states if repr(state.input) in str(error)), None):

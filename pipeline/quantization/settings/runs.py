@@ -186,16 +186,25 @@ class SessionRunner:
 
 
 def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
-    """The input of zeros and ones whose zeros mark padding, by the first run that has some: the model's outputs stay
-    exactly the same when the other inputs of its shape hold their largest value there. runner: of the model."""
+    """The input of zeros and ones whose zeros mark padding, by the first run that has some. runner: of the model.
+
+    Integers of its shape are ids. With the largest at its zeros, all outputs stay exactly the same; with it at its
+    ones, a floating output changes. Outputs for each token change with ids of padding: such a model has no mask.
+    """
     for _, inputs in runs[:_MASKED_RUNS]:
         for name in (name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))):
-            mask = inputs[name]
-            others = {other: values for other, values in inputs.items() if other != name and values.shape == mask.shape}
-            changes = {other: np.where(mask, values, values.max()) for other, values in others.items()}
-            outputs, expected_outputs = runner.run({**inputs, **changes}), runner.run(inputs)
-            is_same = all(np.array_equal(outputs[output], values) for output, values in expected_outputs.items())
-            if is_same and any((changes[other] != values).any() for other, values in others.items()):
+            expected_outputs = runner.run(inputs)
+            mask, others = inputs[name] != 0, {key: inputs[key] for key in inputs.keys() - {name}}
+            ids = {key: item for key, item in others.items() if item.shape == mask.shape and item.dtype.kind in "iu"}
+            padded, other = ({key: np.where(kept, ids[key], ids[key].max()) for key in ids} for kept in (mask, ~mask))
+            try:
+                outputs, other_outputs = runner.run({**inputs, **padded}), runner.run({**inputs, **other})
+            except ModelError:  # not every model runs on any ids
+                continue
+            is_same = all(np.array_equal(outputs[key], values) for key, values in expected_outputs.items())
+            floats = [key for key, values in outputs.items() if values.dtype.kind == "f"]
+            is_read = not all(np.array_equal(other_outputs[key], outputs[key]) for key in floats)
+            if is_same and is_read and any((padded[key] != values).any() for key, values in ids.items()):
                 return name
     return None
 

@@ -15,7 +15,7 @@ from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
 from tests.pipeline.drafts.graphs import halving, value, write
 from tests.pipeline.projects import exit_code, raising
-from tests.pipeline.sources.test_arguments import two_networks
+from tests.pipeline.quantization.small_nets import build
 from tests.stateful_ensembles import write_stateful_ensemble
 
 
@@ -83,18 +83,28 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("rates", "names", "said"),
-    [([16000], ["x"], "is 16000 in all requests"), ([16000, 8000], ["x", "rate"], "decides which branch")],
+    ("dtype", "values", "read", "is_constant"),
+    [("int64", [1], "row", 1), ("int64", [1, 0], "row", 0), ("int64", [1], "n", 0), ("double", [1.0], "row", 0)],
 )
-def test_an_input_that_decides_a_branch_is_a_constant_where_all_requests_agree(rates, names, said, tmp_path):
-    two_networks(tmp_path / "net.onnx")
-    x, rate = np.random.default_rng(0).standard_normal((30, 1, 3)).astype("f4"), np.resize(rates, 30)
-    np.savez(tmp_path / "requests.npz", x=x, rate=rate)
+def test_what_only_decides_a_branch_is_a_constant_where_all_requests_agree(dtype, values, read, is_constant, tmp_path):
+    keys = ("then_branch", "else_branch")
+    bodies = (f"{key} = {key} () => (float[b,4] {key}_y) {{{key}_y = MatMul(x, w)}}" for key in keys)
+    text = f"""c = Cast<to=9>(n)
+        b = If<{", ".join(bodies)}>(c)
+        f = Cast<to=1>({read})
+        m = ReduceMean(z, row)
+        p = Mul(m, f)
+        y = Add(b, p)"""
+    inputs = f"float[batch,?] x, float[batch,?] z, {dtype} n"
+    onnx.save(build(inputs, "float[batch,4] y", text, {"w": np.ones((3, 4)), "row": [1]}), tmp_path / "net.onnx")
+    x, z = (np.random.default_rng(0).standard_normal((30, 1, size)).astype("f4") for size in (3, 7))
+    np.savez(tmp_path / "requests.npz", x=x, z=z, n=np.resize(values, 30))
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
-    spec = load_spec(tmp_path / "net.yaml")
-    assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == names
-    assert spec.source.arguments == ({} if "rate" in names else {"rate": 16000})
-    assert f"# 'rate' {said}" in (tmp_path / "net.yaml").read_text()
+    spec, said = load_spec(tmp_path / "net.yaml"), "is 1 in all requests" if is_constant else "decides which branch"
+    assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == ["x", "z", "n"][: 3 - is_constant]
+    assert spec.source.arguments == ({"n": 1} if is_constant else {})
+    assert spec.dims[spec.inputs["z"].shape[1]].opt == 7, "of one branch, z's axis has the name that x's had"
+    assert f"# 'n' {said}" in (tmp_path / "net.yaml").read_text()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +178,8 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
     assert all(f"{name}: FILL_IN: nothing shows what connects it" in said for name in ("encoder", "other"))
+    graphs = (f"{name}={folder / 'encoder.onnx'}" for name in ("a", "a-a"))
+    assert init(*graphs, "--out", folder / "a.yaml") == 2, "the first graph's file has the name of the second's"
 
 
 def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:

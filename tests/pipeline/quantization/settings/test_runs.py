@@ -111,3 +111,20 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
     mask = find_mask(SessionRunner(model), [(2, whole), (2, padded)])
     found = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
     assert [statistics.count for statistics in found.values()] == [counted]
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "text"),
+    [
+        ("int64", "int64[b] y", "y = ArgMax<axis=1, keepdims=0>(f)"),
+        ("int64", "float[b,s] y", "y = Cast<to=1>(mask)"),
+        ("int64", "float[n] y", "t = ReduceSum(ids)\n n = Reshape(t, flat)\n y = Reshape(f, n)"),
+        ("float", "float[b,s] y", "m = Cast<to=9>(mask)\n y = Where(m, ids, zero)"),
+    ],
+)
+def test_an_input_of_zeros_and_ones_is_not_always_a_mask(given: str, output: str, text: str) -> None:
+    constants = {"zero": np.float32(0), "flat": [-1]}
+    model = build(f"{given}[b,s] ids, int64[b,s] mask", output, f"f = Cast<to=1>(ids)\n {text}", constants)
+    ids = np.array([[0, 3, 2, 1], [1, 0, 1, 0]], {"float": "f4"}.get(given, given))
+    inputs = {"ids": ids, "mask": np.array([[1, 1, 1, 0], [1, 1, 1, 1]])}
+    assert find_mask(SessionRunner(prepare_model(model)), [(2, inputs)]) is None
