@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.states import Failed
@@ -53,6 +54,14 @@ def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool
     assert helps(made, None, Failed(data=error)) is again
 
 
+def refused(status: int) -> ConcurrencySlotAcquisitionError:
+    error = ConcurrencySlotAcquisitionError("greater than the limit")
+    error.__cause__ = httpx.HTTPStatusError(
+        "", request=httpx.Request("POST", "http://s"), response=httpx.Response(status)
+    )
+    return error
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Slots that were taken, and whether strictly."""
@@ -65,6 +74,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
             raise ConcurrencySlotAcquisitionError("must be created")
         if name == "enginesmith-gpu-sm_80":
             raise ConcurrencySlotAcquisitionError("no answer") from TimeoutError()
+        if name == "enginesmith-gpu-sm_86":
+            raise refused(422)
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
@@ -130,6 +141,11 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
     with pytest.raises(UnavailableError, match=r"sm_80: no answer"):
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
+    with pytest.raises(EnginesmithError, match=r"sm_86: greater than the limit; the Prefect server refuses") as caught:
+        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_86"))(unit("sm_86"), Work(None, context()))
+    assert not isinstance(caught.value, UnavailableError), "somebody drains this generation"
+    busy = {status: runner.is_busy(refused(status)) for status in (401, 404, 422, 429, 500, 503)}
+    assert busy == {401: False, 404: False, 422: False, 429: True, 500: True, 503: True}
 
 
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
