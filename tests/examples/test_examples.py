@@ -1,5 +1,6 @@
 """Examples are what their README says: real data, parity with PyTorch, and engines from both compilers."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,11 @@ def test_the_example_is_small_and_exporting_left_nothing_in_its_folder(name):
     files = [path for path in (EXAMPLES / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in files) < 1_500_000
     assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".npz", ".safetensors"}
+
+
+def test_what_opens_onnx_pulls_for_the_cpu_though_a_gpus_engine_is_there() -> None:
+    calls = re.findall(r"enginesmith\.pull\(([^)]*)\)", "".join(path.read_text() for path in EXAMPLES.rglob("*.py")))
+    assert len(calls) > 3 and all('target="cpu"' in call for call in calls)
 
 
 def test_the_encoders_masks_hide_real_padding():
