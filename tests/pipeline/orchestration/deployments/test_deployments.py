@@ -61,8 +61,8 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
 
 def test_whatever_ends_a_run_ends_its_watch() -> None:
     ends, begins = (
-        {event.rpartition(".")[2] for event in made("enginesmith").trigger.expect}
-        for made in (deploy.lost_runs, deploy.unstarted_runs)
+        {event.rpartition(".")[2] for event in made.trigger.expect}
+        for made in (deploy.lost_runs("enginesmith"), deploy.unstarted_runs("enginesmith", {}))
     )
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
@@ -72,9 +72,12 @@ def test_whatever_ends_a_run_ends_its_watch() -> None:
     assert heartbeats_s and deploy.SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
     assert begins == {*ends - {"heartbeat"}, "Running", "Scheduled", "AwaitingRetry", "Cancelling"}
     pending = {state().name for state in (Pending, Submitting, InfrastructurePending)}
-    assert deploy.unstarted_runs("enginesmith").trigger.after == {f"prefect.flow-run.{name}" for name in pending}
+    assert deploy.unstarted_runs("enginesmith", {}).trigger.after == {f"prefect.flow-run.{name}" for name in pending}
     chart = yaml.safe_load((ROOT / "charts" / "enginesmith" / "values.yaml").read_text())
     assert deploy.UNSTARTED.total_seconds() > chart["prefect"]["flowRuns"]["podStartTimeoutSeconds"]
+    for start_s, pending_s in ((60, 1800), (7200, 14400)):
+        watch = deploy.unstarted_runs("enginesmith", {"pod_watch_timeout_seconds": start_s})
+        assert watch.trigger.within.total_seconds() == pending_s, "its pod may still begin: a build would run twice"
 
 
 @pytest.mark.parametrize("error", [UnavailableError("no Ray"), BUSY, ConcurrencySlotAcquisitionError("no limit")])
@@ -84,6 +87,7 @@ def test_a_build_of_an_event_whose_process_began_starts_again_so_many_times(monk
     assert trigger.match_related["prefect.resource.name"] == [flow.name]
     counts = trigger.match["prefect.run-count"]
     assert "1" in counts and len(counts) < 20, "a run that kills its machine would start for ever"
+    assert "0" in counts, "Prefect counts what began: a run whose worker is lost each time starts again without end"
     assert {"prefect.flow-run.AwaitingRetry"} <= trigger.expect, "a person was faster"
     module = importlib.import_module("pipeline.orchestration.flows.compile_model")
     monkeypatch.setattr(module, "compile_any", raising(error))
