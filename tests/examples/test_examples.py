@@ -9,6 +9,7 @@ import pytest
 
 import enginesmith
 from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
 from builders.backends.request_checks import profiles
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import digest_of_file
@@ -22,9 +23,12 @@ from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
+from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import default_budget
+from validation.metrics.tasks.terms import AccuracyMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -58,6 +62,11 @@ def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
     assert "golden" in cases
     assert len(cases) > 1
     assert [check for check in done.checks if not check.passed] == []
+    golden = GoldenSet.load(done.golden)
+    metrics = [AccuracyMetric("logits", floor=0.97, against="labels")] if spec.golden.metric else []
+    with OrtSession(done.onnx, optimized=True) as session:
+        checks = expected_checks("engine", session, golden, default_budget("engine", "fp32"))
+        assert [check for check in [*checks, *task_checks(session, golden, metrics)] if not check.passed] == []
     inputs, outputs = specs_of(onnx.load(done.onnx))
     assert inputs == spec.tensors()
     assert [output.name for output in outputs] == list(spec.outputs)
@@ -148,10 +157,9 @@ def test_what_opens_onnx_pulls_for_the_cpu_though_a_gpus_engine_is_there() -> No
 
 
 def test_the_encoders_masks_hide_real_padding():
-    with np.load(EXAMPLES / "encoder" / "golden.npz") as arrays:
+    folder = EXAMPLES / "encoder"
+    with np.load(folder / "golden.npz") as arrays:
         lengths = arrays["attention_mask"].sum(1)
     assert len(set(lengths.tolist())) > 10
     assert lengths.min() >= 1
-    assert digest_of_file(EXAMPLES / "encoder" / "golden.npz") != digest_of_file(
-        EXAMPLES / "encoder" / "calibration.npz"
-    )
+    assert digest_of_file(folder / "golden.npz") != digest_of_file(folder / "calibration.npz")
