@@ -300,10 +300,9 @@ def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], 
 
 def unserved_runs() -> AutomationCore:
     """The automation that has the server schedule a `compile-model` run again `AGAIN` after it crashed, or ended as
-    Unreachable, until its process began more than `TRIES` times.
+    Unreachable, until its process began more than `TRIES` times; one that never begins starts again without end.
 
-    The event of a registered spec starts one run. Without this, nothing would build the spec before the night. Prefect
-    counts no run that stays Pending: such a one starts again for as long as no worker begins it.
+    The event of a registered spec starts one run. Without this, nothing would build the spec before the night.
     """
     run_counts = [str(count) for count in range(TRIES + 1)]
     trigger = EventTrigger(
