@@ -42,14 +42,16 @@ def spans(heard: np.ndarray) -> Iterator[str]:
 
 
 def main() -> None:
-    """Pull an engine for this machine, listen, and print the spans of each stream."""
+    """Pull an engine for the CPU, listen, and print the spans of each stream."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--registry", default="registry")
     parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
     with TemporaryDirectory() as dest:
-        pulled = enginesmith.pull("vad", registry=options.registry, precision=options.precision, dest=dest)
+        pulled = enginesmith.pull(
+            "vad", registry=options.registry, target="cpu", precision=options.precision, dest=dest
+        )
         streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
         for row, heard in enumerate(listen(frames_of(options.file), streams)):
             print(f"stream {row}: {', '.join(spans(heard)) or 'no voice'}")

@@ -245,7 +245,6 @@ class CanaryExecution:
             return replay(candidate, baseline, traffic, pace, clock)
         if not (isinstance(candidate, SegmentSession) and isinstance(baseline, SegmentSession)):
             raise InputError(f"{count} requests in flight take engines in processes of their own")
-        self._say(f"{count} requests in flight: {self._in_flight.source}")
         for session in (candidate, baseline):
             session.prepare(count, [request.inputs for request in traffic.requests[: pace.warmup]])
         return replay_concurrently(candidate, baseline, traffic, pace, count, stops)

@@ -110,8 +110,8 @@ def describe_ratio(times: BucketTimes, slower: float) -> str:
     """'slower: 1.41 times (1.38 to 1.44)'. slower: the threshold, as a share."""
     if times.ratio is None or times.low is None or times.high is None:
         return "too few runs"
-    verdict = "slower" if times.low > 1 + slower else "faster" if times.high < 1 else f"within {100 * slower:g} %"
-    verdict = "too noisy" if times.low <= 1 + slower < times.high else verdict
+    verdict = "faster" if times.high < 1 else f"at most {100 * slower:g} % slower"
+    verdict = "slower" if times.low > 1 + slower else "too noisy" if times.high > 1 + slower else verdict
     return f"{verdict}: {times.ratio:.3f} times ({times.low:.3f} to {times.high:.3f})"
 
 

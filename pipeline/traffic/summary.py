@@ -368,7 +368,7 @@ def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
         start_text = f" from {summary.start}" if summary.start else ""
-        yield f"{summary.seconds:.4g} s{start_text}, {format_plain(summary.per_second)} requests per second"
+        yield f"recorded in {summary.seconds:.4g} s{start_text}: {format_plain(summary.per_second)} requests per second"
         bursts = summary.bursts
         yield (
             f"at most {bursts.peak_per_second} within a second; variance over mean of a second's requests "

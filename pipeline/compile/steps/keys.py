@@ -26,6 +26,7 @@ from pipeline.outcome import JudgedUnit
 from pipeline.values import EngineBlob, Exported, Json, ModelShapes
 from validation.latency.machine import SystemLoadMonitor, machine
 from validation.metrics.tasks.terms import TaskMetric
+from validation.plotting import seconds_text
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.breakdown import TimeBreakdown
@@ -258,4 +259,5 @@ def time_pair(
     `BenchmarkPair`. Raises what opening and running raise."""
     pair = BenchmarkPair(*engines, golden, model_shapes(work.spec), sizes, seconds, seed=0)
     job = Job(name, pair, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
-    return work.context.run_to_end(work.context.local, name, job, lambda result: result.verdict)
+    context = work.context
+    return context.run_to_end(context.local, name, job, lambda told: " and ".join(map(seconds_text, told.medians_s)))

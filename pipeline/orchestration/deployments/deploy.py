@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
@@ -49,7 +49,7 @@ AGAIN, TRIES = timedelta(minutes=10), 12
 # Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
 # default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENT = timedelta(minutes=10)
-# Twice what a pod has to start, where the chart's `podStartTimeoutSeconds` is not changed; its worker reports it then.
+# At least: twice what a pod has to start where that is more, as its worker reports it then, and two would build.
 UNSTARTED = timedelta(minutes=30)
 _SIGN = "prefect.flow-run.heartbeat"
 _PENDING = {f"prefect.flow-run.{name}" for name in ("Pending", "Submitting", "InfrastructurePending")}
@@ -86,7 +86,7 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
     if unknown_names := [repr(name) for name in plan.variables if name not in pool_variables]:
         variables_text = ", ".join(sorted(pool_variables))
         raise InputError(f"job variable {unknown_names[0]} is none of a {plan.kind} pool, which has {variables_text}")
-    run_automations = (lost_runs(*TAGS), unstarted_runs(*TAGS), unserved_runs())
+    run_automations = (lost_runs(*TAGS), unstarted_runs(*TAGS, plan.variables), unserved_runs())
     with api_in_reach(), get_client(sync_client=True) as client:
         change_lists = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
         return [
@@ -274,9 +274,12 @@ def lost_runs(tag: str, silent: timedelta = SILENT) -> AutomationCore:
     return _crash(_LOST_RUNS, tag, reason, {_SIGN}, {_SIGN}, silent)
 
 
-def unstarted_runs(tag: str, pending: timedelta = UNSTARTED) -> AutomationCore:
-    """As `lost_runs`, of runs that are Pending for so long: that of a worker which was killed before it started it."""
-    reason = f"Pending for {pending.total_seconds():g} s: the worker that took it is lost"
+def unstarted_runs(tag: str, variables: Mapping[str, object]) -> AutomationCore:
+    """As `lost_runs`, of runs that are Pending for twice what a pod may take to start by these job variables, and for
+    `UNSTARTED` at least: those of a worker that was killed before it started them."""
+    pod_start_s = variables.get("pod_watch_timeout_seconds")
+    pending = max(UNSTARTED, timedelta(seconds=2 * pod_start_s if isinstance(pod_start_s, int) else 0))
+    reason = f"Pending for {pending.total_seconds():g} s: no process began it"
     return _crash(_UNSTARTED_RUNS, tag, reason, _PENDING, _STARTS, pending)
 
 
@@ -297,7 +300,7 @@ def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], 
 
 def unserved_runs() -> AutomationCore:
     """The automation that has the server schedule a `compile-model` run again `AGAIN` after it crashed, or ended as
-    Unreachable, up to `TRIES` times.
+    Unreachable, until its process began more than `TRIES` times; one that never begins starts again without end.
 
     The event of a registered spec starts one run. Without this, nothing would build the spec before the night.
     """
@@ -312,6 +315,6 @@ def unserved_runs() -> AutomationCore:
         threshold=1,
         within=AGAIN,
     )
-    description = f"The same run again after {AGAIN.total_seconds():g} s, {TRIES} times at most."
+    description = f"The same run again after {AGAIN.total_seconds():g} s, until it began more than {TRIES} times."
     action = ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")
     return AutomationCore(name=_UNSERVED_RUNS, description=description, enabled=True, trigger=trigger, actions=[action])

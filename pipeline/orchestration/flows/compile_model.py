@@ -21,7 +21,7 @@ from pipeline.orchestration import watch
 from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.catalog import compile_any
 from pipeline.orchestration.flows.api import api_in_reach, start_server
-from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, is_busy
 from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 from pipeline.outcome import Outcome
 
@@ -59,11 +59,9 @@ def compile_model(
             compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
         show(compiled)
         send_published(compiled)
-    except (
-        UnavailableError,
-        ConcurrencySlotAcquisitionError,
-    ) as error:  # the second where Prefect's server is too busy
-        if runtime.deployment.id is None:
+    except (UnavailableError, ConcurrencySlotAcquisitionError) as error:
+        is_refused = isinstance(error, ConcurrencySlotAcquisitionError) and not is_busy(error)
+        if runtime.deployment.id is None or is_refused:
             raise
         return Failed(name="Unreachable", message=str(error), data=error)
     if compiled.outcome.version is None:

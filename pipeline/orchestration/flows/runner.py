@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+import httpx
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
@@ -85,6 +86,13 @@ def helps(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
 
+def is_busy(error: ConcurrencySlotAcquisitionError) -> bool:
+    """Whether no slot was given because Prefect's server did not answer, or answered with 5xx or 429."""
+    cause = error.__cause__
+    status = cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else 503
+    return cause is not None and (status >= 500 or status == 429)
+
+
 def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:
     """The step with its arguments as a task without parameters: in those Prefect would look for futures."""
 
@@ -119,11 +127,11 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
                 notice_timer.cancel()
                 return step(unit, work)
         except ConcurrencySlotAcquisitionError as error:
-            if error.__cause__:  # what the server answered, or that it did not
+            if is_busy(error):
                 raise UnavailableError(f"{limit}: {error}; the Prefect server is down or too busy") from error
-            raise EnginesmithError(
-                f"{limit}: {error}; `enginesmith prefect deploy` makes the limit of each GPU generation"
-            ) from error
+            remedy = "`enginesmith prefect deploy` makes the limit of each GPU generation"
+            reason = "the Prefect server refuses it" if error.__cause__ else remedy
+            raise EnginesmithError(f"{limit}: {error}; {reason}") from error
         finally:
             notice_timer.cancel()
 

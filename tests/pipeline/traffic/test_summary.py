@@ -45,7 +45,7 @@ def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
     assert found.hours[1].sizes["length"].counts == {6: 1800} and found.per_second == pytest.approx(0.8, rel=0.01)
     columns, rows = summary.hour_table(found)
     assert columns[:3] == ["hour", "requests", "per second"] and rows[1][0] == "2026-03-02 01:00"
-    assert "requests per second" in [*summary.describe_traffic(found)][1]
+    assert re.match(r"recorded in .* s from .*: .* requests per second", [*summary.describe_traffic(found)][1])
     assert "at most 1 within a second" in [*summary.describe_traffic(found)][2]
 
 

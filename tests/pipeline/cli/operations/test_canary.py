@@ -56,7 +56,8 @@ def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_p
     path, out = record(built, 200, 2000), tmp_path / "canary"
     done = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
     assert done.json["traffic"]["in_flight"] == 4 and done.json["target"] == this_kind().name
-    assert "4 requests in flight: as was asked for" in done.err and "the verdict on" in done.err
+    assert "requests in flight: 4; as was asked for" in done.json["notes"] and "the verdict on" in done.err
+    assert "in flight" not in done.err, "it is a note, which without --json is printed once"
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
     assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"

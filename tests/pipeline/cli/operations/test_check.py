@@ -1,5 +1,6 @@
 """`enginesmith check`: what it compares, what it leaves alone, exit codes, and reports of a spec that is wrong."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     words = ("check", built.spec, *QUICK, "--slower", "900%", "--worse", "accuracy=0", "--drift", "fail")
     done = built.run(*words, "--report", page, "--json")
     assert done.code == 1, done.err
+    ends = [line for line in done.err.splitlines() if "] times of " in line and not line.endswith("...")]
+    assert ends and all(re.search(r": [\d.]+ \w+ and [\d.]+ \w+$", line) for line in ends), "the table has the verdict"
     found = {item["rule"]: item for item in done.json["findings"] if item["level"] == "error"}
     assert "drift" in found and "latency" not in found
     assert built.spec.read_text().splitlines()[found["drift"]["line"] - 1].strip() == "- fp32"

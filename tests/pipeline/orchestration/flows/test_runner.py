@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.states import Failed
@@ -24,6 +25,7 @@ from pipeline.progress import Progress
 from pipeline.progress.display import Clocks
 from pipeline.progress.events import Event, Waiting
 from pipeline.values import Graph, GraphVariant, Unit
+from tests.pipeline.projects import raising
 from tests.waiting import until
 
 
@@ -63,8 +65,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         found.append((name, strict))
         if name == "enginesmith-gpu-sm_75":
             raise ConcurrencySlotAcquisitionError("must be created")
-        if name == "enginesmith-gpu-sm_80":
-            raise ConcurrencySlotAcquisitionError("no answer") from TimeoutError()
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
@@ -121,15 +121,21 @@ def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
     assert logged == ["lock: waiting: compiling tiny is running on vm"]
 
 
-def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None:
+def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object) -> str:
         raise AssertionError("not without a slot")
 
     with pytest.raises(EnginesmithError, match=r"gpu-sm_75: .*`enginesmith prefect deploy` makes") as caught:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), Work(None, context()))
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
-    with pytest.raises(UnavailableError, match=r"sm_80: no answer"):
-        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
+    for status in (None, 401, 404, 422, 429, 500):
+        error, busy = ConcurrencySlotAcquisitionError("no slot"), status in (None, 429, 500)
+        answer, request = httpx.Response(status or 0), httpx.Request("POST", "http://s")
+        error.__cause__ = httpx.HTTPStatusError("", request=request, response=answer) if status else TimeoutError()
+        monkeypatch.setattr(runner, "concurrency", raising(error))
+        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if busy else "no slot; .* refuses") as caught:
+            PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
+        assert isinstance(caught.value, UnavailableError) is busy, "422: somebody drains this generation"
 
 
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:

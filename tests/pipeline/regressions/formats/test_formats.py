@@ -7,8 +7,8 @@ import pytest
 from junitparser import JUnitXml
 
 from pipeline.regressions.findings import Finding
-from pipeline.regressions.reports import list_rows, to_commands, to_junit, to_markdown
-from tests.pipeline.regressions.samples import UNIT, sample
+from pipeline.regressions.reports import describe_ratio, list_rows, to_commands, to_junit, to_markdown
+from tests.pipeline.regressions.samples import UNIT, sample, times
 
 HOSTILE = "a\x1b[31m\x00 <script>&]]> ::error:: 100%\r\n| `x` \u202e"
 
@@ -44,6 +44,7 @@ def test_markdown_has_the_verdict_the_findings_and_the_table() -> None:
     text = to_markdown(sample())
     assert text.startswith("### enginesmith check: digits: 1 regression against digits@3 (channel stable)")
     assert "**regression** (latency)" in text and "slower: 2.000 times (1.900 to 2.100)" in text
+    assert describe_ratio(times(0.8, 0.9, 1.01), 0.03) == "at most 3 % slower: 0.900 times (0.800 to 1.010)"
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(list_rows(sample()))
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {7}
