@@ -170,8 +170,7 @@ def _busy(channel: Channel | None) -> str | None:
     channel_name = rollout.where
     return (
         f"a rollout of {rollout.version} to {channel_name} is {rollout.state} (wave {rollout.wave + 1} of "
-        f"{len(rollout.plan.waves)}): "
-        f"wait for its end, or `enginesmith rollout abort {channel_name} --why TEXT`"
+        f"{len(rollout.plan.waves)}): wait for its end, or `enginesmith rollout abort {channel_name} --why TEXT`"
     )
 
 

@@ -59,10 +59,8 @@ def compile_model(
             compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
         show(compiled)
         send_published(compiled)
-    except (
-        UnavailableError,
-        ConcurrencySlotAcquisitionError,
-    ) as error:  # the second where Prefect's server is too busy
+    except (UnavailableError, ConcurrencySlotAcquisitionError) as error:
+        # The second where Prefect's server is too busy.
         if runtime.deployment.id is None:
             raise
         return Failed(name="Unreachable", message=str(error), data=error)
