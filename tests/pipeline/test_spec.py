@@ -1,13 +1,12 @@
 """Specs: what a good one gives, and one line per mistake in a bad one."""
 
+import math
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import SpecError
@@ -215,7 +214,10 @@ def test_a_mistake_between_keys_points_at_the_line_of_the_one_concerned(project:
 PYDANTICS = ("input should", "valid ", "tuple", "dictionary", "instance of", "parse string", "None", "True", "False")
 
 
-@pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", [], ["x"], [[1]], {}, {"a": None}, {"a": [True]}])
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 1, 1.5, "text", [], ["x"], [[1]], {}, {"a": None}, {"a": [True]}, math.inf, math.nan, "\0\x85"],
+)
 def test_no_word_of_pydantics_or_pythons_reaches_whoever_writes_a_spec(project: Project, value: Any) -> None:
     keys = [[key] for key in ModelSpec.model_fields]
     keys += [[key, inner] for key, field in ModelSpec.model_fields.items() for inner in _below(field.annotation)]
@@ -293,24 +295,6 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(project: Project, tmp_pa
 def test_the_schema_accepts_good_specs_and_knows_every_key() -> None:
     schema = ModelSpec.model_json_schema()
     assert set(schema["properties"]) == set(ModelSpec.model_fields) and schema["additionalProperties"] is False
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SPEC, "x", "min"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*SPEC, "junk"]), values, max_size=6))
-def test_whatever_yaml_holds_the_answer_is_a_spec_or_lines(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    path = tmp_path_factory.mktemp("any") / "spec.yaml"
-    path.write_text(yaml.safe_dump({**SPEC, **data}))
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    assert all(line.startswith(str(path)) for line in caught.value.lines)
 
 
 @pytest.mark.parametrize(
