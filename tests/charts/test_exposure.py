@@ -79,6 +79,13 @@ def test_a_site_that_could_not_be_reached_is_refused(site: dict[str, Any], messa
         renders.rendered({**renders.sample("aws"), "site": site})
 
 
+def test_nothing_is_exposed_unless_asked_for() -> None:
+    kinds = {
+        item["kind"] for name in renders.SAMPLES for item in renders.objects(renders.rendered(renders.sample(name)))
+    }
+    assert not kinds & {"Ingress", "HTTPRoute", "PodMonitor"}
+
+
 @pytest.mark.parametrize("way", ["ingress", "httpRoute"])
 @pytest.mark.parametrize(
     ("changed", "said"),

@@ -21,6 +21,13 @@ def found(sample: str, kind: str) -> list[Object]:
     return [item for item in sample_objects(sample) if item["kind"] == kind]
 
 
+@pytest.mark.parametrize("sample", ("minimal", "gke", "aks"))
+def test_nothing_of_it_is_there_unless_asked_for(sample: str) -> None:
+    assert not found(sample, "ClusterRole") and not found(sample, "ClusterRoleBinding")
+    assert not [words for words in deploy_commands(sample) if "--only=reconcile-fleet" in words]
+    assert "fleet" not in " ".join(label(item) for item in sample_objects(sample))
+
+
 @pytest.mark.parametrize("sample", ("aws", "onprem"))
 def test_its_rights_are_the_calls_that_the_code_makes(sample: str) -> None:
     assert set(re.findall(r"\bapi\.([a-z_]+)\(", Path(inventory.__file__).read_text())) == {"list_node"}
