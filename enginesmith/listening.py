@@ -164,9 +164,8 @@ class HttpServer:
 
         # There are no routes, whose errors aiohttp would answer itself. A size of 0 would be any.
         application = web.Application(client_max_size=max(1, self._limits.body_bytes), middlewares=[handle])
-        silent_logger = logging.Logger(
-            "enginesmith.http"
-        )  # aiohttp would write a traceback for each connection that breaks
+        # aiohttp would write a traceback for each connection that breaks.
+        silent_logger = logging.Logger("enginesmith.http")
         silent_logger.addHandler(logging.NullHandler())
         return web.AppRunner(
             application,

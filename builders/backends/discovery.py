@@ -147,9 +147,8 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
     """Raise EnginesmithError where installed versions differ from the key's, which would describe another engine."""
     versions, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    names = sorted(
-        (versions.keys() | planned_versions.keys()) - {CPU_KIND}
-    )  # the kind matters to a proof, not to a build
+    # The kind of CPU matters to a proof, not to a build.
+    names = sorted((versions.keys() | planned_versions.keys()) - {CPU_KIND})
     wrong_names = [name for name in names if versions.get(name) != planned_versions.get(name)]
     if wrong_names:
         differences = ", ".join(

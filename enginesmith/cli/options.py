@@ -246,11 +246,8 @@ class TakesGlobals(click.Command):
         for name in settings.get(_TYPED, set()) & {*_REFUSED} - {*parameters}:
             if getattr(self, "invoke_without_command", True):
                 raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
-        values = {
-            **settings,
-            "registry": settings["registry"] or DEFAULT_REGISTRY,
-            "stated_registry": settings["registry"],
-        }
+        registry = settings["registry"]
+        values = {**settings, "registry": registry or DEFAULT_REGISTRY, "stated_registry": registry}
         ctx.params.update({name: values[name] for name in _PASSED if name in parameters})
         for text in ctx.params.values():
             if isinstance(text, str):

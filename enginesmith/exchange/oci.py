@@ -85,17 +85,12 @@ def export_oci(
         entries = [entry for entry in entries if not reasons[entry.unit]]
     old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""
-    exported_version = Located(
-        located.reference, manifest
-    )  # without the channel, so that the image is the same through any
+    # Without the channel, so that the image is the same through any.
+    exported_version = Located(located.reference, manifest)
     images = [_image(store, layout, exported_version, entry, triton) for entry in entries]
-    listing = {
-        "schemaVersion": 2,
-        "mediaType": INDEX,
-        "manifests": images,
-        "annotations": _version_annotations(manifest),
-    }
-    descriptor = {**layout.put(canonical_json(listing), INDEX), "annotations": _version_annotations(manifest)}
+    annotations = _version_annotations(manifest)
+    listing = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": annotations}
+    descriptor = {**layout.put(canonical_json(listing), INDEX), "annotations": annotations}
     tags = {f"{manifest.model}-{manifest.version}{suffix}": descriptor}
     tags |= {
         f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image

@@ -92,13 +92,9 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
         if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
         _check_finite(name, array)
-        array_bytes = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        data = base64.b64encode(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()).decode()
         shape = list(np.asarray(value).shape)
-        encoded_inputs[name] = {
-            "dtype": array.dtype.name,
-            "shape": shape,
-            "data": base64.b64encode(array_bytes).decode(),
-        }
+        encoded_inputs[name] = {"dtype": array.dtype.name, "shape": shape, "data": data}
     return encoded_inputs
 
 

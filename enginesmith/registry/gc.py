@@ -86,9 +86,8 @@ def collect(
         sweep = Sweep(claim, rules or Rules(), grace, say)
         garbage = last_garbage = sweep.run()
         if not grace and any(shard.waiting for shard in sweep.shards.values()):
-            last_garbage = (
-                sweep.run()
-            )  # what was just marked is due; only what was marked before a sweep began is deleted
+            # What was just marked is due; only what was marked before a sweep began is deleted.
+            last_garbage = sweep.run()
         _clean_up(sweep, last_garbage)
         claim.release(shard for shard, marks in sweep.shards.items() if marks == MarkShard())
     return _summarize(store, garbage, grace, claim.state, sweep.shards, sweep.gone)

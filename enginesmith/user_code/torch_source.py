@@ -225,8 +225,7 @@ def capture(
     ]:
         raise ModelError(
             f"the spec's inputs are {', '.join(input_names)}, but the model is called as "
-            f"forward({', '.join(parameter_names)}): "
-            f"{', '.join(mismatches)} does not match; use the parameters' names"
+            f"forward({', '.join(parameter_names)}): {', '.join(mismatches)} does not match; use the parameters' names"
         )
     sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
     example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}

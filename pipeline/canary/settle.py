@@ -118,8 +118,7 @@ def _target_verdict(
         reason = (
             f"no canary ran there against {channel.version}; a deployment `canary` for that hardware brings it "
             "(`enginesmith prefect deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), "
-            "or on "
-            "such a "
+            "or on such a "
             f"node `enginesmith canary run --candidate {reference} --baseline {channel_text} --traffic FILE --attach`"
         )
     return TargetVerdict(target, MISSING, reason)

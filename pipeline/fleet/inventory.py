@@ -261,8 +261,7 @@ def connection_to(access: Access) -> Untyped:
     except ImportError as error:
         raise UnavailableError(
             f"reading a cluster needs the extra `kubernetes` ({error}); run `pip install '.[kubernetes]'` in a clone, "
-            "or "
-            "give `--inventory -` what `kubectl get nodes -o json` prints"
+            "or give `--inventory -` what `kubectl get nodes -o json` prints"
         ) from error
     settings = client.Configuration()
     try:

@@ -180,8 +180,7 @@ class Bucket:
         if len(bucket_objects) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
                 f"{bucket.place.locator('')} holds {len(bucket_objects)} objects with {size} bytes; "
-                f"at most {MOST_OBJECTS} with "
-                f"{self.most_bytes} are copied: name a prefix of its own for the specs"
+                f"at most {MOST_OBJECTS} with {self.most_bytes} are copied: name a prefix of its own for the specs"
             )
         for name in self._known.keys() - bucket_objects.keys():
             (self.folder / name).unlink(missing_ok=True)

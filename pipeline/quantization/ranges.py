@@ -111,12 +111,8 @@ class QuantizationNotes:
         float_text = pluralize(len(self.float_nodes), "candidate stays", "candidates stay")
         summary = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
         lines = self.cast.lines() if self.cast else ()
-        return (
-            summary,
-            *(f"in fp8: {node}" for node in self.eight_bits),
-            *_kept_lines(self.float_nodes, "float"),
-            *lines,
-        )
+        fp8_lines = [f"in fp8: {node}" for node in self.eight_bits]
+        return (summary, *fp8_lines, *_kept_lines(self.float_nodes, "float"), *lines)
 
 
 def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:

@@ -1,10 +1,9 @@
-"""Every command that the chart, the manifests and their documentation run is one of Enginesmith's, option by option."""
+"""Every command that the chart, the manifests and the notes run is one of Enginesmith's, option by option."""
 
 import json
 import re
 import shlex
 from collections.abc import Iterator
-from itertools import pairwise
 
 import click
 import pytest
@@ -18,11 +17,6 @@ from tests.charts.restricted import violations
 
 # A flow run that is moved is one that failed.
 NOT_TO_BE_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"}
-DOCS = (
-    kube.MANIFESTS.parent / "docs/guides/kubernetes.md",
-    kube.MANIFESTS / "README.md",
-    renders.CHART / "UPGRADING.md",
-)
 
 
 def problems(words: list[str]) -> list[str]:
@@ -73,10 +67,7 @@ def in_objects() -> Iterator[tuple[str, list[str]]]:
             yield from ((name, words) for words in in_script(item["spec"]["entrypoint"]))
 
 
-def in_docs() -> Iterator[tuple[str, list[str]]]:
-    for path in DOCS:
-        blocks = re.findall(r"^    +(?:[A-Z_]+=\S+ )*(enginesmith .*)$", path.read_text(), re.MULTILINE)
-        yield from ((path.name, words) for line in blocks for words in in_script(line.split(" |")[0]))
+def in_notes() -> Iterator[tuple[str, list[str]]]:
     for name in renders.SAMPLES:
         notes = renders.rendered(renders.sample(name))["NOTES.txt"]
         lines = [line for line in notes.splitlines() if "enginesmith prefect register" in line and "#" not in line]
@@ -96,8 +87,8 @@ def test_deployments_are_registered_with_options_that_exist(sample: str) -> None
     assert all("--only=compile-model" in words for words in commands[:1])
 
 
-def test_every_command_in_the_documentation_exists() -> None:
-    found = list(in_docs())
+def test_every_command_in_the_notes_exists() -> None:
+    found = list(in_notes())
     assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
     assert {tuple(words[1:3]) for _, words in found} >= {("prefect", "register")}
 
@@ -162,14 +153,6 @@ def test_a_groups_flows_ask_for_the_labels_that_its_workers_have() -> None:
         }
 
 
-def test_a_slice_of_a_gpu_proves_nothing_by_itself() -> None:
-    groups = {group["name"]: group.get("gpuResource", "") for group in renders.sample("onprem")["gpuGroups"]}
-    named = {option(words, "--name") for words in kube.deploy_commands("onprem")}
-    assert {name for name, resource in groups.items() if "mig" in resource} and not {
-        name for name, resource in groups.items() if "mig" in resource
-    } & named
-
-
 def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() -> None:
     first, *groups, _ = kube.deploy_commands("aws")
     assert "--only=canary" in first and "--only=settle-canary" in first, (
@@ -183,12 +166,6 @@ def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() 
     assert not any("--only=canary" in words for words in kube.deploy_commands("onprem"))
 
 
-def test_how_long_canaries_replay_is_the_same_for_all_that_there_are() -> None:
-    first, *groups, _ = kube.deploy_commands("aws")
-    assert all(words[words.index("--canary-duration") + 1] == "30m" for words in [first, *groups])
-    assert not any("--canary-duration" in words for words in kube.deploy_commands("onprem")), "the traffic once"
-
-
 def test_groups_with_one_gpu_share_its_flows() -> None:
     """On demand and spot: each would run the same canary, and a FAIL of either stands."""
     values = renders.sample("aws")
@@ -200,12 +177,6 @@ def test_groups_with_one_gpu_share_its_flows() -> None:
         option(words, "--name"): [w for w in words if w.startswith("--only")] for words in found if "--on" in words
     }
     assert flows == {"l4": ["--only=validate-pending"], "spot": ["--only=canary"]}
-
-
-def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:
-    words = kube.deploy_commands("onprem")[0]
-    slots = [word for flag, word in pairwise(words) if flag == "--slots"]
-    assert slots == ["sm_100=1", "sm_80=4", "sm_89=2", "sm_90=2"]
 
 
 def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from charts import renders
 from enginesmith.registry.store.base import place_in_bucket
-from tests.charts.kube import deploy_commands, flow_run_job, job_variables, pod_specs, sample_objects, with_value
+from tests.charts.kube import pod_specs, sample_objects, with_value
 
 ACCOUNTS = {
     "aws": "eks.amazonaws.com/role-arn",
@@ -38,13 +38,6 @@ def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) ->
         assert found["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES[sample]
         assert not {"AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY"} & set(found)
     assert place_in_bucket(REGISTRIES[sample]).uri == REGISTRIES[sample]
-
-
-def test_azures_pods_are_labelled_for_its_webhook() -> None:
-    label = "azure.workload.identity/use"
-    for variables in map(job_variables, deploy_commands("aks")):
-        env = environment(flow_run_job(variables)["spec"]["template"]["spec"])
-        assert variables["labels"][label] == "true" and env["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES["aks"]
 
 
 def test_an_account_key_of_azure_comes_from_its_secret() -> None:

@@ -21,10 +21,6 @@ def on_nodes(base: str = "aws", **more: Any) -> dict[str, Any]:
     return {**with_value("nodeCache", {"enabled": True, "pulls": [L4, H100], **more}, base=base)}
 
 
-def test_there_is_no_cache_unless_it_is_asked_for() -> None:
-    assert not [name for name in objects(renders.sample("minimal")) if "-node-" in name]
-
-
 def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_it() -> None:
     cache = "http://cache.example:8080"
     found = objects(on_nodes(through=cache))

@@ -107,12 +107,6 @@ def test_groups_have_the_labels_that_builds_ask_for() -> None:
             assert labels.get("enginesmith/product") in {None, *known[labels["enginesmith/sm"]]}, name
 
 
-def test_a_slice_of_a_gpu_is_counted_as_one() -> None:
-    (cluster,) = [item for item in sample_objects("onprem") if item["kind"] == "RayCluster"]
-    groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
-    assert groups["a100-mig"]["rayStartParams"] == {"num-gpus": "1"} and groups["h100"]["rayStartParams"] == {}
-
-
 def job(name: str) -> Object:
     """The Job that makes the RayCluster, of a sample."""
     return next(item for item in sample_objects(name) if label(item).startswith("Job enginesmith-ray-apply"))

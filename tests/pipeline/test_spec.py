@@ -1,13 +1,12 @@
 """Specs: what a good one gives, and one line per mistake in a bad one."""
 
+import math
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import SpecError
@@ -138,24 +137,12 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"source": {"torch": "m.py:b", "onnx": "tiny.onnx"}}, "source: needs exactly one of torch, pt2, onnx; found"),
         ({"inputs": {"x": {"dtype": "float33", "shape": [1]}}}, "inputs.x.dtype: 'float33' is not known; did you mean"),
         ({"inputs": {"x": {"shape": [0, 8]}}}, "inputs.x.shape.0: 0: "),
-        (
-            {"validation": {"canary": {"latency": {"p100": 0.1}}}},
-            "latency.p100 is no quantile; use p50, p90, p99, p99.9",
-        ),
-        (
-            {"validation": {"canary": {"latency": {"p99": 0}}}},
-            "canary.latency.p99 is 0.0; it must be a number, above 0",
-        ),
+        ({"validation": {"canary": {"latency": {"p100": 0.1}}}}, "p100 is no quantile; use p50, p90, p99, p99.9"),
+        ({"validation": {"canary": {"latency": {"p99": 0}}}}, "latency.p99 is 0.0; it must be a number, above 0"),
         ({"validation": {"canary": {"quality": {"scor": 0.1}}}}, "quality.scor: unknown key; did you mean 'score'?"),
-        (
-            {"validation": {"limits": {"int8": {"engine": {"argmax_agreement": 2}}}}},
-            "validation.limits.int8.engine.argmax_agreement: 2: must be 1 or less",
-        ),
+        ({"validation": {"limits": {"int8": {"engine": {"argmax_agreement": 2}}}}}, "argmax_agreement: 2: must be 1"),
         ({"validation": {"limits": {"int8": {"engine": {"cosin": 0.9}}}}}, "cosin: unknown key; did you mean 'cosine'"),
-        (
-            {"calibration": {"data": "calibration.npz", "percentile": 99.9}},
-            "calibration: method minmax has no percentile; remove it",
-        ),
+        ({"calibration": {"data": "calibration.npz", "percentile": 99.9}}, "method minmax has no percentile; remove"),
         ({"calibration": {"data": "a.npz:samples"}}, "calibration.data: 'a.npz:samples': must be a file, a folder, or"),
         ({"calibration": {"data": "gone.py:samples"}}, "calibration.data: 'gone.py' does not exist in"),
         ({"source": {"onnx": "folder"}}, "source.onnx: 'folder' is a folder; name the file in it"),
@@ -175,10 +162,7 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"backends": {"onnxruntime": {"intra_op_threads": 2.5}}}, "2.5 is of type float; give an integer, such as 0"),
         ({"build": {"timeout_s": -1}}, "build.timeout_s: -1: must be above 0"),
         ({"build": {"required": ["cpu int9"]}}, "build.required has 'cpu int9', which covers no unit of this spec"),
-        (
-            {"quantization": {"overrides": [{"match": "MatMul", "precision": "int4"}]}},
-            "quantization.overrides.0.precision",
-        ),
+        ({"quantization": {"overrides": [{"match": "MatMul", "precision": "int4"}]}}, "overrides.0.precision"),
         ({"precisions": ["fp8"], "calibration": None, "source": {"torch": "m.py:build"}}, "precisions has fp8"),
         ({"build": {"required": ["sm_98 int8"]}}, "build.required.0: 'sm_98 int8': target 'sm_98' is not supported"),
         ({"publication": {"channel": "no/slash"}}, "publication.channel: channel name 'no/slash'"),
@@ -192,10 +176,7 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"dims": {"batch": {"max": None, "min": True}}}, "dims.batch.min: true: must be a whole number"),
         ({"golden": {"data": "golden.npz", "frozen": "12"}}, "golden.frozen: '12': must look like "),
         ({"validation": {"contract": {"bitwise": {"size": [1]}}}}, "bitwise.size: [1]: must be true or false"),
-        (
-            {"validation": {"contract": {"structured": {"logits": {"range": [1, 2, 3]}}}}},
-            "has 3 items; it takes 2 at most",
-        ),
+        ({"validation": {"contract": {"structured": {"logits": {"range": [1, 2, 3]}}}}}, "has 3 items; it takes 2"),
     ],
 )
 def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, parts: Any, wanted: str) -> None:
@@ -233,7 +214,10 @@ def test_a_mistake_between_keys_points_at_the_line_of_the_one_concerned(project:
 PYDANTICS = ("input should", "valid ", "tuple", "dictionary", "instance of", "parse string", "None", "True", "False")
 
 
-@pytest.mark.parametrize("value", [None, True, 1, 1.5, "text", [], ["x"], [[1]], {}, {"a": None}, {"a": [True]}])
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 1, 1.5, "text", [], ["x"], [[1]], {}, {"a": None}, {"a": [True]}, math.inf, math.nan, "\0\x85"],
+)
 def test_no_word_of_pydantics_or_pythons_reaches_whoever_writes_a_spec(project: Project, value: Any) -> None:
     keys = [[key] for key in ModelSpec.model_fields]
     keys += [[key, inner] for key, field in ModelSpec.model_fields.items() for inner in _below(field.annotation)]
@@ -265,44 +249,25 @@ def test_several_mistakes_come_together_with_their_line_numbers(project: Project
         assert any(word in text[number - 1] for word in ("modle", "fp31", "dtyp"))
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("", "holds nothing"),
-        ("- a\n- b\n", "holds a list"),
-        ("just words\n", "holds a single value"),
-        ("model: [1, 2\n", "is not YAML"),
-        ("model: !!python/object/apply:os.system [true]\n", "is not plain YAML"),
-        ("model: a\nmodel: b\n", ":2: key 'model' is given twice"),
-        (
-            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-            + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8)),
-            "aliases expand",
-        ),
-        ("a: &a [*a]\n", "aliases expand"),
-        ("model: \x00\n", "is a binary file, and a spec is YAML text; `enginesmith init`"),
-    ],
-)
-def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: str) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text(text)
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    assert len(caught.value.lines) == 1
-    assert wanted in caught.value.lines[0]
+ALIASES = "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8))
 
 
 @pytest.mark.parametrize(
     ("name", "data", "wanted"),
     [
+        ("empty", b"", "holds nothing"),
+        ("list", b"- a\n- b\n", "holds a list"),
+        ("words", b"just words\n", "holds a single value"),
+        ("cut", b"model: [1, 2\n", "is not YAML"),
+        ("objects", b"model: !!python/object/apply:os.system [true]\n", "is not plain YAML"),
+        ("twice", b"model: a\nmodel: b\n", ":2: key 'model' is given twice"),
+        ("many", b"a: &a [x, x, x, x, x, x, x, x, x, x]\n" + ALIASES.encode(), "aliases expand"),
+        ("circle", b"a: &a [*a]\n", "aliases expand"),
+        ("zero", b"model: \x00\n", "is a binary file, and a spec is YAML text; `enginesmith init`"),
         ("binary", b"\xff\xfe\x00\x01", "is a binary file, and a spec is YAML text; `enginesmith init` writes"),
         ("latin", "model: a\n# gr\u00fcn\n".encode("latin-1"), ":2: byte 0xfc is not UTF-8; save the file as UTF-8"),
         ("huge", b"#" * (2 << 20), "is larger than 1048576 bytes, so it is not a spec; `enginesmith init` writes"),
-        (
-            "a.onnx",
-            b"\x08\x08",
-            "is a file of a model, and not a spec; write a spec with `enginesmith init`, and name this ",
-        ),
+        ("a.onnx", b"\x08\x08", "is a file of a model, and not a spec; write a spec with `enginesmith init`, and name"),
         ("b.onnx", b"#" * (2 << 20), "is a file of a model, and not a spec; .* as source.onnx"),
         ("a.pt", b"\x80\x02", "is a file of a model, and not a spec; .* as source.weights"),
         ("a.safetensors", b"{}", "is a file of a model, and not a spec; .* as source.weights"),
@@ -330,24 +295,6 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(project: Project, tmp_pa
 def test_the_schema_accepts_good_specs_and_knows_every_key() -> None:
     schema = ModelSpec.model_json_schema()
     assert set(schema["properties"]) == set(ModelSpec.model_fields) and schema["additionalProperties"] is False
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SPEC, "x", "min"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*SPEC, "junk"]), values, max_size=6))
-def test_whatever_yaml_holds_the_answer_is_a_spec_or_lines(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    path = tmp_path_factory.mktemp("any") / "spec.yaml"
-    path.write_text(yaml.safe_dump({**SPEC, **data}))
-    with pytest.raises(SpecError) as caught:
-        load_spec(path)
-    assert all(line.startswith(str(path)) for line in caught.value.lines)
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,7 @@ def why_no_proof(request: BuildRequest) -> str | None:
         return None
     return (
         f"it needs a run on {required_kind}; the CPU on this machine is {machine_kind}, and has other "
-        f"kernels: `enginesmith validate` "
-        "there proves it"
+        "kernels: `enginesmith validate` there proves it"
     )
 
 

@@ -328,8 +328,7 @@ def refusal(
             return (
                 f"{policy_name} needs a proven engine for {target}, and {reference} has none: build one "
                 f"(`enginesmith plan` says why there is none), or run `enginesmith validate {reference}` on such a "
-                "node; "
-                f"`enginesmith registry policy show` has the rule"
+                "node; `enginesmith registry policy show` has the rule"
             )
     if not policy.canary and not policy.canary_on:
         return None

@@ -224,9 +224,8 @@ def blame(checks: Sequence[Check]) -> list[str]:
     part_checks = [
         check for check in checks if check.output == failed_check.output and check.case.endswith((ALONE, AMONG_SOURCES))
     ]
-    metric_name = (
-        failed_check.name if failed_check.name in {check.name for check in part_checks} else "sqnr_db"
-    )  # as of decisions
+    # The other as of decisions.
+    metric_name = failed_check.name if failed_check.name in {check.name for check in part_checks} else "sqnr_db"
     metric_checks = [check for check in part_checks if check.name == metric_name]
     for case, graphs in comparisons[:: -1 if failed_check.stage == "engine" else 1]:
         metric_values = (

@@ -228,9 +228,7 @@ def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
     args_text = shlex.join(registry_args)
     return (
         f"enginesmith debug golden accept SPEC {args_text} where the spec of {spec.address} is kept, then enginesmith "
-        "prefect register "
-        "SPEC "
-        f"{args_text}"
+        f"prefect register SPEC {args_text}"
     )
 
 

@@ -190,8 +190,7 @@ def import_file(store: Store, path: Path) -> list[Validated]:
     if not results.carried:
         raise IntegrityError(
             f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginesmith validate REF "
-            "--carry "
-            "FOLDER` writes"
+            "--carry FOLDER` writes"
         )
     return list(import_results(store, results))
 

@@ -62,6 +62,9 @@ def test_the_further_lines_of_an_error_are_indented(monkeypatch, capsys):
         ("pydantic", "pip install '.[build]' in a clone"),
         ("ray", "pip install '.[ray]' in a clone"),
         ("aiohttp.web", "needs aiohttp, which is not installed: pip install './enginesmith[serve]' in a clone"),
+        ("google.cloud.storage", "pip install './enginesmith[gcs]' in a clone"),
+        ("google.protobuf", "pip install '.[build]' in a clone"),
+        ("transformers", "pip install transformers\n"),
     ],
 )
 def test_a_package_that_the_client_does_without_is_named_with_its_extra(missing, said, monkeypatch, capsys):

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
-from enginesmith.cli import _CLIENT_EXTRAS, _EXTRAS, _remedy, extra_of
+from enginesmith.cli import _CLIENT_EXTRAS, _EXTRAS, extra_of
 
 ROOT = Path(__file__).parents[3]
 OURS = ("enginesmith", "builders", "validation", "pipeline")
@@ -80,21 +79,6 @@ def test_every_import_of_the_tree_comes_with_the_extra_that_is_named_for_it() ->
 
 def test_every_package_of_the_table_is_brought_by_its_extra() -> None:
     assert {name: extra for name, extra in _EXTRAS.items() if not distributions_of(name) & brought_by(extra)} == {}
-
-
-@pytest.mark.parametrize(
-    ("module", "command"),
-    [
-        ("cryptography.hazmat", "pip install './enginesmith[signing]' in a clone"),
-        ("httpx", "pip install '.[prefect]' in a clone"),
-        ("google.cloud.storage", "pip install './enginesmith[gcs]' in a clone"),
-        ("google.protobuf", "pip install '.[build]' in a clone"),
-        ("transformers", "pip install transformers"),
-    ],
-)
-def test_the_remedy_for_what_is_not_installed(module: str, command: str) -> None:
-    assert str(_remedy(ModuleNotFoundError(name=module))).endswith(command)
-    assert _remedy(ModuleNotFoundError(name="pipeline.gone")) is None
 
 
 def test_every_extra_that_a_message_names_is_one() -> None:

@@ -62,13 +62,6 @@ def test_an_explanation_leaves_out_what_the_layout_cannot_open(published: Store,
     assert [row["unit"] for row in json.loads(opened.stdout)["candidates"]] == ["cpu fp32 onnxruntime"]
 
 
-def test_watching_once(published: Store, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = run("pull", "digits:candidate", "--target", "cpu", "--follow", "--once", "--dest", str(out), "--json")
-    assert done.exit_code == 0, done.output
-    assert (out / "current" / "digits-1-cpu-fp32.onnx").is_file() and '"swapped": true' in done.stdout
-
-
 def test_pull(mixed: Store, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     pulled = told("pull", "digits", "--target", "sm_89", "--dest", out)

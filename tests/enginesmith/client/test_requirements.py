@@ -63,6 +63,7 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
     found = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
     assert [candidate.entry for candidate in found.candidates] == [trt, h100, portable, model]
     assert "tuned for h100, another product of sm_90" in found.candidates[1].fit
+    assert found.candidates[2].fit == "portable"
     assert dict(found.rejected) == {
         "h200 int8 tensorrt": "needs TensorRT 9.0, found 10.16.1.11",
         "sm_89 fp16 tensorrt-rtx": "built for sm_89; this is sm_90 (h200)",

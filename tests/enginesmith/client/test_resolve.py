@@ -124,13 +124,6 @@ def test_the_why_names_what_it_was_preferred_to() -> None:
     assert "and 2 more" in many.why
 
 
-def test_a_cpu_takes_no_portable_gpu_engine() -> None:
-    with pytest.raises(UnknownNameError, match="it has engines for gpu"):
-        resolve([entry(PORTABLE)], CPU)
-    with pytest.raises(UnknownNameError, match="no engines at all"):
-        resolve([], CPU)
-
-
 NAMES = ["cpu", PORTABLE, "l4", "l40s", *(generation.sm for generation in GENERATIONS)]
 ENTRIES = st.builds(
     entry,

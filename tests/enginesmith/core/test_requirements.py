@@ -53,6 +53,7 @@ CPU = Machine(cpu="x86-64-v3")
         (Gpu("sm_86", (8, 6), "family"), Machine((8, 0)), "unmet", "built for sm_86; this is sm_80"),
         (Gpu("sm_80", (8, 0), "at_least"), Machine((12, 0)), "met", ""),
         (Gpu("sm_80", (8, 0), "at_least"), Machine((7, 5)), "unmet", "built for sm_80; this is sm_75"),
+        (Gpu("gpu", (0, 0), "at_least"), CPU, "unmet", "built for gpu; this is cpu"),
         (
             Gpu("l4", (8, 9), "arch"),
             GPU,

@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from enginesmith.client.resolve import PORTABLE
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError, canonical_json
 from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import parse_reference
-from enginesmith.core.requirements import Gpu
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import channel_key, manifest_key
 from enginesmith.registry.versions import channels
@@ -24,7 +22,7 @@ from pipeline.orchestration.fleet import FleetSources, reconcile
 from tests.enginesmith.registries import overwrite
 from tests.enginesmith.serving.test_buckets import scale
 from tests.pipeline.fleet import nodes
-from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
+from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
 from tests.pipeline.projects import raising
 from tests.validation.latency.reports import latency_report
 
@@ -136,14 +134,6 @@ def test_each_precision_that_is_asked_for_is_a_row(digits: Store) -> None:
     found = stand(digits, demand(precisions=("int8", "fp16")), group("l4"))
     assert [(item.precision, item.state) for item in found] == [("int8", "covered"), ("fp16", "missing")]
     assert found[1].reason == "l4 int8 tensorrt-rtx: precision int8, not fp16"
-
-
-def test_a_portable_engine_covers_every_gpu(store: Store) -> None:
-    portable = with_key(replace(built(store, "sm_80", status="proven"), target=PORTABLE, compute_capability=None))
-    portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
-    published(store, "digits", [portable])
-    found = stand(store, demand(), group("t4"), group("b200"))
-    assert [(item.state, item.fit) for item in found] == [("covered", "portable")] * 2
 
 
 def test_where_it_must_be_served(digits: Store) -> None:

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import WorkerContext
-from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.cpu_kinds import CPU
-from enginesmith.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.golden.golden_set import freeze
 from validation.gpu.cases import TrialTerms, TryEngine, save_cases
 from validation.gpu.devices import find_device
-from validation.gpu.models import BuildTask, KitModel, other_tasks, own_tasks, request_for, write
+from validation.gpu.models import BuildTask, KitModel, other_tasks, own_tasks, write
 from validation.gpu.results import Skipped, TrialOutcome
 from validation.limits.noise_floor import DoubleSession
 
@@ -89,11 +87,3 @@ def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monk
     assert list(other_tasks(model, HOPPER, ["fake"]))
     monkeypatch.setattr(Fake, "capabilities", replace(Fake.capabilities, tunes_on_target=True))
     assert not list(other_tasks(model, HOPPER, ["fake"])), "it needs that GPU to build"
-
-
-def test_a_request_is_the_pipelines_own_kind(model: KitModel) -> None:
-    from builders.backends import discovery
-
-    request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
-    assert decode(encode(request), BuildRequest) == request
-    assert request.profiles[0].inputs[0] == ("x", (1, 32), (2, 32), (4, 32))

@@ -283,8 +283,7 @@ class ObjectStore:
                     raise self._lost_error(digest) from refusal
                 raise IntegrityError(
                     f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
-                    "then build "
-                    "again"
+                    "then build again"
                 ) from refusal
 
         with closing(Range(self.bucket, blob_key(digest), offset, size)) as blob_range:

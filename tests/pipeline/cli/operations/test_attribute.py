@@ -93,8 +93,9 @@ def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
         assert engine["reason"].startswith("quantization ") and NOT_BUILT in engine["notes"]
         assert engine["checks"]["failed"] >= 1
     assert "not built: its graph failed: quantization" in done.err
-    planned = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
-    assert {unit["action"] for unit in planned if unit["precision"] == "int8"} == {"failed"}
+    planned = loud.run("plan", loud.spec, "--no-export", "--json")
+    assert planned.code == 1, "a unit that failed fails again"
+    assert {unit["action"] for unit in planned.json["units"] if unit["precision"] == "int8"} == {"failed"}
     again = loud.build()
     assert again.json["cached"] and again.json["version"] == "1"
 

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
+from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key
 from tests.enginesmith.cli.commands import run, told
@@ -57,11 +57,6 @@ def test_promote_and_rollback(mixed: Store) -> None:
     assert isinstance(run("rollback", "digits@1").exception, UnknownNameError)
     assert "digits:canary -> 1" in run("promote", "digits@1", "canary").stdout
     assert "give digits:stable" in str(run("promote", "digits@2", "fraud:stable").exception)
-
-
-def test_no_registry(tmp_path: Path) -> None:
-    result = run("list", "--registry", str(tmp_path / "absent"))
-    assert isinstance(result.exception, UnavailableError) and result.exception.exit_code == 3
 
 
 def test_the_same_is_written_for_node_exporter(built: Project, tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """A proof whose engine is right on its golden set, and wrong between calls: through the job that proves engines."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -14,45 +11,12 @@ from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import Check, judge
 from enginesmith.core.types import BuildRequest
-from pipeline.compile.steps import proofs
 from pipeline.compile.steps.proofs import CheckEngine, calls_of, repeats_bits
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.faults.bench import Bench
 from tests.faults.nets import after, mlp, rows, with_swapped
-from tests.faults.sessions import use_steady_clock
+from tests.faults.sessions import SESSIONS, faulty_sessions, use_steady_clock
 from tests.pipeline.projects import Project
-
-Answers = dict[str, np.ndarray]
-
-
-class Planted:
-    """A real session. fault: the number of the call, its inputs and its right answers -> what it answers."""
-
-    def __init__(self, session: Any, fault: Callable[[int, Answers, Answers], Answers]) -> None:
-        self.session, self.fault, self.calls = session, fault, 0
-        self.inputs, self.outputs = session.inputs, session.outputs
-
-    def run(self, inputs: Answers) -> Answers:
-        self.calls += 1
-        return self.fault(self.calls, inputs, self.session.run(inputs))
-
-
-def from_101(call: int, inputs: Answers, answers: Answers) -> Answers:
-    return {"logits": answers["logits"] * np.float32(1.5)} if call > 100 else answers
-
-
-def overwrites(call: int, inputs: Answers, answers: Answers) -> Answers:
-    inputs["x"][...] = 0
-    return answers
-
-
-BUFFER = np.zeros((16, 10), np.float32)
-
-
-def reuses(call: int, inputs: Answers, answers: Answers) -> Answers:
-    size = len(answers["logits"])
-    BUFFER[:size] = answers["logits"]
-    return {"logits": BUFFER[:size]}
 
 
 @pytest.fixture(scope="module")
@@ -60,37 +24,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("calls") / "bench", mlp(), rows())
 
 
-def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.MonkeyPatch) -> list[Check]:
-    real = proofs.open_session
-
-    @contextmanager
-    def planted(*arguments: Any) -> Iterator[Planted]:
-        with real(*arguments) as session:
-            yield Planted(session, fault)
-
-    monkeypatch.setattr(proofs, "open_session", planted)
+def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_meant_for_it(bench, monkeypatch):
     use_steady_clock(monkeypatch)
-    return bench.engine().checks(seconds=0.5)
-
-
-@pytest.mark.parametrize(
-    ("fault", "name", "told"),
-    [
-        (from_101, "calls repeated", "other bits"),
-        (overwrites, "calls inputs", "x was overwritten"),
-        (reuses, "calls outputs", "logits changed after it was answered"),
-    ],
-)
-def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_meant_for_it(
-    fault, name, told, bench, monkeypatch
-):
-    checks = proof(bench, fault, monkeypatch)
-    assert [check.name for check in checks if not check.passed] == [name]
-    found = next(check for check in checks if check.name == name)
-    assert told in found.note and found.case.startswith("call ")
+    with faulty_sessions(SESSIONS["wrong from call 101 on"]):
+        checks = bench.engine().checks(seconds=0.5)
+    (failed,) = (check for check in checks if not check.passed)
+    assert failed.name == "calls repeated" and "other bits" in failed.note and failed.case.startswith("call ")
     verdict, reason = judge(checks)
-    assert verdict == "failed" and reason.startswith(f"engine {name} at call ")
-    assert decode(encode_document(found), Check) == found
+    assert verdict == "failed" and reason.startswith("engine calls repeated at call ")
+    assert decode(encode_document(failed), Check) == failed
 
 
 def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_where_the_spec_asks_for_none(bench):
