@@ -114,9 +114,8 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
     """What compilers are known to refuse of a graph, one line each. model: canonical."""
     for compiler in sorted(COMPILERS):
-        if faults := [
-            (node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write
-        ]:
+        faults = [(node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write]
+        if faults:
             node, fault_text = faults[0]
             more_text = f" (and {len(faults) - 1} more)" if faults[1:] else ""
             yield f"{compiler} may refuse node {node.name!r}{more_text}: {node.op_type} {fault_text}"

@@ -66,16 +66,12 @@ class FileStore:
     """The store in the folder `root`, an absolute path (`Store` documents the methods). `open_store` makes one."""
 
     root: Path
+    near = True  # see `Store.near`
 
     @property
     def uri(self) -> str:
         """'file:///...'."""
         return f"file://{quote(str(self.root))}"
-
-    @property
-    def near(self) -> bool:
-        """See `Store.near`."""
-        return True
 
     def locator(self, key: str) -> str:
         """See `Store.locator`."""

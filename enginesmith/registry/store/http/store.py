@@ -53,16 +53,12 @@ class HttpStore:
 
     place: HttpLocation
     attempts: int = ATTEMPTS
+    near = False  # see `Store.near`
 
     @property
     def uri(self) -> str:
         """'http://host:port/prefix'."""
         return self.place.uri
-
-    @property
-    def near(self) -> bool:
-        """See `Store.near`."""
-        return False
 
     def locator(self, key: str) -> str:
         """See `Store.locator`."""

@@ -193,6 +193,7 @@ class ObjectStore:
     """The store in `bucket`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
 
     bucket: BucketApi
+    near = False  # see `Store.near`
 
     @property
     def place(self) -> BucketPlace:
@@ -203,11 +204,6 @@ class ObjectStore:
     def uri(self) -> str:
         """'s3://bucket/prefix?endpoint=...', without credentials."""
         return self.place.uri
-
-    @property
-    def near(self) -> bool:
-        """See `Store.near`."""
-        return False
 
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
