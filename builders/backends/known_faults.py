@@ -196,15 +196,17 @@ def _integers(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 def dequantize_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """A DequantizeLinear of an int32 constant of rank 0 or 1, a bias, as what it computes; None of another one."""
-    from onnx import helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     if not any(_integers(write.node, scope)):
         return None
     names = [name for name in write.node.input if name]
     if not scope.arrays.keys() >= {*names}:
-        shifted_codes = write("Sub", names[0], names[2]) if names[2:] else names[0]
+        codes = write("Sub", names[0], names[2]) if names[2:] else names[0]
         kind = helper.np_dtype_to_tensor_dtype(scope.dtype(names[1]) or np.dtype(np.float32))
-        write.last("Mul", [write("Cast", shifted_codes, to=kind), names[1]], write.node.output)
+        # As DequantizeLinear does: fp16 ends at 65504, and codes do not.
+        factors = [write("Cast", name, to=TensorProto.FLOAT) for name in (codes, names[1])]
+        write.last("Cast", [write("Mul", *factors)], write.node.output, to=kind)
         return write.nodes
     codes, scale, *zero_points = (np.asarray(scope.array(name)) for name in names)
     values = ((codes - sum(zero_points)) * scale).astype(scale.dtype).reshape(codes.shape)

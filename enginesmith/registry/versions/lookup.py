@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -217,8 +216,11 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
     # Of a list of places, the next one may have it whole.
     rest = next(iter(getattr(store, "list_rests", tuple)()), None)
     if losses and rest:
-        with suppress(UnavailableError):  # what is whole here serves without it
+        try:
             return find_lost(rest, {digest: sizes[digest] for digest in losses})
+        except UnavailableError:
+            if len(losses) == len(sizes):  # else what is whole here serves without it
+                raise
     return losses
 
 

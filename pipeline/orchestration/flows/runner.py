@@ -89,8 +89,9 @@ def helps(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool
 def is_busy(error: ConcurrencySlotAcquisitionError) -> bool:
     """Whether no slot was given because Prefect's server did not answer, or answered with 5xx or 429."""
     cause = error.__cause__
-    status = cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else 503
-    return cause is not None and (status >= 500 or status == 429)
+    if isinstance(cause, httpx.HTTPStatusError):
+        return cause.response.status_code >= 500 or cause.response.status_code == 429
+    return isinstance(cause, httpx.TransportError | OSError)
 
 
 def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:

@@ -200,8 +200,7 @@ class FloatSide:
     it share.  fitted: runs that settings see.
 
     runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
-    overrides: node -> precision.  limits: of the graph's own checks.  clock: when the search ends.  mask: the input
-    whose zeros mark padding, if there is one.
+    overrides: node -> precision.  limits: of the graph's own checks.  clock: of the search.  mask: as `find_mask`.
     """
 
     model: ModelProto

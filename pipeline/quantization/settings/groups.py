@@ -213,8 +213,7 @@ def gather(
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
 
-    groups: those of several kinds of int8 may name a node more than once.  mask: input whose zeros mark rows that no
-    statistics count.
+    groups: those of several kinds of int8 may name a node more than once.  mask: input whose zeros mark padding.
     check: called before each run; what it raises ends this.
     Raises ModelError where there are no runs, or the model does not run on them.
     """

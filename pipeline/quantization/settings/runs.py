@@ -20,8 +20,6 @@ from pipeline.quantization.graph import consumers
 
 # Samples to fit settings on, and samples to judge the model on.
 FITTED, JUDGED = 384, 96
-# Runs in which padding is looked for.
-_MASKED_RUNS = 4
 # Weights begin at multiples of a page in a file, as mapped files are read best.
 _ALIGNED = 4096
 
@@ -186,12 +184,12 @@ class SessionRunner:
 
 
 def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
-    """The input of zeros and ones whose zeros mark padding, by the first run that has some. runner: of the model.
+    """The input of zeros and ones whose zeros mark padding, by the first of four runs with some. runner: of the model.
 
     Integers of its shape are ids. With the largest at its zeros, all outputs stay exactly the same; with it at its
     ones, a floating output changes. Outputs for each token change with ids of padding: such a model has no mask.
     """
-    for _, inputs in runs[:_MASKED_RUNS]:
+    for _, inputs in runs[:4]:
         for name in (name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))):
             expected_outputs = runner.run(inputs)
             mask, others = inputs[name] != 0, {key: inputs[key] for key in inputs.keys() - {name}}

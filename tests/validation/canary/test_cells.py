@@ -23,7 +23,7 @@ from tests.validation.canary.cells import (
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.sides import side
 from tests.validation.canary.simulated_logs import mirrored
-from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.judge import Looks, facts_of, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.rates import CanaryEvidence
@@ -161,6 +161,14 @@ def test_an_outage_that_has_not_ended_does_not_pass_and_may_begin_with_the_basel
         for paired in (True, False):
             found = judge(CanaryEvidence(*sides, paired), Thresholds({}, 0.01, None), replicates=20)
             assert found.verdict == verdict and found.reason.startswith("failures in a stretch"), found.reason
+
+
+def test_after_an_outage_that_both_had_the_side_with_less_traffic_has_no_fact():
+    generator = np.random.default_rng(45)
+    for end in range(14_065, 14_125, 5):
+        times = [np.sort(generator.uniform(0, end, int(end * rate))) for rate in (0.2, 2.0)]
+        sides = [side(np.ones(len(at)), (at < 14_000) | (at >= 14_060), time=at) for at in times]
+        assert not facts_of(CanaryEvidence(*sides, False), ERRORS), end
 
 
 def test_a_baseline_that_fails_often_needs_a_longer_stretch():

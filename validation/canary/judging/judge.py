@@ -309,15 +309,18 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str
     expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
     # An outage as long as one that the baseline came out of is no end, and no evidence that it ends.
     length, longest = run_lengths(stretches(candidate_flags, count))[-1], max(run_lengths(baseline_stretches))
-    is_longer = length * len(baseline_flags) > longest * len(candidate_flags)
+    lone_length = run_lengths(lone_stretches)[-1]
+    # The end of one that both had: flags last longer on the side with less traffic.
+    is_over = lone_length < length and candidate_flags[-lone_length:].sum() < LEAST_STRETCH
+    is_longer = not is_over and length * len(baseline_flags) > longest * len(candidate_flags)
     if lone_share * SPENT > expected_share and not (lone_stretches[-1] and is_longer):
         return False, (
             f"the candidate failed for {100 * lone_share:.3g} % of the run in stretches of {count} requests or more, "
             f"which the baseline answered; {expected_text}"
         )
-    if not lone_stretches[-1]:
+    if is_over or not lone_stretches[-1]:
         return False, ""
-    last = candidate_flags[max(0, len(candidate_flags) - run_lengths(lone_stretches)[-1] + 1 - count) :]
+    last = candidate_flags[max(0, len(candidate_flags) - lone_length + 1 - count) :]
     remedy = expected_text if is_longer else "the baseline came out of one as long: judge again later"
     end_text = f"the candidate failed {int(last.sum())} of its last {len(last)} requests, and the baseline did not"
     return not is_longer, f"{end_text}; {remedy}"

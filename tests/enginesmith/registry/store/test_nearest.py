@@ -181,6 +181,9 @@ def test_a_lost_engine_costs_no_other_one_while_the_registry_is_away(places: Pla
     places.origin.error = UnavailableError("cut off")
     pulled = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")
     assert pulled.path.read_bytes() in {b"fp32", b"int8"} - {best}
+    places.mirror.store.path(pulled.engine.digest).unlink()
+    with pytest.raises(UnavailableError, match="cut off"):
+        Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "none")
 
 
 def test_a_tag_is_of_one_place(places: Places) -> None:

@@ -136,6 +136,10 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeyp
         with pytest.raises(EnginesmithError, match="no slot; .* too busy" if busy else "no slot; .* refuses") as caught:
             PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
         assert isinstance(caught.value, UnavailableError) is busy, "422: somebody drains this generation"
+    error.__cause__ = ValueError("an answer of another release")
+    with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as caught:
+        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
+    assert not isinstance(caught.value, UnavailableError)
 
 
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
