@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,26 +27,24 @@ NOT_MEASURED = "not measured in this run"
 @dataclass(frozen=True)
 class Figure:
     """command: a benchmark and its arguments.  pattern: a number in its output; of two numbers, the first over the
-    second.  target: the bar, if there is one.  at_least: whether more is better."""
+    second.  target: the bar.  at_least: whether more is better."""
 
     what: str
     command: str
     pattern: str
     unit: str
-    target: float | None
+    target: float
     at_least: bool = False
 
     def cells(self, output: str | None) -> str:
         """'1.36 times | 1.3 times, missed': measured, and the target. output: None if the command did not run, '' where
         it failed."""
-        target_text = "none" if self.target is None else f"{self.target:g}{self.unit}"
+        target_text = f"{self.target:g}{self.unit}"
         numbers = [match.groups() for match in re.finditer(self.pattern, output or "")]
         if not numbers:
             return f"{NOT_MEASURED if output is None else 'failed'} | {target_text}"
         values = [float(first) / (float(second[0]) if second else 1.0) for first, *second in numbers]
         worst = min(values) if self.at_least else max(values)
-        if self.target is None:
-            return f"{worst:.3g}{self.unit} | {target_text}"
         is_met = worst >= self.target if self.at_least else worst <= self.target
         return f"{worst:.3g}{self.unit} | {target_text}, {'met' if is_met else 'missed'}"
 
@@ -62,7 +61,6 @@ FIGURES = (
     Figure("10,000 builds over bare Ray tasks", DISPATCH, r'"enginesmith over bare build": ([\d.]+)', " times", 1.5),
     Figure("added to ONNX Runtime's call", "bench_sessions onnxruntime", r"onnxruntime .*\| (-?[\d.]+) \|", " µs", 10),
     Figure("added by the router", "bench_router", r"\| router[^|]*\| [\d.]+ \| (-?[\d.]+) \|", " µs", 20),
-    Figure("speed of pull, 1 GiB", "bench_pull", r"boto3 .* is at (\d+)% of it", " % of boto3", None, at_least=True),
     Figure(
         "drift, one thread, CPU over reading", "bench_drift",
         r'(?s)"read": {\s*"gb_per_cpu_s": ([\d.]+).*?one thread": {\s*"gb_per_cpu_s": ([\d.]+)', " times", 3.2,
@@ -107,10 +105,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     outputs, where = dict[str, str](), machine()
-    for command in dict.fromkeys(figure.command for figure in FIGURES):
-        if not options.names or command.split()[0] in options.names:
-            print(f"python -m benchmarks.{command}", file=sys.stderr, flush=True)
-            outputs[command] = printed([sys.executable, "-m", *f"benchmarks.{command}".split()])
+    with suppress(KeyboardInterrupt):  # what was measured before Ctrl-C is shown
+        for command in dict.fromkeys(figure.command for figure in FIGURES):
+            if not options.names or command.split()[0] in options.names:
+                print(f"python -m benchmarks.{command}", file=sys.stderr, flush=True)
+                outputs[command] = printed([sys.executable, "-m", *f"benchmarks.{command}".split()])
+                for figure in (figure for figure in FIGURES if figure.command == command):
+                    print(f"  {figure.what}: {figure.cells(outputs[command])}", file=sys.stderr, flush=True)
     section = f"{HEADING}\n\n{where}\n\n{table(outputs)}\n"
     print(section)
     if options.write:

@@ -1,8 +1,9 @@
 """A cluster on this machine: Prefect server, worker, and Ray nodes of five GPU generations, there by label only.
 
 Registers the digits model and shows what follows by itself: the event, the run, which waits for Ray's head, and the
-engines. Then a server's traffic drifts: the event of that, new buckets, a candidate, its canary, its promotion.
-Everything listens on loopback, lives in a temporary folder, and is ended with the demo, also by Ctrl-C.
+engines. Then a server's traffic drifts: the event of that, new buckets, a candidate, its canary, its promotion. Where
+other work runs beside it, the canary may end as INSUFFICIENT, and `stable` stays. Everything listens on loopback, lives
+in a temporary folder, and is ended with the demo, also by Ctrl-C.
 """
 
 import json

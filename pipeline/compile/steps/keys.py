@@ -260,4 +260,4 @@ def time_pair(
     pair = BenchmarkPair(*engines, golden, model_shapes(work.spec), sizes, seconds, seed=0)
     job = Job(name, pair, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
     context = work.context
-    return context.run_to_end(context.local, name, job, lambda told: " and ".join(map(seconds_text, told.medians_s)))
+    return context.run_to_end(context.local, name, job, lambda pair: " and ".join(map(seconds_text, pair.medians_s)))
