@@ -1,6 +1,11 @@
 """The command line: `enginesmith ...`, or `python -m enginesmith ...`."""
 
+import _thread
 import importlib
+import signal
+import sys
+import threading
+import time
 from typing import NoReturn
 
 from enginesmith.rooms import prefer_own
@@ -8,6 +13,8 @@ from enginesmith.rooms import prefer_own
 
 def main() -> NoReturn:
     """Run the command line with this process's arguments, and exit: raises SystemExit."""
+    sys.unraisablehook = _interrupt_again
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         prefer_own()
         cli = importlib.import_module("enginesmith.cli")
@@ -15,6 +22,23 @@ def main() -> NoReturn:
         raise SystemExit(130) from None
     cli.main()
     raise SystemExit(0)
+
+
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Interrupt the main thread again where Python drops a KeyboardInterrupt: in finalizers and callbacks of weak
+    references (https://docs.python.org/3/library/sys.html#sys.unraisablehook), those of importlib's locks among them.
+    """
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
+        return
+    # From a thread: at once, the signal would be handled, and dropped, in this function. Not by threading.Thread, which
+    # could wait for a lock that the interrupted code holds.
+    _thread.start_new_thread(_send_later, (threading.main_thread().ident or 0,))
+
+
+def _send_later(thread: int) -> None:
+    time.sleep(0.01)
+    signal.pthread_kill(thread, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         atexit.register(gc.freeze)
         # Imports make objects that stay; collections at every 700 of them are a twentieth of the time of a plan.
         gc.set_threshold(10_000, 20, 20)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = 0
     settings: dict[str, str] = {}
     try:
@@ -296,7 +296,3 @@ def extra_of(module: str) -> str | None:
     segments = module.split(".")
     module_names = (".".join(segments[:count]) for count in range(len(segments), 0, -1))
     return next((_EXTRAS[name] for name in module_names if name in _EXTRAS), None)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -169,3 +169,18 @@ def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp
     assert project.run("list", "--json").json == []
     assert project.build().code == 0
     assert project.run("registry", "fsck", "--json").code == 0
+
+
+def test_an_interruption_that_python_drops_comes_again() -> None:
+    """As in importlib's callback when its lock is freed: what is raised there does not leave it."""
+    script = (
+        "import signal, threading, weakref\nfrom enginesmith import __main__, cli\n"
+        "def drop(*_):\n"
+        "    one = threading.Event()\n"
+        "    weak = weakref.ref(one, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "    del one\n"
+        f"    threading.Event().wait({PATIENCE_S})\n"
+        "cli._call = drop\n__main__.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted; what was finished is kept, and is not done again\n")
