@@ -246,7 +246,8 @@ class TakesGlobals(click.Command):
         for name in settings.get(_TYPED, set()) & {*_REFUSED} - {*parameters}:
             if getattr(self, "invoke_without_command", True):
                 raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
-        registry = settings["registry"]
+        if (registry := settings["registry"]) == "":
+            raise click.UsageError("--registry is empty: give a place, or leave the option out", ctx)
         values = {**settings, "registry": registry or DEFAULT_REGISTRY, "stated_registry": registry}
         ctx.params.update({name: values[name] for name in _PASSED if name in parameters})
         for text in ctx.params.values():

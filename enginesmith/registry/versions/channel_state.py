@@ -144,13 +144,14 @@ class ChannelHistory:
         return active_moves[-2] if len(active_moves) > 1 else None
 
     def active_promotions(self) -> list[Move]:
-        """The promotions that were not rolled back, oldest first."""
+        """The promotions that were not rolled back, oldest first; of a version that was promoted again, the last one."""
         active_moves: list[Move] = []
         for move in self.moves:
+            is_same_version = bool(active_moves) and active_moves[-1].manifest == move.manifest
+            if is_same_version or move.action == "rollback":
+                del active_moves[-1:]
             if move.action == "promote":
                 active_moves.append(move)
-            else:
-                del active_moves[-1:]
         return active_moves
 
     def with_state(self, channel: Channel) -> "ChannelHistory":

@@ -119,7 +119,9 @@ def test_a_global_options_variable_counts_less_than_the_command_line() -> None:
     assert found == ["env", "a"]
 
 
-@pytest.mark.parametrize("words", ["other --json", "--json other", "other --trust p.yaml", "--trust p.yaml other"])
+@pytest.mark.parametrize(
+    "words", ["other --json", "--json other", "other --trust p.yaml", "--trust p.yaml other", "shown --registry="]
+)
 def test_an_option_that_a_command_would_ignore_to_its_users_harm_is_refused(words: str) -> None:
     result = CliRunner().invoke(probe(), words.split())
     assert result.exit_code == 2 and "leave" in result.output and "out" in result.output

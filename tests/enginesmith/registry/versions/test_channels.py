@@ -48,6 +48,13 @@ def test_promoting_what_is_there_changes_nothing(store: Store) -> None:
     assert channels.promote(store, one, "stable", why="again") == first
 
 
+def test_a_rollback_leads_to_another_version(store: Store) -> None:
+    one, two = published(store, "a", "b")
+    for manifest, proven_only in ((one, False), (two, False), (two, True)):
+        channels.promote(store, manifest, "stable", proven_only=proven_only)
+    assert channels.rollback(store, "digits", "stable").version == "1"
+
+
 def test_rolling_back_what_never_was(store: Store) -> None:
     with pytest.raises(UnknownNameError, match="does not exist"):
         channels.rollback(store, "digits", "stable")
