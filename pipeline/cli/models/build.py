@@ -345,7 +345,7 @@ def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:
         ]
         _print_units(forecast.model, rows)
         for change in forecast.changes:
-            echo(f"{change.what}: {change.follows}")
+            echo(f"since the last build: {change}")
         return
     for graph in forecast.graphs.values():
         _print_plan(graph)
