@@ -42,8 +42,8 @@ from pipeline.orchestration.run import (
     store_named,
 )
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress, by_model, together
-from pipeline.progress.events import Event, Finished, RunConcluded
+from pipeline.progress import Progress, by_model
+from pipeline.progress.events import RunConcluded
 from pipeline.spec.document import is_ensemble
 from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble, named_graphs
 from pipeline.spec.model import ModelSpec
