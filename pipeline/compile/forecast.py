@@ -6,7 +6,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Concatenate, cast
@@ -166,30 +166,22 @@ class UnitForecast:
 
 
 @dataclass(frozen=True)
-class ForecastChange:
-    """Something that changed since the last build, and what follows from it."""
-
-    what: str
-    follows: str
-
-
-@dataclass(frozen=True)
 class Forecast:
-    """What a build of a model would do. changes: since the last build of its units, whether or not one is built.
+    """What a build of a model would do. changes: of what it is made from since the last build of its units, whether or
+    not one is built.
 
     missing: the steps that are not on record.
     """
 
     model: str
     units: tuple[UnitForecast, ...]
-    changes: tuple[ForecastChange, ...]
+    changes: tuple[str, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         """What `enginesmith plan --json` prints."""
-        changes = [vars(change) for change in self.changes]
         units = [unit.to_json() for unit in self.units]
-        return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}
+        return {"model": self.model, "missing": list(self.missing), "changes": list(self.changes), "units": units}
 
     @property
     def counts(self) -> Counter[str]:
@@ -197,11 +189,8 @@ class Forecast:
         return Counter(unit.action for unit in self.units)
 
 
-def foresee(records: OnRecord, run: Run, new_steps: Collection[str] = ()) -> Forecast:
-    """Every unit of a run with its action and the cause of it, by name. Its context is of `open_records`.
-
-    new_steps: names of the steps that were not on record and were carried out for this forecast.
-    """
+def foresee(records: OnRecord, run: Run) -> Forecast:
+    """Every unit of a run with its action and the cause of it, by name. Its context is of `open_records`."""
     causes, planned_units = Causes(run), dict[str, Unit]()
     if records.exported is not None:
         plan = plan_builds(records.exported, records.graphs, run)
@@ -211,8 +200,11 @@ def foresee(records: OnRecord, run: Run, new_steps: Collection[str] = ()) -> For
         _foresee_unit(candidate, planned_units.get(candidate.unit), records, causes, run)
         for candidate in unit_candidates
     )
-    forecast = Forecast(run.spec.model, units, (), records.missing)
-    return replace(forecast, changes=tuple(_changes(forecast, records, causes, (*new_steps, *records.missing))))
+    stages = ("export", "calibration", "golden", "proof")
+    changes = (
+        change for stage in stages for unit in units for change in causes.list_changes(unit.candidate.unit, stage)
+    )
+    return Forecast(run.spec.model, units, tuple(dict.fromkeys(changes)), records.missing)
 
 
 def _foresee_unit(
@@ -249,73 +241,3 @@ def _explain_unknown(candidate: PlanCandidate, records: OnRecord, causes: Causes
     )
     change_text = "; ".join(causes.list_changes(name, *stages)) or reason_text
     return f"{change_text}; the action is known once the model is {state_text}{search_text}"
-
-
-def _changes(forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]) -> list[ForecastChange]:
-    """Each change once, with what follows from it as far as that is known. new_steps: those that are not on record; a
-    graph that is written for new units alone follows from no change."""
-    effects: dict[str, str] = {}
-    known_candidates = [unit.candidate for unit in forecast.units if unit.candidate.unit in causes.before]
-    write_steps = {f"write {candidate.variant.name}" for candidate in known_candidates}
-    if any(unit.action == "unknown" and unit.candidate in known_candidates for unit in forecast.units):
-        write_steps.add("quantize")
-    new_steps = [name for name in new_steps if name in write_steps or not name.startswith(("write ", "quantize"))]
-    for stage in ("export", "calibration", "golden", "proof"):
-        for unit in forecast.units:
-            for change in causes.list_changes(unit.candidate.unit, stage):
-                effects.setdefault(change, _follows(change, stage, forecast, records, causes, new_steps))
-    return [ForecastChange(change, effect) for change, effect in effects.items()]
-
-
-def _follows(
-    change: str, stage: str, forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]
-) -> str:
-    """What a build does because of a change: the steps that are not on record, and engines of which it is the cause."""
-    if records.exported is None:
-        if stage == "export":
-            return "the model is exported again; if the ONNX model differs, its engines are built and proven again"
-        if stage != "calibration":
-            golden_text = "the golden set is made again; " if stage == "golden" else ""
-            return f"{golden_text}which engines are proven again is known after the export"
-    caused_units = [unit for unit in forecast.units if change in unit.reason]
-    built_text = _count(sum(unit.action == "build" for unit in caused_units), "built and proven")
-    proven_text = _count(sum(unit.proven_again for unit in caused_units), "proven again")
-    if stage == "export":
-        last_builds = [
-            causes.before[unit.candidate.unit] for unit in forecast.units if unit.candidate.unit in causes.before
-        ]
-        is_same_export = records.exported is not None and {entry.sources.onnx for entry in last_builds} == {
-            records.exported.model.digest
-        }
-        return f"{_say_export(new_steps, is_same_export)}; {built_text or 'no engine changes'}"
-    if stage == "calibration":
-        steps = _list_steps(new_steps)
-        done_text = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
-        open_text = "which graphs change is known then" if steps and forecast.counts["unknown"] else ""
-        return f"{done_text}; {open_text or built_text or 'no engine changes'}"
-    proven_text = proven_text or "no engine is proven again"
-    if stage != "golden":
-        return proven_text
-    redo_steps = _has(new_steps, "golden set", "export")
-    return f"{'the golden set is made again' if redo_steps else 'its golden set is in the registry'}; {proven_text}"
-
-
-def _say_export(new_steps: Sequence[str], is_same_export: bool) -> str:
-    if not _has(new_steps, "export"):
-        return "its export is in the registry"
-    result_text = "the same ONNX model" if is_same_export else "a different ONNX model"
-    steps = _list_steps(new_steps)
-    return f"the model is exported again, to {result_text}" + (f", {' and '.join(steps)}" if steps else "")
-
-
-def _list_steps(new_steps: Sequence[str]) -> list[str]:
-    verbs = {"calibrated": ("calibrate", "merge"), "quantized": ("write", "quantize", "choose", "search")}
-    return [verb for verb, steps in verbs.items() if _has(new_steps, *steps)]
-
-
-def _has(new_steps: Sequence[str], *steps: str) -> bool:
-    return any(name.startswith(steps) for name in new_steps)
-
-
-def _count(count: int, outcome: str) -> str:
-    return f"{count} {'engine is' if count == 1 else 'engines are'} {outcome}" if count else ""

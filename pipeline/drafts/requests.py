@@ -29,7 +29,7 @@ from validation.data.stored import find_arrays
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
 _ARRAYS = frozenset({".npz", ".npy", ".safetensors"})
-FILES = LINES | {".json", ".parquet", ".npz", ".safetensors"}
+FILES = LINES | {".json", ".npz", ".safetensors"}
 # A JSON list is read in one piece, and takes several times its size in memory.
 MOST_JSON_BYTES = 1 << 29
 Scaling = Literal["imagenet", "unit", "symmetric", "bytes"]
@@ -42,9 +42,9 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     """The requests of a file or folder, one at a time.
 
     Known are recorded traffic and other JSON lines, a JSON list of objects, .npz, .npy and safetensors as calibration
-    data has them, Parquet with a column for each input, a folder of such files, and a folder of images for a model with
-    one image input, which are scaled to the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1,
-    'symmetric' to -1..1, 'imagenet' by that data set's mean and deviation, 'bytes' and inputs of integers not at all.
+    data has them, a folder of such files, and a folder of images for a model with one image input, which are scaled to
+    the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1, 'symmetric' to -1..1, 'imagenet' by that
+    data set's mean and deviation, 'bytes' and inputs of integers not at all.
 
     Raises DataError, InputError for a file of another kind.
     """
@@ -62,8 +62,6 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
         return _read_lines(path, inputs)
     elif suffix == ".json":
         return _read_json(path, inputs)
-    elif suffix == ".parquet":
-        return _read_parquet(path, inputs)
     elif suffix not in _ARRAYS:
         suffix_text = ", ".join(sorted(FILES | _ARRAYS))
         raise InputError(f"{path} has the ending {suffix or 'none'}; files of requests are {suffix_text}, or a folder")
@@ -93,20 +91,6 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
         if not isinstance(tensors, dict):
             raise DataError(f"{path}: entry {entry_number} is no object of inputs by name; give a list of such objects")
         yield _as_arrays(tensors, inputs, f"{path}: entry {entry_number}")
-
-
-def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
-    try:
-        import pyarrow.parquet  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise InputError(f"reading {path.name} needs pyarrow: pip install pyarrow") from error
-    try:
-        parquet_file = pyarrow.parquet.ParquetFile(path)
-        for batch in parquet_file.iter_batches(64):
-            for row in batch.to_pylist():
-                yield _as_arrays(row, inputs, str(path))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet ({error}); write it again") from error
 
 
 def _as_arrays(values: Mapping[str, object], inputs: Sequence[TensorSpec], place: str) -> Tensors:

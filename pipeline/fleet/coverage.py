@@ -181,39 +181,28 @@ Predictor = Callable[[str, BuildRequest], Expectation | None]
 class Hours:
     """The sum of predictions. hours: of GPU workers, in which a build for a generation holds one of its workers.
 
-    units: how many it is the sum of.  fewest, most: finished builds that one of those predictions rests on.
-    unknown: units without a prediction.
+    units: how many it is the sum of.  unknown: units without a prediction.
     """
 
     hours: float
     units: int
-    fewest: int
-    most: int
     unknown: int
 
     @property
     def words(self) -> str:
-        """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
+        """As a phrase: 'about 1.50 GPU hours for 3 units'."""
         if not self.units:
             return "unknown, because no similar build is recorded" if self.unknown else "nothing to build"
-        lower_text = "" if self.fewest == self.most else f"{self.fewest} to "
         hours_text = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
         unknown_text = f"; {self.unknown} more of unknown length" if self.unknown else ""
-        unit_text, build_text = pluralize(self.units, "unit"), pluralize(self.most, "finished build")
-        return f"{hours_text} GPU hours for {unit_text}, each predicted from {lower_text}{build_text}{unknown_text}"
+        return f"{hours_text} GPU hours for {pluralize(self.units, 'unit')}{unknown_text}"
 
 
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
     """The sum of predictions; None is a unit without one."""
     items = list(forecasts)
-    predictions = [
-        (forecast.seconds, forecast.builds)
-        for forecast in items
-        if forecast is not None and forecast.seconds is not None
-    ]
-    build_counts = [count for _, count in predictions] or [0]
-    hours = sum(seconds for seconds, _ in predictions) / 3600
-    return Hours(hours, len(predictions), min(build_counts), max(build_counts), len(items) - len(predictions))
+    known = [forecast.seconds for forecast in items if forecast is not None and forecast.seconds is not None]
+    return Hours(sum(known) / 3600, len(known), len(items) - len(known))
 
 
 @dataclass(frozen=True)

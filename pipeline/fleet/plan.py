@@ -45,20 +45,12 @@ class StateChange:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """An engine that nodes pull now and none of the changed fleet would. models: its models."""
-
-    unit: str
-    models: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class FleetPlan:
     """A change and its effects.
 
     dying: demands that are met now on a group, and would not be.  waiting: others that would not be met, on new nodes
-    or not met today either.  work: builds and proofs, in order.  idle: engines that no node would need.  hours: of the
-    builds for GPUs.  unwanted: groups that no demand names.
+    or not met today either.  work: builds and proofs, in order.  hours: of the builds for GPUs.  unwanted: groups that
+    no demand names.
     """
 
     before: Fleet
@@ -66,7 +58,6 @@ class FleetPlan:
     dying: tuple[Coverage, ...]
     waiting: tuple[Coverage, ...]
     work: tuple[FleetWork, ...]
-    idle: tuple[Idle, ...]
     hours: Hours
     unwanted: tuple[NodeGroup, ...]
 
@@ -78,7 +69,6 @@ class FleetPlan:
             "dying": [coverage.to_json() for coverage in self.dying],
             "waiting": [coverage.to_json() for coverage in self.waiting],
             "work": [task.to_json() for task in self.work],
-            "idle": [{"unit": engine.unit, "models": list(engine.models)} for engine in self.idle],
             "unwanted": [group.name for group in self.unwanted],
             "predicted": asdict(self.hours),
         }
@@ -104,7 +94,7 @@ def make_plan(
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
         return list_coverage(groups, versions, present_catalog, coverage_cache)
 
-    standings, new_standings = judge_groups(fleet.groups), judge_groups(new_fleet.groups)
+    new_standings = judge_groups(new_fleet.groups)
     # Before groups that became alike are merged, so that both have the same number of results in the same order.
     pairs = zip(judge_groups(remaining_groups), judge_groups(changed_groups), strict=True)
     losses = tuple(new_state for old_state, new_state in pairs if old_state.serves and not new_state.serves)
@@ -117,8 +107,8 @@ def make_plan(
     work = work_for(new_standings, predict)
     builds = [task for task in work if task.unit.kind == "build" and not task.refused]
     hours = total(task.expected for task in builds if not task.unit.target.is_cpu)
-    idle_groups = find_unwanted_groups(new_fleet.groups, catalog.demands)
-    return FleetPlan(fleet, new_fleet, losses, gaps, work, _idle(standings, new_standings), hours, idle_groups)
+    unwanted_groups = find_unwanted_groups(new_fleet.groups, catalog.demands)
+    return FleetPlan(fleet, new_fleet, losses, gaps, work, hours, unwanted_groups)
 
 
 def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
@@ -133,15 +123,6 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
         if removed_count < group.nodes:
             gpus = group.gpus * (group.nodes - removed_count) // group.nodes
             yield replace(group, nodes=group.nodes - removed_count, gpus=gpus) if removed_count else group
-
-
-def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
-    used_digests = {coverage.engine.digest for coverage in after if coverage.engine}
-    models_by_unit: dict[str, set[str]] = {}
-    for coverage in before:
-        if coverage.serves and coverage.engine and coverage.engine.digest not in used_digests:
-            models_by_unit.setdefault(coverage.engine.unit, set()).add(coverage.served.name)
-    return tuple(Idle(unit, tuple(sorted(models))) for unit, models in sorted(models_by_unit.items()))
 
 
 def parse_nodes(text: str) -> tuple[Target, int]:

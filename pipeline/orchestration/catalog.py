@@ -42,8 +42,8 @@ from pipeline.orchestration.run import (
     store_named,
 )
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress, by_model, together
-from pipeline.progress.events import Event, Finished, RunConcluded
+from pipeline.progress import Progress, by_model
+from pipeline.progress.events import RunConcluded
 from pipeline.spec.document import is_ensemble
 from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble, named_graphs
 from pipeline.spec.model import ModelSpec
@@ -193,27 +193,14 @@ def _foresee_model(
     if record_state.missing and not no_export:
         verb = "is missing and runs" if len(record_state.missing) == 1 else "are missing and run"
         tell(f"{', '.join(record_state.missing)} {verb} first (--no-export: use only results in the registry)")
-    steps = _StepsMade()
     if not no_export:
-        with open_run(spec, options, together(progress, steps), executors, keep_state=False) as run:
+        with open_run(spec, options, progress, executors, keep_state=False) as run:
             batches = list(run.prepare())
             recorded_run = replace(recorded_run, selection=run.selection)
         # Of each variant the last: what a search gave stands in the place of what missed.
         graphs = {graph.variant: graph for batch in batches for graph in batch.graphs}
         record_state = OnRecord(batches[-1].exported, tuple(graphs.values()))
-    return ForecastGraph(foresee(record_state, recorded_run, steps.names), record_state.exported, ((), ()))
-
-
-class _StepsMade(Progress):
-    """Notes the steps that were carried out, and not answered from the record."""
-
-    def __init__(self) -> None:
-        self.names = set[str]()
-
-    def emit(self, event: Event) -> None:
-        """Note the end of a step that ran; one with words says something else."""
-        if isinstance(event, Finished) and event == Finished(event.name):
-            self.names.add(event.name)
+    return ForecastGraph(foresee(record_state, recorded_run), record_state.exported, ((), ()))
 
 
 # Bytes of a file that are searched for the key `model`.

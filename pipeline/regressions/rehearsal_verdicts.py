@@ -81,15 +81,14 @@ class UnitRehearsal:
 
 @dataclass(frozen=True)
 class VersionPlan:
-    """The channels that serve a version, the commands that move them, and those that take that back; no commands unless
-    all units move that these channels serve. notes: what is special about how a channel moves, or why it cannot.
-    busy_channels: those that refuse it while a rollout runs."""
+    """The channels that serve a version, and the commands that move them: none unless all units move that these
+    channels serve. notes: what is special about how a channel moves, or why it cannot.  busy_channels: those that
+    refuse it while a rollout runs."""
 
     version: str
     channels: tuple[str, ...]
     verdict: Decision
     commands: tuple[str, ...] = ()
-    back: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     busy_channels: tuple[str, ...] = ()
 
@@ -145,8 +144,8 @@ def judge_trials(
 def plan_version(
     manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str, store: Store
 ) -> VersionPlan:
-    """What brings a version to its channels with the new toolchain, and what takes it back. Units of a model that no
-    channel serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
+    """What brings a version to its channels with the new toolchain. Units of a model that no channel serves, because
+    they are not proven, hold nobody up. words: the options of the rehearsal."""
     name, channel_names = manifest.reference, tuple(channel.name for channel in channels)
     proven_only = bool(channels) and not manifest.graphs and all(channel.proven_only for channel in channels)
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
@@ -154,17 +153,16 @@ def plan_version(
         return VersionPlan(name, channel_names, "stays" if "stays" in verdicts else "unknown")
     if not any(unit.is_upgraded for unit in units):
         return VersionPlan(name, channel_names, "moves", notes=("its engines have this toolchain already",))
-    rollbacks, notes = list[str](), list[str]()
+    notes = list[str]()
     for channel in channels:
         if rollout := channel.active_rollout:
             notes.append(f"{channel.name}: refuses it until the rollout of {rollout.version} ends")
-            continue
-        rollbacks.append(f"enginesmith rollback {manifest.model}:{channel.name}")
-        if plan := policies.of_channel(store, manifest.model, channel.name).rollout:
+        elif plan := policies.of_channel(store, manifest.model, channel.name).rollout:
             notes.append(f"{channel.name}: a rollout in waves {', '.join(map(str, plan.waves))}")
-    commands = (f"enginesmith rehearse {name} {words} --apply",) if rollbacks or not channels else ()
     busy_channels = tuple(channel.name for channel in channels if channel.active_rollout)
-    return VersionPlan(name, channel_names, "moves", commands, tuple(rollbacks), tuple(notes), busy_channels)
+    can_move = not channels or len(busy_channels) < len(channels)
+    commands = (f"enginesmith rehearse {name} {words} --apply",) if can_move else ()
+    return VersionPlan(name, channel_names, "moves", commands, tuple(notes), busy_channels)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Series of latencies: points, changes of level, a picture."""
 
-import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.hardware.machine import driver_version
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, Ratio
-from enginesmith.core.text import visible
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
 from enginesmith.registry.manifest import EngineEntry, request_of
 from enginesmith.registry.store.base import Store
@@ -209,7 +207,7 @@ SIZE = (720, 260)
 _LEVEL = "the median between changes"
 
 
-def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
+def draw_trend(trend: Trend) -> str:
     """The picture of a series as SVG: of the ratio to the reference where there is one, else of the medians."""
     value: Value = "relative" if any(point.relative for point in trend.series.points) else "median"
     numbered_points = [
@@ -246,7 +244,7 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
         set_axis(axes, "x", (-0.02 * last_x, 1.02 * last_x), ticks=ticks)
 
     caption = f"{trend.series.model} {trend.series.unit} at {trend.series.bucket}: {len(numbered_points)} points"
-    return draw_svg("trend", caption, draw, SIZE, standalone=standalone)
+    return draw_svg("trend", caption, draw, SIZE, standalone=True)
 
 
 def _draw_levels(
@@ -265,22 +263,3 @@ def _draw_levels(
         text = shorten(f"{100 * (change.ratio - 1):+.1f} %: {'; '.join(change.came_with) or 'nothing recorded'}")
         offset = (-4 if is_late else 4, -12 - 14 * (row % 3))
         annotate(axes, text, (x, 1.0), offset, ha="right" if is_late else "left", color=COLOURS["failed"], top=True)
-
-
-def draw_page(trends: Sequence[Trend]) -> str:
-    """All series on one HTML page, each with its changes in words."""
-    sections = []
-    for trend in trends:
-        title = html.escape(visible(f"{trend.series.unit} at {trend.series.bucket}, {trend.series.machine}"))
-        change_items = "".join(
-            f"<li>{html.escape(visible(describe_change(change)))}</li>" for change in trend.changes or ()
-        )
-        sections.append(
-            f"<h2>{title}</h2>{draw_trend(trend, standalone=True)}<ul>{change_items or '<li>no change</li>'}</ul>"
-        )
-    model = html.escape(visible(trends[0].series.model))
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{model}: latencies over time</title>'
-        "<style>body{font:16px system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem}</style>"
-        f"<h1>{model}: latencies over time</h1>{''.join(sections)}</html>\n"
-    )

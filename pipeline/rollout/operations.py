@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,6 +27,7 @@ from enginesmith.registry.rollouts.rollout_state import (
     WHOLE,
     Decision,
     EarlierRollout,
+    Gates,
     Rollout,
     RolloutPlan,
     Slice,
@@ -335,6 +336,26 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
     return rollout
 
 
+def list_wave_states(rollout: Rollout) -> Iterator[tuple[Slice, int, str]]:
+    """Of each wave who it is for, the least seconds that it lasts, and its state: 'passed', 'open', 'to come', 'never',
+    or that of a rollout which does not run in it."""
+    for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
+        state: str = "open" if rollout.state == "running" else rollout.state
+        if index < rollout.wave or rollout.state == "done":
+            state = "passed"
+        elif index > rollout.wave:
+            state = "never" if rollout.is_finished else "to come"
+        yield wave, soak_s, state
+
+
+def describe_gates(gates: Gates) -> list[str]:
+    """'health 95% of at least 20 nodes', 'errors 1%', "a canary's PASS", 'approval': those that are set."""
+    least_nodes_text = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
+    texts = [f"health {gates.health_ppm / 10_000:g}%{least_nodes_text}"] if gates.health_ppm is not None else []
+    texts += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
+    return [*texts, *["a canary's PASS"] * gates.canary, *["approval"] * gates.approve]
+
+
 @dataclass(frozen=True)
 class RolloutStatus:
     """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it."""
@@ -363,17 +384,10 @@ class RolloutStatus:
 
     def list_waves(self) -> list[list[str]]:
         """A row for each wave: number, who, least time in seconds, state."""
-        rollout = self.rollout
-        rows = []
-        for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
-            if index < rollout.wave or rollout.state == "done":
-                state = "passed"
-            elif index > rollout.wave:
-                state = "" if not rollout.is_finished else "never"
-            else:
-                state = self._open_wave()
-            rows.append([str(index + 1), self._describe_wave(wave), f"{soak_s} s", state])
-        return rows
+        return [
+            [str(number), self._describe_wave(wave), f"{soak_s} s", self._open_wave() if state == "open" else state]
+            for number, (wave, soak_s, state) in enumerate(list_wave_states(self.rollout), 1)
+        ]
 
     def _describe_wave(self, wave: Slice) -> str:
         nodes = self.rollout.nodes
@@ -383,8 +397,6 @@ class RolloutStatus:
 
     def _open_wave(self) -> str:
         rollout = self.rollout
-        if rollout.state != "running":
-            return rollout.state
         if not rollout.is_open:
             return f"opening: {', '.join(map(str, rollout.reach))}"
         if rollout.soaking is None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.evidence.latencies import latencies
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
-from enginesmith.registry.rollouts.rollout_state import EarlierRollout, Gates, Rollout
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import evidence_prefix
 from enginesmith.registry.versions import channel_state, lookup, policies
@@ -337,73 +336,3 @@ def _try(read: Callable[[], T], otherwise: T, problems: list[str]) -> T:
     except (IntegrityError, UnknownNameError) as error:
         problems.append(str(error))
         return otherwise
-
-
-# A channel's rollout as a page shows it: its waves, its gates and its decisions, without what changes by the second.
-#
-# What nodes report is not here: it changes all the time, and `enginesmith rollout status` reads it.
-
-
-@dataclass(frozen=True)
-class ShownWave:
-    """A wave. who: its slice of the nodes, '5%'.  soak_s: least time that it lasts, in seconds.  state: in words."""
-
-    who: str
-    soak_s: int
-    state: str
-
-
-@dataclass(frozen=True)
-class ShownRollout:
-    """A rollout of a channel. earlier: those before it, oldest first."""
-
-    channel: str
-    rollout: Rollout
-    earlier: tuple[EarlierRollout, ...]
-    waves: tuple[ShownWave, ...]
-    gates: tuple[str, ...]
-
-    @property
-    def state(self) -> str:
-        """Its state."""
-        return self.rollout.state
-
-    @property
-    def reach(self) -> str:
-        """The share of the nodes that it leads to the new version: '5%', '25%, region=eu-west-1'."""
-        return ", ".join(map(str, self.rollout.reach))
-
-
-def show_rollout(channel: Channel, history: ChannelHistory) -> ShownRollout | None:
-    """The rollout of a channel; None where it never had one."""
-    rollout = channel.rollout
-    if rollout is None:
-        return None
-    earlier_rollouts = tuple(old_rollout for old_rollout in history.rollouts if old_rollout.id != rollout.id)
-    waves, gates = tuple(_waves(rollout)), tuple(_gates(rollout.plan.gates))
-    return ShownRollout(channel.name, rollout, earlier_rollouts, waves, gates)
-
-
-def _waves(rollout: Rollout) -> Iterable[ShownWave]:
-    for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
-        if index < rollout.wave or rollout.state == "done":
-            state = "passed"
-        elif index > rollout.wave:
-            state = "never" if rollout.is_finished else "to come"
-        elif rollout.state != "running":
-            state = rollout.state
-        else:
-            state = "open" if rollout.soaking else "opening"
-        yield ShownWave(str(wave), soak_s, state)
-
-
-def _gates(gates: Gates) -> Iterable[str]:
-    if gates.health_ppm is not None:
-        reports_text = f", of at least {gates.least_reports}" if gates.least_reports > 1 else ""
-        yield f"at least {gates.health_ppm / 10_000:g} % of the nodes that report are well{reports_text}"
-    if gates.errors_ppm is not None:
-        yield f"at most {gates.errors_ppm / 10_000:g} % of the requests failed"
-    if gates.canary:
-        yield "a canary's PASS"
-    if gates.approve:
-        yield "a person approves each wave"

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, TypedDict
 
 from enginesmith.core.errors import EnginesmithError, UnknownNameError
 from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.rollouts.rollout_state import EarlierRollout, Rollout
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Move
 from enginesmith.registry.versions.index import ListedVersion, list_versions
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
-from pipeline.site.comparison import ReadChannel, ReadVersion, ShownRollout, read_channels, read_version, show_rollout
+from pipeline.rollout.operations import describe_gates, list_wave_states
+from pipeline.site.comparison import ReadChannel, ReadVersion, read_channels, read_version
 from pipeline.site.folder import ModelKeys
 from validation.canary.judging.criteria import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates
@@ -60,6 +62,8 @@ def _templates() -> "Environment":
         "anchor": lambda entry: f"engine-{entry.unit.replace(' ', '-')}",
         "interval": describe_interval,
         "criterion": lambda value, kind: "" if value is None else describe_value(value, kind),
+        "gates": lambda rollout: ", ".join(describe_gates(rollout.plan.gates)),
+        "waves": list_wave_states,
     }
     return environment
 
@@ -142,10 +146,14 @@ class ModelSite:
         return tuple(version for version in all_versions if version.version in self.versions)
 
     @cached_property
-    def rollouts(self) -> tuple[ShownRollout, ...]:
-        """The rollouts of its channels, also those that are finished."""
-        rollout_views = (show_rollout(entry.channel, entry.history) for entry in self.channels if entry.channel)
-        return tuple(view for view in rollout_views if view)
+    def rollouts(self) -> tuple[tuple[Rollout, tuple[EarlierRollout, ...]], ...]:
+        """The rollouts of its channels, also those that are finished, each with those before it, oldest first. What
+        nodes report changes all the time: `enginesmith rollout status` reads it."""
+        return tuple(
+            (rollout, tuple(earlier for earlier in entry.history.rollouts if earlier.id != rollout.id))
+            for entry in self.channels
+            if entry.channel and (rollout := entry.channel.rollout)
+        )
 
     @cached_property
     def usual(self) -> str:
@@ -188,33 +196,13 @@ class ModelSite:
 MOST_OF_MODEL = 20
 
 
-class CanaryNote(TypedDict):
-    """A verdict. report: digest; '' where it is lost."""
-
-    version: str
-    target: str
-    unit: str
-    verdict: str
-    reason: str
-    against: str
-    at: str
-    report: str
-
-
-class RolloutNote(TypedDict):
-    """A rollout that nodes follow. version: the new one.  reach: the share of nodes that get it already, as text."""
-
-    channel: str
-    version: str
-    reach: str
-
-
 class ModelNote(TypedDict):
     """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
 
     version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of
     that version's engines by status.  at: when it was published.  problem: why it cannot be read.  graphs: the models
-    that it pins versions of, where it is an ensemble.
+    that it pins versions of, where it is an ensemble.  canaries: verdicts, each with the digest of its report, '' where
+    that is lost.  rollouts: that nodes follow, each with the share of nodes that get its version already.
     """
 
     key: str
@@ -226,8 +214,8 @@ class ModelNote(TypedDict):
     targets: list[str]
     graphs: list[str]
     problem: str
-    canaries: list[CanaryNote]
-    rollouts: list[RolloutNote]
+    canaries: list[dict[str, str]]
+    rollouts: list[dict[str, str]]
 
 
 def note_of(site: ModelSite) -> ModelNote:
@@ -250,16 +238,16 @@ def note_of(site: ModelSite) -> ModelNote:
         problem=(default_version.damage if default_version else None) or "",
         canaries=_canaries(site),
         rollouts=[
-            RolloutNote(channel=view.channel, version=view.rollout.version, reach=view.reach)
-            for view in site.rollouts
-            if not view.rollout.is_finished
+            {"channel": rollout.channel, "version": rollout.version, "reach": ", ".join(map(str, rollout.reach))}
+            for rollout, _ in site.rollouts
+            if not rollout.is_finished
         ],
     )
 
 
-def _canaries(site: ModelSite) -> list[CanaryNote]:
+def _canaries(site: ModelSite) -> list[dict[str, str]]:
     """The newest verdicts of a model, newest first."""
-    canary_notes: list[CanaryNote] = []
+    canary_notes: list[dict[str, str]] = []
     for version in site.versions if site.keys.canaries else ():
         try:
             manifest = lookup.load(site.store, site.model, version)
@@ -267,16 +255,12 @@ def _canaries(site: ModelSite) -> list[CanaryNote]:
         except EnginesmithError:  # the version's own page says so
             continue
         canary_notes += [
-            CanaryNote(
-                version=version,
-                target=verdict.target,
-                unit=verdict.unit,
-                verdict=verdict.verdict,
-                reason=verdict.reason,
-                against=verdict.against,
-                at=verdict.created_at,
-                report=verdict.report if verdict.report in site.canary_reports else "",
-            )
+            {
+                **{name: getattr(verdict, name) for name in ("target", "unit", "verdict", "reason", "against")},
+                "version": version,
+                "at": verdict.created_at,
+                "report": verdict.report if verdict.report in site.canary_reports else "",
+            }
             for verdict in verdicts
         ]
     return sorted(canary_notes, key=lambda note: note["at"], reverse=True)[:MOST_OF_MODEL]

@@ -23,7 +23,7 @@ from builders.onnx_graphs.weights import check_lengths, is_external, without_wei
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import PLUS, TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
-from pipeline.sources.onnx_header import format_shape
+from pipeline.sources.onnx_header import GraphHeader, HeaderTensor, wrong_inputs
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
 from pipeline.sources.walk import all_nodes, all_tensors, inline_functions
 
@@ -161,24 +161,16 @@ def check_names(model_names: Iterable[str], spec_names: Iterable[str]) -> None:
 def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     """The spec's dims of an input by the model's names for them. Raises ModelError where dtype or shape differ."""
     try:
-        dtype = None if value.dtype is None else str(value.dtype.numpy().name)
+        dtype = "" if value.dtype is None else str(value.dtype.numpy().name)
     except TypeError:  # numpy has no such dtype
-        dtype = None
-    if dtype != spec.dtype:
-        raise ModelError(
-            f"input {spec.name!r} is {value.dtype} in the model and {spec.dtype} in the spec; correct the spec"
-        )
-    if value.shape is None:
-        return {}
-    shape = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-    same_rank = len(shape) == len(spec.shape)
-    if not same_rank or any(isinstance(a, int) and a != b for a, b in zip(shape, spec.shape, strict=True)):
-        model_shape = format_shape(["?" if dim is None else dim for dim in shape])
-        raise ModelError(
-            f"input {spec.name!r} is {model_shape} in the model and {format_shape(spec.shape)} in the spec; "
-            "correct the spec, or export the model with that axis dynamic"
-        )
-    names = {model_dim: dim for model_dim, dim in zip(shape, spec.shape, strict=True) if isinstance(model_dim, str)}
+        dtype = str(value.dtype)
+    dims = None if value.shape is None else [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    model_shape = None if dims is None else tuple("?" if dim is None else dim for dim in dims)
+    header = GraphHeader((HeaderTensor(spec.name, dtype, model_shape),), ())
+    if mistake := next(wrong_inputs(header, [spec]), None):
+        raise ModelError(f"input {mistake[0]!r} {mistake[1]}")
+    pairs = zip(dims or (), spec.shape, strict=dims is not None)
+    names = {model_dim: dim for model_dim, dim in pairs if isinstance(model_dim, str)}
     for model_dim, dim in tuple(names.items()):  # torch calls a dim of multiples of 32 '32*s40'
         if step := re.fullmatch(r"(\d+)\*([A-Za-z_]\w*)", model_dim):
             names[step[2]] = dim // int(step[1]) if isinstance(dim, int) else f"({dim}//{step[1]})"

@@ -76,7 +76,7 @@ def read_header(path: Path) -> GraphHeader:
 def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, str]]:
     """What of a spec's inputs does not fit the model: (name of the input, why). '' is the name of one that is missing.
 
-    The rules are those of `canonical`, which has the last word.
+    `canonical`, which reads the whole model, has the last word, by the same rules.
     """
     model_inputs = {tensor.name: tensor for tensor in header.inputs}
     input_names = {spec.name for spec in specs}

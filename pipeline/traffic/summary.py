@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from enginesmith.core.types import Dim
 from pipeline.traffic.choice import BucketChoice, BucketPlan
 from pipeline.traffic.place import SplitTrace, TrafficAtPlace
 from validation.plotting import COLOURS, SERIES, annotate, draw_svg, seconds_text, set_axis, tag
-from validation.traffic.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,14 +45,6 @@ class SizeCounts:
     def greatest(self) -> int:
         """The greatest size."""
         return max(self.counts)
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    """A joint histogram. dims: the pair.  counts: (size, size, requests) of each pair that occurs."""
-
-    dims: tuple[str, str]
-    counts: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,6 @@ class TrafficSummary:
     per_second: float | None
     dims: Mapping[str, SizeCounts]
     beyond: Mapping[str, int]
-    pairs: tuple[PairCounts, ...]
     hours: tuple[HourOfTraffic, ...]
     bursts: Burstiness | None
 
@@ -123,7 +112,6 @@ def summarize(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> TrafficSummary:
         per_second=traffic.per_second if has_times else None,
         dims={dim.name: count_sizes(trace.sizes[dim.name]) for dim in dims},
         beyond={name: int(mask.sum()) for name, mask in outliers.items() if mask.any()},
-        pairs=tuple(_count_pair(trace, a.name, b.name) for a, b in combinations(dims, 2)),
         hours=tuple(_split_hours(traffic, dims)) if has_times else (),
         bursts=measure_bursts(trace.at) if has_times else None,
     )
@@ -144,12 +132,6 @@ def measure_bursts(arrivals: Array) -> Burstiness:
     mean = len(arrivals) / seconds
     variance = float((counts.astype(np.float64) ** 2).sum()) / seconds - mean**2
     return Burstiness(int(window_counts.max()), max(variance, 0.0) / mean, float(np.diff(arrivals).max()))
-
-
-def _count_pair(trace: Trace, row_dim: str, column_dim: str) -> PairCounts:
-    pairs, counts = np.unique(np.stack([trace.sizes[row_dim], trace.sizes[column_dim]], 1), axis=0, return_counts=True)
-    rows = ((int(a), int(b), int(count)) for (a, b), count in zip(pairs, counts, strict=True))
-    return PairCounts((row_dim, column_dim), tuple(rows))
 
 
 def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTraffic]":
@@ -341,21 +323,6 @@ def hour_table(summary: TrafficSummary) -> tuple[list[str], list[list[str]]]:
         sizes = [", ".join(f"{value:g}" for value in hour.sizes[dim].quantiles) for dim in dims]
         rows.append([hour.name, str(hour.requests), format_plain(hour.per_second), *sizes])
     return columns, rows
-
-
-def pair_table(pair: PairCounts) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of shares: each dim in at most four parts with about equal numbers of requests."""
-    values = np.array(pair.counts)
-    ends = [
-        np.unique(np.quantile(np.repeat(values[:, axis], values[:, 2]), (0.25, 0.5, 0.75, 1.0), method="higher"))
-        for axis in (0, 1)
-    ]
-    cell_indices = [np.searchsorted(ends[axis], values[:, axis]) for axis in (0, 1)]
-    share_table = np.zeros((len(ends[0]), len(ends[1])))
-    np.add.at(share_table, tuple(cell_indices), values[:, 2])
-    share_table /= values[:, 2].sum()
-    columns = [f"{pair.dims[0]} \\ {pair.dims[1]}", *(f"up to {end}" for end in ends[1])]
-    return columns, [[f"up to {end}", *map(_share, row)] for end, row in zip(ends[0], share_table, strict=True)]
 
 
 def describe_traffic(summary: TrafficSummary) -> Iterator[str]:

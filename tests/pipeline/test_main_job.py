@@ -13,8 +13,6 @@ import onnxruntime as ort
 import pytest
 
 from builders.backends.installed_versions import versions_of
-from pipeline.compile.publication.pages import failed_document
-from pipeline.orchestration.artifacts import artifacts_of
 from tests.pipeline.projects import SPEC, Project, arrays, rebuilt, units, weights, write_model
 
 
@@ -125,8 +123,6 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert (project.folder / "again.html").read_text() == text
     before = page.stat().st_mtime_ns
     assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == before
-    rows = list(artifacts_of(failed_document(project.store, "tiny"), None))
-    assert [item.key for item in rows] == ["result-tiny", "engines-tiny", "drift-tiny"]
     assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > before
     assert project.run("registry", "fsck").code == 0
 

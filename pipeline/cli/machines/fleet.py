@@ -182,7 +182,7 @@ def print_reconciled(fleet_state: "Reconciled") -> None:
 
 
 def print_plan(fleet_plan: "FleetPlan") -> None:
-    """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
+    """Print the groups after a change, the engines that it stops or that are missing, and what to do."""
     _print_fleet(fleet_plan.after, fleet_plan.unwanted)
     for title, coverages in (
         ("Engines that fit now, but not after the change", fleet_plan.dying),
@@ -194,9 +194,6 @@ def print_plan(fleet_plan: "FleetPlan") -> None:
     _print_work(fleet_plan.work)
     if fleet_plan.work:
         echo(f"\nPredicted time of builds, without proofs: {fleet_plan.hours.words}")
-    if fleet_plan.idle:
-        echo("\nEngines that no node needs after the change")
-        print_table(("engine", "models"), [[engine.unit, join_first(engine.models)] for engine in fleet_plan.idle])
 
 
 def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:

@@ -25,7 +25,6 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
-from enginesmith.core.state import ENSEMBLE
 from enginesmith.core.text import format_metrics
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
@@ -38,7 +37,6 @@ from pipeline.cli.models.init import MODELS, draft_spec
 from pipeline.cli.run_options import Building, run_options, shown_progress
 
 if TYPE_CHECKING:
-    from enginesmith.registry.manifest import EngineEntry
     from pipeline.compile.ensembles.assembly import EnsembleForecast
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
@@ -266,21 +264,8 @@ def _show_place(outcome: "Outcome") -> None:
 
 
 def _print_engines(outcome: "Outcome") -> None:
-    engines = []
-    for engine in outcome.engines:
-        reason = "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry))))
-        engines.append((replace(engine.entry, size_bytes=engine.size_bytes, reason=reason), engine.metrics))
+    engines = [(replace(engine.entry, size_bytes=engine.size_bytes), engine.metrics) for engine in outcome.engines]
     print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
-
-
-def _limited_to(entry: "EngineEntry") -> str:
-    """'opens in TensorRT for RTX only', of an engine for GPUs that one runtime alone opens; else ''."""
-    from builders.backends.discovery import capabilities_of
-
-    if not entry.usable or entry.hardware.is_cpu or entry.backend == ENSEMBLE:
-        return ""
-    opened_by = capabilities_of(entry.backend).opened_by
-    return f"opens in {opened_by[0]} only" if len(opened_by) == 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +330,7 @@ def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:
         ]
         _print_units(forecast.model, rows)
         for change in forecast.changes:
-            echo(f"{change.what}: {change.follows}")
+            echo(f"since the last build: {change}")
         return
     for graph in forecast.graphs.values():
         _print_plan(graph)

@@ -55,7 +55,7 @@ _OTHERS = {
     "requests",
     type=click.Path(path_type=Path, exists=True),
     help="Recorded requests to use as calibration and golden data: .jsonl of `enginesmith traffic record`, .npz, "
-    ".npy, JSON, Parquet, or a folder of images.",
+    ".npy, JSON, or a folder of images.",
 )
 @click.option(
     "--scaling",

@@ -248,9 +248,8 @@ def compare(
     Recommends a backend, with the reason. Publishes nothing; later builds reuse the engines.
     Exit code 1 if no backend can be recommended.
     """
-    from pipeline.operations.compare.report import describe_comparison, format_rows
-    from pipeline.operations.compare.run import CompareOptions
-    from pipeline.operations.compare.run import compare as compare_engines
+    from pipeline.operations.compare import CompareOptions, describe_comparison, format_rows
+    from pipeline.operations.compare import compare as compare_engines
     from pipeline.orchestration.run import select_precisions, split_names
 
     with opened_run(spec, stated_registry, quiet) as run:

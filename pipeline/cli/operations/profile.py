@@ -16,12 +16,13 @@ from enginesmith.cli.options import (
     emit_json,
     number_option,
     reference_argument,
+    require_svg,
     say,
     takes,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode, encode_document
-from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import check_model, parse_reference
 from enginesmith.core.types import PRECISIONS
@@ -42,13 +43,13 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
     """Print the recorded series of a model, and where their level changed. buckets: only these; none means all.
 
     A change is shown with the version, toolchain or driver that came with it. Raises UnknownNameError where there is no
-    such series, InputError for `out` of another format than .svg and .html.
+    such series, InputError for `out` of another format than .svg.
     """
     from enginesmith.registry.latency_series import list_series, models_with_series
     from pipeline.regressions.trend import find_trend
 
-    if out is not None and out.suffix not in (".svg", ".html"):
-        raise InputError(f"--out {out}: give a file that ends in .svg or .html")
+    if out is not None:
+        require_svg(out)
     store = open_store(registry)
     trends = [find_trend(series) for series in list_series(store, check_model(model))]
     bucket_names = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
@@ -63,15 +64,12 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
         )
     emit(as_json, [encode_document(trend) for trend in bucket_trends], _print_trends, bucket_trends)
     if out is not None:
-        from pipeline.regressions.trend import draw_page, draw_trend
+        from pipeline.regressions.trend import draw_trend
 
-        text = draw_page(bucket_trends) if out.suffix == ".html" else draw_trend(bucket_trends[0], standalone=True)
-        write_whole(out, text.encode())
-        first_series = bucket_trends[0].series
-        series_note = (
-            f" ({first_series.unit} at {first_series.bucket}, the first of {len(bucket_trends)}; .html has all)"
-        )
-        say(f"written: {out}" + (series_note if out.suffix == ".svg" and len(bucket_trends) > 1 else ""))
+        write_whole(out, draw_trend(bucket_trends[0]).encode())
+        series = bucket_trends[0].series
+        others = f"; it is the first of {len(bucket_trends)}, --bucket chooses" if len(bucket_trends) > 1 else ""
+        say(f"written: {out} ({series.unit} at {series.bucket}{others})")
 
 
 def _print_trends(trends: "list[Trend]") -> None:
@@ -126,9 +124,7 @@ class _ProfileOptions:
     ] = False
     out: Annotated[
         Path | None,
-        Option(
-            "With --series: draw the times into this file; .svg: only the first series; .html: all series.", type=FILE
-        ),
+        Option("With --series: draw the times of the first series into this file (.svg).", type=FILE),
     ] = None
 
     def check(self) -> None:

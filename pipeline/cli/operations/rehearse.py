@@ -137,7 +137,7 @@ def show_rehearsal(rehearsal: "Rehearsal", changes: "Sequence[Applied]" = ()) ->
                 echo(f"  {channel}: {f'not moved: {refusal}' if refusal else undo_text}")
             continue
         echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
-        for line in (*plan.notes, *plan.commands, *(f"{line}    # to undo it" for line in plan.back)):
+        for line in (*plan.notes, *plan.commands):
             echo(f"  {line}")
 
 

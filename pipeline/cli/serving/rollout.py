@@ -160,16 +160,14 @@ def read_gates(texts: tuple[str, ...], approve: bool) -> Gates:
 
 def describe_plan(plan: RolloutPlan) -> str:
     """A plan in a line: '1%, 5%, 100% with 10m each; gates: health 95%'."""
+    from pipeline.rollout.operations import describe_gates
+
     soaks = [format_duration(seconds) for seconds in plan.soaks_s]
     soak_text = f"{soaks[0]} each" if len(set(soaks)) == 1 else ", ".join(soaks)
-    gates = plan.gates
-    least_nodes_text = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
-    gate_texts = [f"health {gates.health_ppm / 10_000:g}%{least_nodes_text}"] if gates.health_ppm is not None else []
-    gate_texts += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
-    gate_texts += ["a canary's PASS"] * gates.canary + ["approval"] * gates.approve
     pace = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
     scope = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
-    return f"{', '.join(map(str, plan.waves))} with {soak_text}; gates: {', '.join(gate_texts) or 'none'}{pace}{scope}"
+    gate_text = ", ".join(describe_gates(plan.gates)) or "none"
+    return f"{', '.join(map(str, plan.waves))} with {soak_text}; gates: {gate_text}{pace}{scope}"
 
 
 def format_duration(seconds: int) -> str:

@@ -326,7 +326,7 @@ def _cost(value: float, low: float, high: float | None, currency: str) -> str:
 def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the input sizes, rates and bursts of recorded requests.
 
-    Histograms show the sizes of each dynamic dim, of pairs of dims, and by hour.
+    Histograms show the sizes of each dynamic dim; a table shows them by hour.
 
     TRAFFIC: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of such
     files.
@@ -371,7 +371,7 @@ def _model_of(place: Path, spec_address: str | None, registry: str) -> "ModelSpe
 
 
 def _print_summary(summary: "TrafficSummary", edges: dict[str, list[int]]) -> None:
-    from pipeline.traffic.summary import DIM_COLUMNS, describe_traffic, dim_rows, histogram_rows, hour_table, pair_table
+    from pipeline.traffic.summary import DIM_COLUMNS, describe_traffic, dim_rows, histogram_rows, hour_table
 
     for line in describe_traffic(summary):
         echo(line)
@@ -380,10 +380,6 @@ def _print_summary(summary: "TrafficSummary", edges: dict[str, list[int]]) -> No
         if len(counts.counts) > 1:
             echo()
             print_table((dim, "requests", "share", ""), histogram_rows(counts, edges[dim]))
-    for pair in summary.pairs:
-        if len({a for a, _, _ in pair.counts}) > 1 and len({b for _, b, _ in pair.counts}) > 1:
-            echo()
-            print_table(*pair_table(pair))
     if len(summary.hours) > 1:
         echo()
         print_table(*hour_table(summary))

@@ -173,6 +173,8 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
 
 # Of the actions of its graphs, the one that decides what becomes of the whole is the first of these.
 _DECIDING = ("refused", "failed", "unknown", "build")
+# Of the units of a graph, that counts which comes soonest to an engine.
+_SOONEST = ("cached", "build", "unknown", "failed", "refused")
 
 
 @dataclass(frozen=True)
@@ -217,72 +219,6 @@ class EnsembleForecast:
     def counts(self) -> Counter[str]:
         """How many units of the whole and of its graphs there are by action."""
         return sum((forecast.counts for forecast in self.graphs.values()), Counter(unit.action for unit in self.units))
-
-
-@dataclass(frozen=True)
-class ForecastEnsemble:
-    """An ensemble whose graphs were foreseen. chain: of the exported graphs, as far as they are on record.
-
-    outputs: of the whole, empty where a graph is not exported.  records: context of `open_records`.
-    """
-
-    loaded: LoadedEnsemble
-    graphs: Mapping[str, ForecastGraph]
-    chain: tuple[ChainedGraph, ...]
-    golden: WholeData
-    records: RunContext
-    outputs: tuple[TensorSpec, ...] = field(default=())
-
-    def foresee(self) -> EnsembleForecast:
-        """What a build would do."""
-        pairs = list_targets([graph.selection for graph in self.graphs.values()])
-        forecasts = {name: graph.forecast for name, graph in self.graphs.items()}
-        return EnsembleForecast(self.loaded.spec.model, forecasts, tuple(self._foresee(*pair) for pair in pairs))
-
-    def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
-        graph_choices = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}
-        for action in _DECIDING:
-            for name, graph_choice in graph_choices.items():
-                if isinstance(graph_choice, str):
-                    return WholeUnit(target.name, precision, "refused", f"graph {name!r} has no engine: {graph_choice}")
-                if graph_choice.action == action:
-                    return WholeUnit(target.name, precision, action, f"graph {name!r}: {graph_choice.reason}")
-        graph_forecasts = {
-            name: graph_choice for name, graph_choice in graph_choices.items() if isinstance(graph_choice, UnitForecast)
-        }
-        graph = next((name for name, graph_choice in graph_forecasts.items() if graph_choice.proven_again), None)
-        if graph:
-            return WholeUnit(target.name, precision, "build", f"graph {graph!r}: {graph_forecasts[graph].reason}")
-        return self._recall(target, precision, graph_forecasts)
-
-    def _choose(self, name: str, spec: ModelSpec, target: Target, precision: Precision) -> UnitForecast | str:
-        """A graph's unit, the first of those that come soonest to an engine; else why there is none."""
-        graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
-        units = self.graphs[name].forecast.units
-        fitting_units = [
-            unit for unit in units if (unit.candidate.target, unit.candidate.precision) == (target, graph_precision)
-        ]
-        order = ("cached", "build", "unknown", "failed", "refused")
-        return min(
-            fitting_units,
-            key=lambda unit: order.index(unit.action),
-            default=f"its spec has no {target.name} {graph_precision}",
-        )
-
-    def _recall(self, target: Target, precision: Precision, unit_forecasts: Mapping[str, UnitForecast]) -> WholeUnit:
-        """The unit, all of whose engines are there: 'cached' where its proof is on record."""
-        blobs = dict[str, EngineBlob]()
-        for name, unit_forecast in unit_forecasts.items():
-            if unit_forecast.unit is not None:
-                blobs[name] = build(unit_forecast.unit, Work(self.loaded.graphs[name], self.records)).blob
-        request = request_proof(self.loaded.spec, precision, blobs, self.golden, self.chain, self.outputs)
-        unit_name = f"{target.name} {precision} {ENSEMBLE}"
-        try:
-            prove(request, unit_name, self.records)
-        except NotOnRecord:
-            reason = "its engines exist; the ensemble is proven, because its proof is not recorded"
-            return WholeUnit(target.name, precision, "build", reason)
-        return WholeUnit(target.name, precision, "cached", "engines and proof are in the registry")
 
 
 @dataclass(frozen=True)
@@ -346,9 +282,49 @@ class Assembly:
                 self._extend(name, export)
             else:
                 missing_step = missing_step or f"export of {name}"
-        outputs = () if missing_step else self._outputs()
-        args = self.loaded, graph_forecasts, tuple(self.chain), golden, records, outputs
-        return ForecastEnsemble(*args).foresee()
+        forecasts = {name: graph.forecast for name, graph in graph_forecasts.items()}
+        units = tuple(
+            WholeUnit(target.name, precision, *self._foresee(target, precision, forecasts, golden, records))
+            for target, precision in list_targets([graph.selection for graph in graph_forecasts.values()])
+        )
+        return EnsembleForecast(self.loaded.spec.model, forecasts, units)
+
+    def _foresee(
+        self,
+        target: Target,
+        precision: Precision,
+        forecasts: Mapping[str, Forecast],
+        golden: WholeData,
+        records: RunContext,
+    ) -> tuple[str, str]:
+        """The action and the reason of a `WholeUnit`: 'cached' where all engines are there and the proof is on
+        record."""
+        units = dict[str, UnitForecast]()
+        for name, spec in self.loaded.graphs.items():
+            graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
+            pair = (target, graph_precision)
+            fitting_units = [
+                unit for unit in forecasts[name].units if (unit.candidate.target, unit.candidate.precision) == pair
+            ]
+            if not fitting_units:
+                return "refused", f"graph {name!r} has no engine: its spec has no {target.name} {graph_precision}"
+            units[name] = min(fitting_units, key=lambda unit: _SOONEST.index(unit.action))
+        for action in _DECIDING:
+            for name, unit in units.items():
+                if unit.action == action:
+                    return action, f"graph {name!r}: {unit.reason}"
+        blobs = dict[str, EngineBlob]()
+        for name, unit in units.items():
+            if unit.proven_again:
+                return "build", f"graph {name!r}: {unit.reason}"
+            if unit.unit is not None:
+                blobs[name] = build(unit.unit, Work(self.loaded.graphs[name], records)).blob
+        request = request_proof(self.loaded.spec, precision, blobs, golden, tuple(self.chain), self._outputs())
+        try:
+            prove(request, f"{target.name} {precision} {ENSEMBLE}", records)
+        except NotOnRecord:
+            return "build", "its engines exist; the ensemble is proven, because its proof is not recorded"
+        return "cached", "engines and proof are in the registry"
 
     def _graphs(self) -> Iterator[tuple[str, ModelSpec]]:
         """The graphs in order; functions before each are in the chain by then."""

@@ -4,13 +4,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginesmith.client.layouts.triton_config import label_source
-from enginesmith.client.resolve import PORTABLE
 from enginesmith.core.errors import canonical_json, digest_of, digest_of_path
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.parsing import user
 from enginesmith.core.reports.proof import Approved, approve
-from enginesmith.core.text import format_bytes, now
-from enginesmith.core.types import QUANTIZED
+from enginesmith.core.text import now
 from enginesmith.registry.evidence.canaries import LAYERS, RECIPE, RECORD
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.versions.lookup import load
@@ -99,16 +97,14 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
     for result in judgement.units:
         notes = (*result.entry.notes, *_hint(spec, export, result))
-        entry = replace(result.entry, notes=notes)
-        units[result.built.unit.name] = replace(result, entry=entry, size_bytes=manifest.size_of(entry))
-    unit_results = note_larger([units[unit.name] for unit in plan.units])
+        units[result.built.unit.name] = replace(result, entry=replace(result.entry, notes=notes))
 
     def read_sources() -> BuildSources:
         return BuildSources(inputs_of(work), export.reads, export.model.digest, export.golden)
 
     return VersionDraft(
         manifest=manifest,
-        units=tuple(unit_results),
+        units=tuple(units[unit.name] for unit in plan.units),
         blake3={**blake3_digests, export.model.digest: export.model.blake3},
         channel=spec.publication.channel,
         wanted_version=spec.version,
@@ -129,27 +125,6 @@ def _hint(spec: ModelSpec, export: Exported, unit: JudgedUnit) -> Iterator[str]:
     is_resized = any(check.name == "shape" and check.stage == "quantization" and not check.passed for check in checks)
     if is_resized and not (spec.golden and spec.golden.metrics):
         yield SELECTING
-
-
-def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
-    """The units, with a note on each GPU engine that is narrower than fp16 and larger than the fp16 engine of its
-    target and backend: what makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it
-    faster."""
-    usable_units = [unit for unit in units if unit.entry.usable]
-    fp16_sizes = {
-        (peer.target, peer.backend): unit.size_bytes
-        for unit in usable_units
-        if (peer := unit.entry).precision == "fp16"
-    }
-    results = []
-    for unit in units:
-        entry, size, fp16_size = unit.entry, unit.size_bytes, fp16_sizes.get((unit.entry.target, unit.entry.backend))
-        on_gpu = entry.compute_capability is not None or entry.target == PORTABLE
-        if entry.usable and on_gpu and entry.precision in QUANTIZED and size and fp16_size and size > fp16_size:
-            note = f"larger than the fp16 engine ({format_bytes(size)} against {format_bytes(fp16_size)})"
-            unit = replace(unit, entry=replace(entry, notes=(*entry.notes, note)))
-        results.append(unit)
-    return results
 
 
 def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str]) -> Manifest:

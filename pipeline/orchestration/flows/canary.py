@@ -20,7 +20,6 @@ from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, missed_versi
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.compile.run_context import RunContext
 from pipeline.orchestration import watch
-from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.gpu_workers import canary_on_worker
 from pipeline.orchestration.run import RunOptions, start_executors
@@ -90,12 +89,9 @@ def _state(outcome: CanaryOutcome) -> State[object]:
 
 
 def _tell(store: Store, request: CanaryRequest, outcome: CanaryOutcome) -> None:
-    """Show the report as an artifact and send the event of its verdict."""
-    if (report := outcome.report) is None or outcome.blob is None:
-        return
-    show_document(report, None)
-    if PREFECT_API_URL.value():
-        watch.send_judged(store, request, report, outcome.blob)
+    """Send the event of the verdict, where there is one, to a configured server."""
+    if outcome.report and outcome.blob and PREFECT_API_URL.value():
+        watch.send_judged(store, request, outcome.report, outcome.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Literal
 
 from prefect import flow, get_run_logger, runtime, tags
@@ -15,15 +14,15 @@ from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_s
 from prefect.states import Failed
 
 from enginesmith.core.errors import EnginesmithError, UnavailableError
-from enginesmith.registry.versions.lookup import load
-from pipeline.compile.publication.pages import failed_document, published_document
 from pipeline.orchestration import watch
-from pipeline.orchestration.artifacts import show_document
+from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.catalog import compile_any
 from pipeline.orchestration.flows.api import api_in_reach, start_server
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, is_busy
 from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 from pipeline.outcome import Outcome
+
+ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
 
 def _run_name() -> str:
@@ -99,15 +98,11 @@ def _start_server_and_ray(options: RunOptions) -> None:
 
 
 def show(result: Compiled) -> None:
-    """Post the report to the Prefect UI: of the version, or of the run that published none."""
-    outcome, store = result.outcome, result.store
-    if outcome.version is None:
-        document = failed_document(store, outcome.model)
-    else:
-        document = published_document(store, load(store, outcome.model, outcome.version))
-    page = outcome.page if outcome.page is None or "://" in outcome.page else Path(outcome.page).as_uri()
-    if document is not None:
-        show_document(document, page)
+    """Post a table of the run's engines to the Prefect UI."""
+    outcome = result.outcome
+    name = f"{outcome.model}@{outcome.version}" if outcome.version else outcome.model
+    rows = [{column: getattr(engine.entry, column) for column in ENGINE_COLUMNS} for engine in outcome.engines]
+    show_table(f"engines-{outcome.model}", f"Engines of {name}; report: {outcome.page or 'none'}", rows)
 
 
 def send_published(result: Compiled) -> None:

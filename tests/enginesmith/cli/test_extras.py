@@ -20,8 +20,8 @@ DISTRIBUTIONS = {
     "iree": "iree-base-runtime", "jax": "jax", "pynvml": "nvidia-ml-py", "tensorrt": "tensorrt", "tvm": "apache-tvm",
     "tvm_ffi": "apache-tvm-ffi", "tensorrt_rtx": "tensorrt-rtx",
 }  # fmt: skip
-# Only named in a message of its own; for type checkers alone.
-ELSEWHERE = {"pyarrow", "_typeshed"}
+# For type checkers alone.
+ELSEWHERE = {"_typeshed"}
 
 
 def imported() -> Iterator[str]:

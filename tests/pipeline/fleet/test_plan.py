@@ -7,7 +7,6 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from enginesmith.registry.store.base import Store
-from pipeline.cli.machines.fleet import print_plan
 from pipeline.fleet.catalog import Catalog, read_served, whole_registry
 from pipeline.fleet.coverage import Hours
 from pipeline.fleet.groups import Fleet
@@ -105,16 +104,12 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
     assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 
 
-def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store, fleet, capsys):
+def test_of_nodes_that_go_those_with_the_oldest_driver_go_first(store: Store, fleet: Fleet) -> None:
     found = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
     assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
     kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
     assert [(item.machine.driver, item.nodes) for item in kept.after.groups if item.name == "l4"] == [("580.95.05", 36)]
     gone = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
-    assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
-    print_plan(gone)
-    expected = [*("engine", "models", "t4", "fp16", "tensorrt", "digits@1")]
-    assert capsys.readouterr().out.split("Engines that no node needs after the change")[1].split() == expected
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
@@ -125,11 +120,9 @@ def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store
         return {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}.get(request.target.name)
 
     found = plan(store, fleet, predict, driver="590.44", runtimes={"tensorrt": "11.4"}, add=(parse_nodes("b200=1"),))
-    assert found.hours.hours == pytest.approx(0.5) and (found.hours.fewest, found.hours.most) == (2, 3)
-    assert found.hours.words.startswith(
-        "about 0.50 GPU hours for 2 units, each predicted from 2 to 3 finished builds; "
-    )
-    assert Hours(0.004, 1, 1, 1, 0).words == "under 0.01 GPU hours for 1 unit, each predicted from 1 finished build"
+    assert found.hours.hours == pytest.approx(0.5)
+    assert found.hours.words.startswith("about 0.50 GPU hours for 2 units; ")
+    assert Hours(0.004, 1, 0).words == "under 0.01 GPU hours for 1 unit"
     unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
     assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
     nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})

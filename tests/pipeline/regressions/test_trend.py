@@ -12,7 +12,7 @@ from enginesmith.registry.evidence.latencies import latency_reports
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
 from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.versions.lookup import load
-from pipeline.regressions.trend import describe_change, draw_page, draw_trend, find_trend, list_differences
+from pipeline.regressions.trend import describe_change, draw_trend, find_trend, list_differences
 from tests.enginesmith.registry.test_latency_series import SERIES, point
 from tests.pipeline.projects import Project, exit_code
 
@@ -68,7 +68,7 @@ def test_medians_count_from_quiet_machines_alone() -> None:
 
 def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
     trend = find_trend(stepped(40, version="2"))
-    picture = draw_trend(trend, standalone=True)
+    picture = draw_trend(trend)
     assert picture.startswith("<svg") and "60 points" in picture
     assert re.findall(r"<text[^>]*>([^<]*)", picture) == [
         *("2026-01-01", "2026-02-02", "2026-03-04", "0.980", "1.000", "1.020", "1.040", "1.060"),
@@ -77,7 +77,7 @@ def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
     groups = re.findall(r'<g class="([^"]*)"', picture)
     assert [groups.count(kind) for kind in ("point", "interval", "level", "change")] == [60, 60, 2, 1]
     hostile = replace(trend, series=replace(trend.series, unit="<script>alert(1)</script>"))
-    assert "<script>" not in draw_page([hostile])
+    assert "<script>" not in draw_trend(hostile)
 
 
 def test_the_command_prints_draws_and_refuses(built: Project) -> None:
@@ -88,12 +88,11 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     (found,) = built.run("profile", "--series", "tiny", "--json").json
     assert built.run("profile", "--series", "tiny", "--bucket", found["series"]["bucket"].replace(" ", ",")).code == 0
     assert found["changes"][0]["came_with"] == ["version 1 -> 2"] and len(found["series"]["points"]) == 60
-    page = built.folder / "trend.html"
-    assert built.run("profile", "--series", "tiny", "--out", page).code == 0 and "<svg" in page.read_text()
     more = replace(series, bucket="batch=1")
     write_whole(built.registry / more.key, merged(more, ()))
-    drawn = built.run("profile", "--series", "tiny", "--out", page.with_suffix(".svg"))
-    assert drawn.code == 0 and "the first of 2; .html has all" in drawn.err
+    picture = built.folder / "trend.svg"
+    drawn = built.run("profile", "--series", "tiny", "--out", picture)
+    assert drawn.code == 0 and "the first of 2" in drawn.err and "<svg" in picture.read_text()
     for words in (
         ("other",),
         ("tiny", "--bucket", "batch=9"),

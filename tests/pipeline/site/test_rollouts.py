@@ -33,7 +33,7 @@ def test_a_rollout_says_who_gets_what_and_who_started_it(store: Store, out: Path
     write(store, out)
     model = words(out)
     assert "stable: 1 to 2 running 5% of the nodes get 2, all others 1. Started by ada: a better one" in model
-    assert "at least 95 % of the nodes that report are well" in model and "1: 5% 600 s open" in model
+    assert "Gates of each wave: health 95%" in model and "1: 5% 600 s open" in model
     assert "stable 1 → 2 on 5%" in words(out, "index.html")
     assert '{"stable":["2","5%"]}' in (out / "models.js").read_text()
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]

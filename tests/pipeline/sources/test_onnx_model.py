@@ -261,7 +261,7 @@ class TestCanonical:
         ("spec", "words"),
         [
             (TensorSpec("z", "float32", ("batch", 3)), r"inputs are \['x'\], the spec's \['z'\]"),
-            (TensorSpec("x", "float16", ("batch", 3)), r"input 'x' is FLOAT in the model and float16"),
+            (TensorSpec("x", "float16", ("batch", 3)), r"input 'x' is float32 in the model and float16"),
             (TensorSpec("x", "float32", ("batch", 4)), r"\[N, 3\] in the model and \[batch, 4\]"),
             (TensorSpec("x", "float32", ("batch", "width")), r"\[N, 3\] in the model and \[batch, width\].*dynamic"),
             (TensorSpec("x", "float32", ("batch",)), r"\[N, 3\] in the model and \[batch\]"),

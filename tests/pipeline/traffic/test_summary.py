@@ -21,17 +21,11 @@ def traffic(at, lengths, start=MIDNIGHT, sampling=1.0) -> TrafficAtPlace:
     return TrafficAtPlace(Trace(np.array(at, float), sizes, start), (), sampling)
 
 
-def test_histograms_alone_and_joint():
+def test_histograms():
     found = summary.summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
     assert found.dims["length"].counts == {3: 2, 5: 1, 9: 1} and found.dims["length"].quantiles[0] == 4.0
     assert found.beyond == {"length": 1} and found.requests == 4
-    (pair,) = found.pairs
-    assert pair.dims == ("batch", "length") and pair.counts == ((2, 3, 2), (2, 5, 1), (2, 9, 1))
     assert summary.dim_rows(found)[1][:5] == ["length", "4", "3", "3", "5"]
-    columns, rows = summary.pair_table(pair)
-    assert columns == ["batch \\ length", "up to 3", "up to 5", "up to 9"] and rows == [
-        ["up to 2", "50 %", "25 %", "25 %"]
-    ]
     assert "no times of arrival" not in " ".join(summary.describe_traffic(found))
     assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in summary.describe_traffic(found))
 

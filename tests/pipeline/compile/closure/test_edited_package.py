@@ -42,9 +42,7 @@ def test_an_edited_function_redoes_what_it_made_and_the_plan_names_it(copy: Path
     body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     edit(copy, "pipeline/quantization/schemes/qdq.py", body, f"found = 1\n    {body}")
     planned, _ = run(copy, built, "plan", "--no-export")
-    changes = {change["what"]: change["follows"] for change in planned["changes"]}
-    follows = changes["code of pipeline.quantization.schemes.qdq changed"]
-    assert follows.startswith("the model is exported again")
+    assert "code of pipeline.quantization.schemes.qdq changed" in planned["changes"]
     outcome, log = run(copy, built, "build")
     assert (outcome["version"], outcome["cached"]) == ("1", True), "it gives the same, so no engine is built"
     assert "export: done" in log and "calibrate: cached" in log and "write int8" in log

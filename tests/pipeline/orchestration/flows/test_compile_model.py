@@ -51,7 +51,7 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert keys(outcome) == keys(reference)
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in done.stderr
-    assert artifacts(home) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
+    assert artifacts(home) == {("engines-tiny", "table")}
     assert tags(home) == {"[]"}, "the server that the run started is not asked for their limits"
     again = with_prefect(project, home, "--executor", "ray")
     assert json.loads(again.stdout)["cached"] is True

@@ -1,0 +1,108 @@
+"""Which engine is recommended: each rule of docs/reference/backends.md by a case."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.operations import compare as report
+from pipeline.operations.compare import compare_alone, recommend
+
+FLEET = ("cpu", "sm_80", "sm_89")
+
+
+def engine(unit: str, median_s: float = 1e-3, **changes) -> report.EngineFacts:
+    backend, precision = unit.split()[-1], "fp32"
+    usual = {
+        "low_s": 0.95 * median_s,
+        "high_s": 1.05 * median_s,
+        "load_s": 0.1,
+        "memory_bytes": 10 << 20,
+        "size_bytes": 1 << 20,
+        "build_s": 1.0,
+        "sqnr_db": 100.0,
+        "covers": ("cpu",),
+    }
+    return report.EngineFacts(unit, backend, precision, "proven", median_s=median_s, **{**usual, **changes})
+
+
+def pair(first: str, second: str, verdict: str, ratio: float = 0.9) -> report.PairedComparison:
+    return report.PairedComparison(first, second, verdict, ratio, 0.97 * ratio, 1.03 * ratio, 0.04)
+
+
+SAME = "no difference shown"
+
+
+def test_the_fastest_is_taken_where_its_lead_was_shown():
+    told = recommend([engine("a", 2e-3), engine("b", 1e-3)], [pair("b", "a", "faster", 0.5)])
+    assert told.unit == "b" and told.ties == ()
+    assert told.reason == "the fastest, 1 ms per run; the next, a, takes 2 times as long (95 %: 1.94 to 2.06)"
+
+
+def test_a_lead_that_no_duel_measured_has_no_interval():
+    told = recommend([engine("a", 9e-3), engine("b", 1e-3)], [report.PairedComparison("b", "a", "faster", 1 / 9)])
+    expected = "the fastest, 1 ms per run; the next, a, takes 9 times as long (by the times that each had alone)"
+    assert told.reason == expected
+
+
+@pytest.mark.parametrize(("median_s", "verdict"), [(1.2e-3, "faster"), (1.05e-3, SAME), (0.5e-3, SAME)])
+def test_of_engines_that_ran_alone_the_first_is_faster_where_the_intervals_are_apart(median_s, verdict):
+    found = compare_alone(engine("a"), engine("b", median_s))
+    assert found == report.PairedComparison("a", "b", verdict, 1e-3 / median_s)
+    unknown = compare_alone(engine("a"), engine("b", median_s, low_s=None))
+    assert unknown.verdict == SAME
+
+
+def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
+    """An engine that may take 26 times as long is not taken because it serves more of the fleet."""
+    noisy = report.PairedComparison("a", "b", SAME, 0.26, 0.039, 1.737, 12.0)
+    told = recommend([engine("a"), engine("b", 37e-3, covers=FLEET)], [noisy])
+    assert told.unit == "a" and told.ties == ()
+    assert told.reason == "the least median, 1 ms per run; the runs were too noisy to tell whether b may be as fast"
+    assert report.describe_pair(noisy).startswith("too noisy to tell: a against b: 0.260 times the time")
+    assert report.describe_pair(noisy).endswith("a difference of 1,200 % would have been shown")
+
+
+def test_what_failed_or_is_unproven_is_never_taken_however_fast_or_good():
+    bad = replace(engine("b", 1e-6, covers=FLEET), status="failed", reason="SQNR")
+    unproven = replace(engine("c", 1e-6), status="unproven", reason="no sm_89 GPU")
+    told = recommend([engine("a"), bad, unproven], [])
+    assert told.unit == "a" and told.reason.startswith("the only engine that is proven here")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ([], "no installed backend builds for this target"),
+        ([report.EngineFacts("u", "b", "fp32", "failed", "SQNR is 3 dB")], "no engine passed: u: SQNR is 3 dB"),
+        ([report.EngineFacts("u", "b", "fp32", "refused", "no FP8")], "no engine passed: u: no FP8"),
+        (
+            [report.EngineFacts("u", "b", "fp32", "unproven", "no sm_89 GPU")],
+            "nothing runs here: u: no sm_89 GPU; compare on a node",
+        ),
+    ],
+)
+def test_with_nothing_to_take_the_reason_says_why(facts, words):
+    told = recommend(facts, [])
+    assert told.unit is None and words in told.reason
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [
+        ({"covers": FLEET, "sqnr_db": 30.0}, "it builds for 3 of the fleet's targets, SQNR 30 dB"),
+        ({"sqnr_db": 120.0}, "it builds for 1 of the fleet's targets, SQNR 120 dB"),
+        ({"sqnr_db": 100.0}, None),
+    ],
+)
+def test_between_engines_that_are_as_fast_targets_decide_and_then_the_sqnr(better, words):
+    slower = engine("b", 1.02e-3, **better)
+    told = recommend([engine("a"), slower], [pair("a", "b", SAME)])
+    assert (told.unit, told.ties) == (("b", ("a",)) if words else ("a", ("b",)))
+    assert words is None or (words in told.reason and "no difference in speed shown to a" in told.reason)
+
+
+def test_an_engine_that_beats_the_least_median_is_taken_whatever_else_the_others_have():
+    engines = [engine("a", 0.9e-3), engine("b", 1e-3), engine("c", 1e-3, covers=FLEET)]
+    told = recommend(engines, [pair("a", "b", "slower", 1.1), pair("a", "c", SAME)])
+    assert told.unit == "b" and told.ties == () and "slower: a against b: 1.100 times the time" in told.reason
+    assert recommend(engines[:2], [pair("a", "b", "faster")]).unit == "a"
