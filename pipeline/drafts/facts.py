@@ -1,4 +1,4 @@
-"""What a model says of itself, for a draft of its spec: axes and states."""
+"""What a model says of itself, for a draft of its spec: axes, metrics, states."""
 
 import re
 from collections import Counter
@@ -113,6 +113,7 @@ class FoundModel:
     precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
     unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
     left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
+    metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
     states: inputs that seem to take what an output gave in the call before.
     targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
     refused: why it does not take the requests that were given, as far as that was tried.
@@ -129,6 +130,7 @@ class FoundModel:
     notes: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    metric: Mapping[str, object] = field(default_factory=dict)
     states: tuple[State, ...] = ()
     targets: tuple[str, ...] = ("cpu",)
     refused: str = ""
@@ -321,3 +323,59 @@ def stem_of(name: str) -> tuple[str, ...]:
     split_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", split_name)) if word]
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
+
+
+# A last axis from here on is a vocabulary.
+_VOCABULARY = 1000
+# Not `position_ids`, `token_type_ids`.
+_IDS = re.compile(r"^(?:(?:decoder_)?input_)?ids$|^tokens?$", re.I)
+
+
+def suggest_metric(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, object]:
+    """A task metric as a spec has it, with a first limit; empty where nothing is evident."""
+    return next(_suggestions(inputs, outputs), {})
+
+
+def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Iterator[dict[str, object]]:
+    states = find_states(inputs, outputs)
+    inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
+    images = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
+    integer_inputs = [spec for spec in inputs if spec.dtype in ("int64", "int32")]
+    is_text = any(len(spec.shape) == 2 for spec in integer_inputs)
+    has_token_ids = len([spec for spec in integer_inputs if _IDS.search(spec.name)]) == 1
+    for spec in outputs:
+        name, shape = spec.name, spec.shape
+        last_size = shape[-1] if shape and isinstance(shape[-1], int) else 0
+        if "float" not in spec.dtype:
+            continue
+        if images and last_size == 4 and "box" in name.lower():
+            scores = next((output_spec.name for output_spec in outputs if "score" in output_spec.name.lower()), None)
+            score_options = {"scores": scores, "least_score": 0.25} if scores else {}
+            yield {"name": "detection", "output": name, **score_options, "floor": 0.95}
+        elif images and len(shape) == 3 and _is_head(shape, images):
+            metric_options = {"form": "cxcywh", "head": True, "least_score": 0.25, "nms": 0.45}
+            yield {"name": "detection", "output": name, **metric_options, "floor": 0.95}
+        elif images and len(shape) == 3 and last_size > 10:
+            yield {"name": "ctc", "output": name, "floor": 0.98}
+        elif states and has_token_ids and "logits" in name.lower() and last_size > 1:
+            yield {"name": "perplexity", "output": name, "floor": 0.95}
+        elif is_text and len(shape) == 3 and last_size >= _VOCABULARY:
+            yield {"name": "tokens", "output": name, "floor": 0.99}
+        elif is_text and (name == "last_hidden_state" or "embedding" in name.lower()):
+            pool_options = {"pool": "mean"} if len(shape) == 3 else {}
+            yield {"name": "embeddings", "output": name, **pool_options, "floor": 0.99}
+        elif images and len(shape) == 2 and last_size > 2:
+            yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
+
+
+def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:
+    """Whether [batch, 4 + classes, places] is a detector's head: a place for each 8, 16 and 32 pixels of an image; of
+    images of any size an expression of these is the name of the axis."""
+    rows, anchor_count = shape[1:]
+    if isinstance(anchor_count, str):
+        return isinstance(rows, int) and rows > 4 and "floor" in anchor_count
+    sizes = [[size for size in spec.shape[2:] if isinstance(size, int)] for spec in images]
+    anchor_counts = {
+        sum((size[0] // stride) * (size[1] // stride) for stride in (8, 16, 32)) for size in sizes if len(size) == 2
+    }
+    return isinstance(rows, int) and rows > 4 and anchor_count in anchor_counts

@@ -1,17 +1,20 @@
 """The draft of a spec from an ONNX model or Triton's config.pbtxt."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import onnx
 
+from builders.backends.known_faults import COMPILERS, find_faults
 from builders.onnx_graphs.bodies import list_captured, list_reads
 from builders.onnx_graphs.structure import find_source
+from builders.onnx_graphs.weights import has_external
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
 from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.state import without_states
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Scalar, TensorSpec
 from pipeline.drafts.facts import (
@@ -23,8 +26,12 @@ from pipeline.drafts.facts import (
     fixed_axes,
     model_name,
     name_axes,
+    suggest_metric,
 )
 from pipeline.drafts.probing import find_dims, open_graph
+from pipeline.quantization.insertion_points import find_sites, prepare_model
+from pipeline.quantization.ranges import LEAST_SHARE
+from pipeline.quantization.shares import narrow_share
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import fix_inputs, format_shape
@@ -36,6 +43,8 @@ from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "RNN", "LSTM", "GRU", "Attention", "Einsum"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+# A model of more bytes is not copied to count its multiplications.
+_LARGEST_COUNTED = 1 << 28
 # Names of files and folders that say nothing of the model: `bert/onnx/model.onnx`.
 _COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
 
@@ -73,6 +82,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         notes=tuple(_notes(model, counts, path, arguments)),
         unknown=unknown_inputs,
         left_out=omitted_outputs,
+        metric=_suggest_metric(tidy_model, outputs),
         deciding=frozenset(_deciding_inputs(model) - _list_sources(model, outputs)),
     )
     if unknown_inputs:
@@ -82,7 +92,53 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         model_facts, lambda: open_graph(tidy_model, path, model_facts.name), likely_sizes=find_sizes(tidy_model.graph)
     )
     states = find_states(model_facts.inputs, output_specs, _sources(tidy_model))
-    return begin_empty(replace(model_facts, states=states), output_specs)
+    notes = (*model_facts.notes, *_share(tidy_model, model_facts), *_refusals(tidy_model))
+    return begin_empty(replace(model_facts, states=states, notes=notes), output_specs)
+
+
+def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
+    """How much of the model int8 can take, where fp16 makes sense for it. model: canonical."""
+    if "fp16" not in dict(facts.precisions) or model.ByteSize() > _LARGEST_COUNTED or has_external(model):
+        return
+    sizes = {spec.name: spec.at({name: dim.opt for name, dim in facts.dims.items()}) for spec in facts.inputs}
+    try:
+        ready_model = prepare_model(model)
+        share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
+    except ModelError:  # of an opset that is not lifted: a build says so
+        return
+    if share is not None:
+        share_note = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
+        yield f"int8 can take {100 * share:.0f} % of the multiplications with weights{share_note}"
+
+
+def _refusals(model: onnx.ModelProto) -> Iterator[str]:
+    """What compilers are known to refuse of a graph, one line each. model: canonical."""
+    for compiler in sorted(COMPILERS):
+        faults = [(node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write]
+        if faults:
+            node, fault_text = faults[0]
+            more_text = f" (and {len(faults) - 1} more)" if faults[1:] else ""
+            yield f"{compiler} may refuse node {node.name!r}{more_text}: {node.op_type} {fault_text}"
+
+
+def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
+    """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
+    nothing is known of them."""
+    inputs = _inputs(model)
+    output_values = [value for value in model.graph.output if value.name in outputs]
+    if any(map(_is_unranked, (*inputs, *output_values))):
+        return {}
+    input_specs = [spec_of(value, "input") for value in inputs]
+    output_specs = [spec_of(value, "output") for value in output_values]
+    states = find_states(input_specs, output_specs, _sources(model))
+    state_outputs = {state.output for state in states}
+    metric = suggest_metric(
+        without_states(input_specs, states), [spec for spec in output_specs if spec.name not in state_outputs]
+    )
+    if metric and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
+        # Boxes of nearly equal scores change places, and others are selected, with any rounding.
+        metric["decides"] = ["fp32", "fp16", "int8"]
+    return metric
 
 
 def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

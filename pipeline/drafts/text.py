@@ -62,6 +62,9 @@ def _sections(facts: FoundModel, calibration: str | None, golden: str | None) ->
     yield ""
     for key, path, reason in (("calibration", calibration, _CALIBRATION), ("golden", golden, REAL)):
         yield f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {reason}"
+    if facts.metric:
+        reason = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
+        yield f"# metric: {quote(dict(facts.metric))}   # {reason}"
 
 
 def _tensors(facts: FoundModel) -> Iterator[str]:
@@ -96,6 +99,9 @@ _ENSEMBLE_HEAD = """\
 """
 # Inputs of such names go to several graphs, where their shapes are the same.
 _SHARED = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
+
+# Keys of a task metric that name outputs.
+_OUTPUTS = ("output", "scores", "classes")
 
 
 @dataclass(frozen=True)
@@ -289,6 +295,10 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
     if steps_text:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
+    if suggestion := graphs[-1].model.metric:
+        metric = {key: f"{graphs[-1].key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
+        yield "# in golden, with right answers, which alone show a connection to a wrong output:"
+        yield f"#   labels: ARRAY, metric: {quote(metric)}"
     yield f"# calibration: {{data: calibration.npz{steps_text}}}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"
 

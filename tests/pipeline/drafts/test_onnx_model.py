@@ -132,6 +132,18 @@ def test_a_window_that_is_longer_than_the_usual_sizes_may_grow(tmp_path: Path) -
     assert (found.dims["samples"].min, found.dims["samples"].max) == (512, 1024)
 
 
+def test_where_the_graph_selects_boxes_itself_the_suggested_metric_decides(tmp_path: Path) -> None:
+    text = """
+        c = Conv(image, w) all = Reshape(c, rows) batch = Unsqueeze(all, zero)
+        sums = ReduceSum<keepdims=0>(all, one) scores = Unsqueeze(sums, both)
+        chosen = NonMaxSuppression(batch, scores) places = Gather<axis=1>(chosen, two) boxes = Gather(all, places)
+    """
+    numbers = {"rows": [-1, 4], "zero": [0], "one": [1], "both": [0, 1], "two": 2, "w": np.ones((4, 1, 3, 3))}
+    onnx.save(build("float[1,1,6,6] image", "float[found,4] boxes", text, numbers, 17), tmp_path / "m.onnx")
+    metric = look_at_onnx(tmp_path / "m.onnx", "m.onnx").metric
+    assert (metric["name"], metric["decides"]) == ("detection", ["fp32", "fp16", "int8"])
+
+
 @given(st.text(max_size=100))
 def test_any_text_becomes_a_name_of_the_registry(text: str) -> None:
     assert is_name(model_name(text))

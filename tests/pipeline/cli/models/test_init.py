@@ -32,12 +32,14 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
     assert init(model) == 2 and "exists" in capsys.readouterr().err and init(model, "--force") == 0
 
 
-def test_the_first_look_says_that_data_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(tmp_path, capsys):
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
     said = capsys.readouterr().err
+    assert "int8 can take 100 % of the multiplications with weights" in said
     assert "no data: engines are proven on random inputs, and int8 is left out" in said
+    assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
     assert "x: float32 [batch, 2, 2]" in said
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
     assert init(model, "--force", "--from-requests", tmp_path / "requests.npz") == 0
@@ -178,6 +180,40 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     assert all(f"{name}: FILL_IN: nothing shows what connects it" in said for name in ("encoder", "other"))
     graphs = (f"{name}={folder / 'encoder.onnx'}" for name in ("a", "a-a"))
     assert init(*graphs, "--out", folder / "a.yaml") == 2, "the first graph's file has the name of the second's"
+
+
+def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        enhancer (float[batch, 128] hop, float[batch, 2, 2, 9] cache) => (float[batch, 128] clean,
+                                                                          float[batch, 2, 2, 9] cache_out) {
+            clean = Abs(hop)
+            cache_out = Abs(cache)
+        }
+    """)
+    onnx.save(graph, tmp_path / "enhancer.onnx")
+    assert init(tmp_path / "enhancer.onnx") == 0
+    assert "metric" not in (tmp_path / "enhancer.yaml").read_text()
+
+
+def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:
+    tokens = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        decoder (int64[batch, places] ids, float[batch, places, 16] hidden) => (float[batch, places, 2000] logits) {
+            logits = MatMul(hidden, w)
+        }
+    """)
+    tokens.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((16, 2000), np.float32), "w"))
+    onnx.save(tokens, tmp_path / "decoder.onnx")
+    encoder = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        encoder (float[batch, places, 16] x) => (float[batch, places, 16] hidden) { hidden = Relu(x) }
+    """)
+    onnx.save(encoder, tmp_path / "encoder.onnx")
+    files = [tmp_path / f"{name}.onnx" for name in ("encoder", "decoder")]
+    assert init(*files, "--out", tmp_path / "whole.yaml") == 0
+    metric = "labels: ARRAY, metric: {name: tokens, output: decoder.logits, floor: 0.99}"
+    assert metric in (tmp_path / "whole.yaml").read_text()
 
 
 def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
