@@ -18,7 +18,8 @@ from enginesmith.registry.store.folder import open_folder
 from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
-    from enginesmith.registry.store.objects.api import BucketApi, BucketPlace
+    from enginesmith.registry.store.objects.api import BucketApi
+    from enginesmith.registry.store.objects.place import BucketPlace
 
 # The object stores by their URI schemes, each with its library: imported when a URI of it is opened, and named with
 # the extra that installs it where it is missing.
@@ -247,7 +248,7 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
         return open_folder(Path(_not_empty(text)), create=create)
     uri_fields = _split(text)
     if uri_fields.scheme in ("http", "https"):
-        from enginesmith.registry.store.http.store import open_http
+        from enginesmith.registry.store.http import open_http
 
         return open_http(text, create=create)
     if uri_fields.scheme in BUCKETS:

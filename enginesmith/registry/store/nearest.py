@@ -52,7 +52,7 @@ class _Place:
     def store(self) -> Store:
         """The store. Raises InputError and UnavailableError."""
         if not self.last and self.uri.startswith(("http://", "https://")):
-            from enginesmith.registry.store.http.store import open_http
+            from enginesmith.registry.store.http import open_http
 
             return open_http(self.uri, create=False, attempts=_ATTEMPTS)
         return open_store(self.uri)

@@ -39,7 +39,7 @@ from enginesmith.registry.store.objects.api import (
     parse_date,
     send_parts,
 )
-from enginesmith.registry.store.objects.reading import NoWholeAnswerError
+from enginesmith.registry.store.objects.body import NoWholeAnswerError
 
 # Azure's client, and its errors as answers or failures, in words.
 #

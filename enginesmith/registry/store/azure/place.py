@@ -6,10 +6,9 @@ DefaultAzureCredential finds else; AZURE_STORAGE_KEY and AZURE_STORAGE_SAS_TOKEN
 
 import re
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 from enginesmith.core.errors import InputError
-from enginesmith.registry.store.objects.reading import BucketUri, check_bucket, check_endpoint, read_uri
+from enginesmith.registry.store.objects.place import BucketPlace, BucketUri, check_bucket, check_endpoint, read_uri
 
 # https://learn.microsoft.com/azure/azure-resource-manager/management/resource-name-rules#microsoftstorage
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
@@ -18,7 +17,7 @@ OPTIONS = ("endpoint",)
 
 
 @dataclass(frozen=True)
-class AzureLocation:
+class AzureLocation(BucketPlace):
     """A container and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
 
     endpoint: URL of the account, for other clouds than the public one and for emulators.
@@ -30,22 +29,14 @@ class AzureLocation:
     endpoint: str | None = None
 
     @property
-    def uri(self) -> str:
-        """The URI that `parse_azure_place` reads, everywhere with the same result."""
-        return self.locator("") + (f"?{urlencode({'endpoint': self.endpoint}, safe=':/')}" if self.endpoint else "")
+    def root(self) -> str:
+        """'az://account/container'."""
+        return f"az://{self.account}/{self.container}"
 
     @property
     def url(self) -> str:
         """The account's URL."""
         return self.endpoint or f"https://{self.account}.blob.core.windows.net"
-
-    def locator(self, key: str) -> str:
-        """Where a key is: 'az://account/container/prefix/key'."""
-        return "az://" + "/".join(part for part in (self.account, self.container, self.prefix, key) if part)
-
-    def key(self, key: str) -> str:
-        """The key's name in the container."""
-        return f"{self.prefix}/{key}" if self.prefix else key
 
 
 def parse_azure_place(text: str) -> AzureLocation:

@@ -41,7 +41,7 @@ from enginesmith.registry.store.objects.api import (
     md5_of,
     parse_date,
 )
-from enginesmith.registry.store.objects.reading import HttpBody, NoWholeAnswerError
+from enginesmith.registry.store.objects.body import HttpBody, NoWholeAnswerError
 
 # Uploads to Google Cloud Storage: in one request, or in chunks of a resumable upload.
 #

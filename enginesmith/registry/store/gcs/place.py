@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
-from enginesmith.registry.store.objects.reading import check_bucket, check_endpoint, read_uri
+from enginesmith.registry.store.objects.place import BucketPlace, check_bucket, check_endpoint, read_uri
 
 # https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -17,7 +16,7 @@ OPTIONS = ("endpoint",)
 
 
 @dataclass(frozen=True)
-class GcsLocation:
+class GcsLocation(BucketPlace):
     """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
 
     endpoint: URL of another server than Google's, such as an emulator; over plain http it gets no credentials.
@@ -28,17 +27,9 @@ class GcsLocation:
     endpoint: str | None = None
 
     @property
-    def uri(self) -> str:
-        """The URI that `parse_gcs_place` reads, everywhere with the same result."""
-        return self.locator("") + (f"?{urlencode({'endpoint': self.endpoint}, safe=':/')}" if self.endpoint else "")
-
-    def locator(self, key: str) -> str:
-        """Where a key is, as other tools write it: 'gs://bucket/prefix/key'."""
-        return "gs://" + "/".join(part for part in (self.bucket, self.prefix, key) if part)
-
-    def key(self, key: str) -> str:
-        """The key's name in the bucket."""
-        return f"{self.prefix}/{key}" if self.prefix else key
+    def root(self) -> str:
+        """'gs://bucket'."""
+        return f"gs://{self.bucket}"
 
 
 def parse_gcs_place(text: str, environment: Mapping[str, str] = os.environ) -> GcsLocation:

@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol, TypeVar
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import BlobDigest, count_io
 from enginesmith.registry.store.layout import MAX_KEYS, check_size
+from enginesmith.registry.store.objects.place import BucketPlace
 
 T = TypeVar("T")
 
@@ -178,20 +179,6 @@ class ListedPage:
     next_token: str
 
 
-class BucketPlace(Protocol):
-    """Where a registry is: a bucket, a prefix, and how to reach it. Frozen, without credentials."""
-
-    @property
-    def uri(self) -> str:
-        """The URI that opens it, everywhere with the same result."""
-
-    def locator(self, key: str) -> str:
-        """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
-
-    def key(self, key: str) -> str:
-        """The key's name in the bucket."""
-
-
 class Body(Protocol):
     """Bytes that are coming: a whole object, or a range of one."""
 
@@ -317,7 +304,7 @@ def ask(bucket: BucketApi, doing: str, send: Callable[[], Sent], attempts: int |
 
     Raises Declined, UnavailableError, and InputError for a request that the server lacks.
     """
-    for pause in pauses(attempts):
+    for pause in pauses(attempts or bucket.place.attempts):
         try:
             return send()
         except Failed as failure:

@@ -1,20 +1,17 @@
-"""Places in buckets by URI, and reading from a bucket."""
+"""Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
+
+A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so that
+a bad network ends nothing while bytes move.
+"""
 
 import hashlib
-import re
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
-from typing import Any, BinaryIO
-from urllib.parse import parse_qsl, urlsplit
+from contextlib import closing, suppress
+from typing import BinaryIO
 
-from urllib3.exceptions import HTTPError
-
-from enginesmith.core.errors import CHUNK_BYTES, InputError, IntegrityError, UnavailableError
+from enginesmith.core.errors import CHUNK_BYTES, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import new_blake3_hasher
-from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size, is_key
+from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size
 from enginesmith.registry.store.objects.api import (
     ABSENT,
     TOO_LARGE,
@@ -28,54 +25,6 @@ from enginesmith.registry.store.objects.api import (
     pauses,
     refuse,
 )
-
-
-class NoWholeAnswerError(ValueError):
-    """An answer without what belongs to it: one that ends among its headers looks to Python like one that has no more
-    of them, and no body."""
-
-
-class HttpBody:
-    """The `Body` of a response of urllib3, `size` bytes, read from the response beneath it where there is one:
-    urllib3's own `readinto` copies everything once more, a sixth of a download's CPU time.
-
-    answers: a context that turns OSError, urllib3's errors and NoWholeAnswerError into Failed.
-    """
-
-    def __init__(self, response: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
-        if size < 0:
-            raise NoWholeAnswerError("a negative size")
-        self._response, self._left, self._answers = response, size, answers
-
-    def readinto(self, into: memoryview, /) -> int:
-        """See `Body.readinto`."""
-        target_view = into[: self._left]
-        if not target_view:
-            return 0
-        raw_response = getattr(self._response, "_fp", None)
-        with self._answers():
-            try:
-                count: int = (raw_response if isinstance(raw_response, HTTPResponse) else self._response).readinto(
-                    target_view
-                )
-            except (OSError, HTTPException, HTTPError) as error:
-                raise NoWholeAnswerError("broken off") from error
-            if not count:
-                raise NoWholeAnswerError("it ends before")
-        self._left -= count
-        return count
-
-    def close(self) -> None:
-        """See `Body.close`."""
-        if not self._left:
-            self._response.release_conn()
-        self._response.close()
-
-
-# Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
-#
-# A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so
-# that a bad network ends nothing while bytes move.
 
 # The documents that were read last, with their tags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
 _LAST_READ: dict[tuple[BucketApi, str], tuple[bytes, str]] = {}
@@ -152,7 +101,7 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
 
     Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
-    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, pauses()
+    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, pauses(bucket.place.attempts)
     hasher, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
     while True:
         written_bytes = sink.tell() - sink_offset
@@ -178,7 +127,7 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
         except Failed as failure:
             cause = failure
         if (total_bytes := sink.tell() - sink_offset) > furthest_bytes:
-            furthest_bytes, next_pauses = total_bytes, pauses()
+            furthest_bytes, next_pauses = total_bytes, pauses(bucket.place.attempts)
         wait(bucket, key, cause, next(next_pauses))
 
 
@@ -231,7 +180,7 @@ class Range:
         self._bucket, self._key = bucket, key
         self._at, self._end = offset, offset + size
         self._body: Body | None = None
-        self._furthest, self._waiting = offset, pauses()
+        self._furthest, self._waiting = offset, pauses(bucket.place.attempts)
 
     def fill(self, into: memoryview) -> None:
         """Fill `into` with the next bytes. Raises Declined (404 absent, 416 it ends before, or this server has no
@@ -245,7 +194,7 @@ class Range:
             except Failed as failure:
                 self.close()
                 if self._at > self._furthest:
-                    self._furthest, self._waiting = self._at, pauses()
+                    self._furthest, self._waiting = self._at, pauses(self._bucket.place.attempts)
                 wait(self._bucket, self._key, failure, next(self._waiting))
             else:
                 filled_bytes += count
@@ -256,54 +205,3 @@ class Range:
         if self._body is not None:
             self._body.close()
             self._body = None
-
-
-@dataclass(frozen=True)
-class BucketUri:
-    """The parts of a URI. prefix: '' or 'some/folder'.  where: the URI without its options, for messages."""
-
-    host: str
-    prefix: str
-    options: Mapping[str, str]
-    where: str
-
-
-def read_uri(text: str, options: Collection[str]) -> BucketUri:
-    """Read a URI with some of these options. Raises InputError, which never repeats what may be a secret."""
-    url = urlsplit(text)
-    if "@" in url.netloc or url.fragment:
-        raise InputError(
-            f"registry {url.scheme}://...: a bucket's URI is {url.scheme}://bucket/prefix?option=value, without "
-            "user or password; give credentials in the usual ways of its cloud (environment, profile, role)"
-        )
-    prefix = url.path.strip("/")
-    registry_name = f"registry {url.scheme}://{url.netloc}/{prefix}"
-    pairs = parse_qsl(url.query, keep_blank_values=True)
-    option_values = dict(pairs)
-    if unknown_options := sorted(set(option_values) - set(options)):
-        raise InputError(
-            f"{registry_name}: option {unknown_options[0][:40]!r} is not known; there are {', '.join(options)}"
-        )
-    if len(option_values) < len(pairs) or not all(option_values.values()):
-        raise InputError(f"{registry_name}: an option is given twice or without a value")
-    return BucketUri(url.netloc, prefix, option_values, registry_name)
-
-
-def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
-    """Raise InputError unless `name` can be a bucket's, and the prefix a key. words: what a name is, for messages."""
-    if not pattern.fullmatch(name):
-        raise InputError(f"{uri.where}: {name!r} is not the name of a {kind} ({words})")
-    if uri.prefix and not is_key(uri.prefix):
-        raise InputError(
-            f"{uri.where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
-        )
-
-
-def check_endpoint(text: str, kind: str) -> str:
-    """The URL of a server, without a slash at its end. Raises InputError for what is none, or has credentials."""
-    url = urlsplit(text)
-    if "@" in text or url.query or url.fragment:
-        raise InputError(f"the {kind} endpoint must be a plain URL, without user, password or query")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise InputError(f"the {kind} endpoint {text!r} is not a URL; write it as https://host:port")
-    return text.rstrip("/")

@@ -38,7 +38,6 @@ from enginesmith.registry.store.objects.api import (
     CONFLICT,
     TOKEN,
     BucketApi,
-    BucketPlace,
     Declined,
     Failed,
     ObjectFacts,
@@ -51,6 +50,7 @@ from enginesmith.registry.store.objects.api import (
     sizes_below,
     stamps_below,
 )
+from enginesmith.registry.store.objects.place import BucketPlace
 from enginesmith.registry.store.objects.reading import (
     HashingSink,
     Range,

@@ -32,7 +32,7 @@ from enginesmith.registry.store.objects.api import (
     parse_date,
     send_parts,
 )
-from enginesmith.registry.store.objects.reading import HttpBody
+from enginesmith.registry.store.objects.body import HttpBody
 from enginesmith.registry.store.s3.place import S3Location
 from enginesmith.registry.store.s3.requests import answers, client, whole
 

@@ -8,10 +8,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from urllib.parse import urlencode
 
 from enginesmith.core.errors import InputError
-from enginesmith.registry.store.objects.reading import check_bucket, check_endpoint, read_uri
+from enginesmith.registry.store.objects.place import BucketPlace, check_bucket, check_endpoint, read_uri
 
 # General purpose buckets: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -20,7 +19,7 @@ _ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
 
 
 @dataclass(frozen=True)
-class S3Location:
+class S3Location(BucketPlace):
     """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
 
     endpoint: URL of a server other than AWS.  region: None leaves it to boto3.  path_style: whether the bucket's name
@@ -37,23 +36,17 @@ class S3Location:
     kms_key: str | None = None
 
     @property
-    def uri(self) -> str:
-        """The URI that `parse_place` reads, everywhere with the same result."""
-        option_values = {name: getattr(self, name) for name in OPTIONS}
-        options = {
-            name: int(value) if value in (True, False) else value for name, value in option_values.items() if value
+    def root(self) -> str:
+        """'s3://bucket'."""
+        return f"s3://{self.bucket}"
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The options of the URI that `parse_place` reads."""
+        values = ((name, getattr(self, name)) for name in OPTIONS)
+        return {
+            name: str(int(value)) if isinstance(value, bool) else value for name, value in values if value is not None
         }
-        if self.path_style is False:
-            options["path_style"] = 0
-        return self.locator("") + (f"?{urlencode(options, safe=':/')}" if options else "")
-
-    def locator(self, key: str) -> str:
-        """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
-        return "s3://" + "/".join(part for part in (self.bucket, self.prefix, key) if part)
-
-    def key(self, key: str) -> str:
-        """The key's name in the bucket."""
-        return f"{self.prefix}/{key}" if self.prefix else key
 
     def encryption(self) -> dict[str, str]:
         """The encryption parameters of a write request."""
