@@ -29,7 +29,7 @@ from enginesmith.core.errors import (
 )
 from enginesmith.core.parsing import Timestamp
 from enginesmith.core.requirements import Count, Format
-from enginesmith.registry.rollouts.rollout_state import WHOLE, Rollout, format_time, parse_time, reports
+from enginesmith.registry.rollouts.rollout_state import WHOLE, Rollout, format_time, is_reporter, parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERVING, serving_prefix
 
@@ -159,7 +159,7 @@ def read_newest(store: Store, model: str, channel: str, shares: Mapping[str, int
         prefix = serving_prefix(model, channel, rollout)
         for key, written_at in store.stamps(prefix):
             node = key.removeprefix(prefix).removesuffix(".json")
-            if is_digest(node) and reports(node, reporters_ppm):
+            if is_digest(node) and is_reporter(node, reporters_ppm):
                 newest_entries[node] = max(newest_entries.get(node, (written_at, key)), (written_at, key))
     entries = [newest_entries[node] for node in sorted(newest_entries)]
     documents = _each(store, store.read, [key for _, key in entries[:MOST_REPORTERS]])

@@ -12,40 +12,28 @@ from typing import BinaryIO
 from enginesmith.core.errors import CHUNK_BYTES, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import new_blake3_hasher
 from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size
-from enginesmith.registry.store.objects.api import (
-    ABSENT,
-    TOO_LARGE,
-    UNCHANGED,
-    Body,
-    BucketApi,
-    Declined,
-    Failed,
-    ObjectFacts,
-    ask,
-    pauses,
-    refuse,
-)
+from enginesmith.registry.store.objects import api
 
 # The documents that were read last, with their tags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
-_LAST_READ: dict[tuple[BucketApi, str], tuple[bytes, str]] = {}
+_LAST_READ: dict[tuple[api.BucketApi, str], tuple[bytes, str]] = {}
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 
 
-def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
+def head(bucket: api.BucketApi, key: str) -> api.ObjectFacts | None:
     """An object's metadata; None if it is absent. Raises UnavailableError, and IntegrityError for a size that no object
     has."""
     try:
-        attributes = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
-    except Declined as refusal:
+        attributes = api.ask(bucket, f"looking at {key}", lambda: bucket.head(key))
+    except api.Declined as refusal:
         _check_absent(bucket, key, refusal)
         return None
     check_size(attributes.size, bucket.place.locator(key))
     return attributes
 
 
-def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
+def read_document(bucket: api.BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its tag; None if absent. Raises IntegrityError for one over 64 MiB."""
     content, tag = read_changed(bucket, key, "", attempts)
     _LAST_READ.pop((bucket, key), None)
@@ -59,14 +47,14 @@ def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> t
     return content, tag
 
 
-def _check_absent(bucket: BucketApi, key: str, refusal: Declined) -> None:
+def _check_absent(bucket: api.BucketApi, key: str, refusal: api.Declined) -> None:
     """Raise UnavailableError if that is not what the server says."""
-    if refusal.status != ABSENT:
+    if refusal.status != api.ABSENT:
         location = bucket.place.locator(key)
         raise UnavailableError(f"{location}: the server refuses with {refusal}; look at the object") from refusal
 
 
-def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
+def tag_of(bucket: api.BucketApi, key: str, content: bytes) -> str | None:
     """The tag under which a document has had this content; None if it has another content now, or is absent.
 
     A document that was read just now is not read again: the write's condition makes the server check the tag.
@@ -77,17 +65,17 @@ def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
     return document[1] if document is not None and document[0] == content else None
 
 
-def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
+def read_changed(bucket: api.BucketApi, key: str, tag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
     """A document and its tag; (None, `tag`) if it still has that one, (None, '') if absent.
 
     tag: '' for a document that was not read before. Raises IntegrityError for a document over 64 MiB.
     """
     try:
-        return ask(bucket, f"reading {key}", lambda: bucket.get(key, tag, MAX_DOCUMENT_BYTES), attempts)
-    except Declined as refusal:
-        if refusal.status == UNCHANGED:
+        return api.ask(bucket, f"reading {key}", lambda: bucket.get(key, tag, MAX_DOCUMENT_BYTES), attempts)
+    except api.Declined as refusal:
+        if refusal.status == api.UNCHANGED:
             return None, tag
-        if refusal.status == TOO_LARGE:
+        if refusal.status == api.TOO_LARGE:
             location = bucket.place.locator(key)
             raise IntegrityError(
                 f"{location} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
@@ -96,12 +84,14 @@ def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = N
         return None, ""
 
 
-def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max_bytes: int = MAX_BLOB_BYTES) -> str:
+def stream_blob(
+    bucket: api.BucketApi, key: str, sink: "BinaryIO | HashingSink", max_bytes: int = MAX_BLOB_BYTES
+) -> str:
     """Write an object's bytes to `sink` and return their SHA-256. max_bytes: bytes that are taken.
 
     Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
-    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, pauses(bucket.place.attempts)
+    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, api.pauses(bucket.place.attempts)
     hasher, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
     while True:
         written_bytes = sink.tell() - sink_offset
@@ -116,18 +106,18 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
                     sink.write(buffer[:count])
                     hasher.update(buffer[:count])
             return hasher.hexdigest()
-        except Declined as refusal:
-            if not written_bytes or refusal.status == ABSENT:
+        except api.Declined as refusal:
+            if not written_bytes or refusal.status == api.ABSENT:
                 raise
             # Another object by now (412), or a server without ranges (416): from the beginning.
-            cause: Declined | Failed = refusal
+            cause: api.Declined | api.Failed = refusal
             sink.seek(sink_offset)
             sink.truncate()
             hasher, tag = hashlib.sha256(), ""
-        except Failed as failure:
+        except api.Failed as failure:
             cause = failure
         if (total_bytes := sink.tell() - sink_offset) > furthest_bytes:
-            furthest_bytes, next_pauses = total_bytes, pauses(bucket.place.attempts)
+            furthest_bytes, next_pauses = total_bytes, api.pauses(bucket.place.attempts)
         wait(bucket, key, cause, next(next_pauses))
 
 
@@ -163,11 +153,11 @@ class HashingSink:
         return self._size
 
 
-def wait(bucket: BucketApi, key: str, broken: Declined | Failed, pause: float | None) -> None:
+def wait(bucket: api.BucketApi, key: str, broken: api.Declined | api.Failed, pause: float | None) -> None:
     """Wait `pause` seconds before another attempt to read. Raises UnavailableError where none is left (pause: None),
     and as `refuse` where `broken` is not worth one."""
-    if isinstance(broken, Failed):
-        refuse(bucket, f"reading {key}", broken, last=pause is None)
+    if isinstance(broken, api.Failed):
+        api.refuse(bucket, f"reading {key}", broken, last=pause is None)
     elif pause is None:
         raise UnavailableError(f"{bucket.place.locator(key)} keeps changing while it is read; run again")
     time.sleep(pause or 0)
@@ -176,11 +166,11 @@ def wait(bucket: BucketApi, key: str, broken: Declined | Failed, pause: float | 
 class Range:
     """`size` bytes of an object from `start` on, in order; not verified, which needs the whole object."""
 
-    def __init__(self, bucket: BucketApi, key: str, offset: int, size: int) -> None:
+    def __init__(self, bucket: api.BucketApi, key: str, offset: int, size: int) -> None:
         self._bucket, self._key = bucket, key
         self._at, self._end = offset, offset + size
-        self._body: Body | None = None
-        self._furthest, self._waiting = offset, pauses(bucket.place.attempts)
+        self._body: api.Body | None = None
+        self._furthest, self._waiting = offset, api.pauses(bucket.place.attempts)
 
     def fill(self, into: memoryview) -> None:
         """Fill `into` with the next bytes. Raises Declined (404 absent, 416 it ends before, or this server has no
@@ -191,10 +181,10 @@ class Range:
                 if self._body is None:
                     self._body = self._bucket.open_range(self._key, self._at, self._end - self._at)
                 count = self._body.readinto(into[filled_bytes : filled_bytes + _READ_BYTES])
-            except Failed as failure:
+            except api.Failed as failure:
                 self.close()
                 if self._at > self._furthest:
-                    self._furthest, self._waiting = self._at, pauses(self._bucket.place.attempts)
+                    self._furthest, self._waiting = self._at, api.pauses(self._bucket.place.attempts)
                 wait(self._bucket, self._key, failure, next(self._waiting))
             else:
                 filled_bytes += count
