@@ -2,6 +2,7 @@
 
 import io
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -102,9 +103,8 @@ def _honours_condition(bucket: api.BucketApi, marker: bytes, expected: str | Non
     raise AssertionError("unreachable")
 
 
-def put(bucket: api.BucketApi, source: api.UploadSource) -> None:
-    """Upload a blob unless it is stored and sound. Raises UnavailableError, IntegrityError when the source changes."""
-    key = layout.blob_key(source.blob.digest)
+def put(bucket: api.BucketApi, key: str, source: api.UploadSource) -> None:
+    """Upload bytes unless they are there and sound. Raises UnavailableError, IntegrityError when the source changes."""
     for pause in api.pauses():
         attributes = reading.head(bucket, key)
         if attributes is not None and _is_sound(bucket, key, attributes, source):
@@ -175,14 +175,15 @@ class ObjectStore:
         require_conditional_writes(self.bucket)
         with files.reachable(f"reading {path}"), path.open("rb") as stream:
             digest = files.digest_stream(stream)
-            put(self.bucket, api.UploadSource(stream, path.stat().st_size, digest))
+            put(self.bucket, layout.blob_key(digest.digest), api.UploadSource(stream, path.stat().st_size, digest))
         return digest
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         require_conditional_writes(self.bucket)
         digest = digest_of_bytes(data)
-        put(self.bucket, api.UploadSource(io.BytesIO(data), len(data), files.BlobDigest(digest)))
+        source = api.UploadSource(io.BytesIO(data), len(data), files.BlobDigest(digest))
+        put(self.bucket, layout.blob_key(digest), source)
         return digest
 
     def has(self, digest: str) -> bool:
@@ -307,18 +308,16 @@ class ObjectStore:
             raise UnavailableError(f"there is no registry at {self.locator(layout.MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
-        """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
+        """See `Store.discard`. Puts what was read into discarded/; a blob that was replaced since is not deleted."""
         key = layout.blob_key(digest)
-        with suppress(api.Declined):
-            attributes = reading.head(self.bucket, key)
-            if attributes is None or reading.stream_blob(self.bucket, key, reading.HashingSink()) == digest:
-                return
-            api.ask(
-                self.bucket,
-                f"moving {key} away",
-                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", attributes.tag),
-            )
-            api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
+        if (attributes := reading.head(self.bucket, key)) is None:
+            return
+        with files.reachable(f"moving {key} away"), suppress(api.Declined), tempfile.TemporaryFile() as stream:
+            stored_digest = reading.stream_blob(self.bucket, key, stream)
+            if stored_digest != digest:
+                source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
+                put(self.bucket, f"{_DISCARDED}/{digest}", source)
+                api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
