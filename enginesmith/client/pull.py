@@ -412,7 +412,7 @@ def download_engine(
         return _download_graphs(store, located, resolution, dest, fetcher)
 
     def fetch(digest: str, size_bytes: int, path: Path) -> Origin:
-        return fetcher.fetch(store, files.choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
+        return fetcher.fetch(store, files.BlobDigest(digest, manifest.blake3.get(digest)), size_bytes, path)
 
     stem = Path(file).stem if file else stem_of(manifest, engine)
     file = file or f"{stem}{engine.suffix}"
@@ -420,7 +420,7 @@ def download_engine(
     _check_owner(description_path, manifest)
     weights_path = dest / name if (name := weights_name(manifest, engine)) else None
     shards = shards_of(manifest, engine)
-    digests = {shard: files.choose_digest(shard, manifest.blake3.get(shard)) for shard in shards}
+    digests = {shard: files.BlobDigest(shard, manifest.blake3.get(shard)) for shard in shards}
     fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in shards.items()])
     if weights_path is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights_path)
@@ -516,7 +516,7 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
                     raise InputError(
                         f"{description_path} is of {old_attachment.model}@{old_attachment.version}; give another folder"
                     )
-            fetcher.fetch(store, files.choose_digest(attachment.digest, None), attachment.size_bytes, path)
+            fetcher.fetch(store, files.BlobDigest(attachment.digest), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
             refusals.setdefault(name, str(error))
             continue

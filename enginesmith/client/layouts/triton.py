@@ -49,7 +49,7 @@ from enginesmith.core.state import with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
-    choose_digest,
+    BlobDigest,
     make_folder,
     reachable,
     start_atomic_write,
@@ -208,7 +208,7 @@ class TritonPlace(SharedFolder):
             if digest is None:
                 raise IntegrityError(f"{manifest.reference} has lost the labels of {output!r}; build it")
             path = place / Path(triton_config.label_file(triton_version(manifest.version), output, hints)).name
-            fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), store.size(digest), path)
+            fetcher.fetch(store, BlobDigest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 
     def _gather(self, pulled: Pulled, staged: Path) -> Pulled:
         """Have an engine that is in the served folder in the staged one, too, which is to replace that."""
@@ -230,7 +230,7 @@ class TritonPlace(SharedFolder):
         with suppress(IntegrityError):
             size = store.size(golden_digest)
             if size <= triton_config.MOST_BYTES:
-                fetcher.fetch(store, choose_digest(golden_digest, manifest.blake3.get(golden_digest)), size, path)
+                fetcher.fetch(store, BlobDigest(golden_digest, manifest.blake3.get(golden_digest)), size, path)
                 return triton_config.read_warmup(path, with_int8_states(make_request(engine)).inputs)
         return None
 

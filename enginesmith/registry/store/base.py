@@ -139,7 +139,7 @@ class Store(Documents, Protocol):
         """Store a file as a blob and return its digest. An intact blob of it stays, a corrupt one is replaced."""
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
-        """Like `put_file`; returns the BLAKE3 of the same bytes too, where the library is installed."""
+        """Like `put_file`; returns the BLAKE3 of the same bytes too."""
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest."""
@@ -170,7 +170,7 @@ class Store(Documents, Protocol):
         """
 
     def rehash(self, digest: str) -> BlobDigest:
-        """The digests of a blob's stored bytes, read anew (with the BLAKE3 where its library is installed).
+        """The digests of a blob's stored bytes, read anew.
 
         Raises IntegrityError if the blob is missing.
         """

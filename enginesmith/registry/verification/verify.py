@@ -18,7 +18,6 @@ from enginesmith.registry.manifest import Manifest, Misplaced, load_pinned
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store import layout
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.files import new_blake3_hasher
 from enginesmith.registry.trust.policy import find_misplaced
 from enginesmith.registry.versions import channel_writes, lookup, policies
 from enginesmith.registry.versions.channel_state import Move, read_channel, read_history
@@ -96,14 +95,12 @@ def check_blobs(findings: Findings, digests: list[str]) -> None:
         actual_digests = findings.store.rehash(digest)
         if actual_digests.digest != digest:
             findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", dependents)
-        elif actual_digests.blake3 is not None:
+        else:
             # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
             for reference, claimed_blake3 in findings.blake3.get(digest, {}).items():
                 if claimed_blake3 != actual_digests.blake3:
                     detail = f"says {claimed_blake3} of blob {digest}, whose BLAKE3 is {actual_digests.blake3}"
                     findings.add("blake3", reference, detail, dependents)
-    if findings.blake3 and new_blake3_hasher() is None:
-        findings.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
 
 def check_litter(findings: Findings, blobs: list[str]) -> None:

@@ -122,20 +122,19 @@ def stream_blob(
 
 
 class HashingSink:
-    """A sink that keeps no bytes: it counts them and, where the library is installed, digests them by BLAKE3."""
+    """A sink that keeps no bytes: it counts them, and digests them by BLAKE3."""
 
     def __init__(self) -> None:
         self._size, self._hasher = 0, new_blake3_hasher()
 
     @property
-    def blake3(self) -> str | None:
-        """The BLAKE3 of what was written; None without the library."""
-        return None if self._hasher is None else self._hasher.hexdigest()
+    def blake3(self) -> str:
+        """The BLAKE3 of what was written."""
+        return self._hasher.hexdigest()
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Digest and count the bytes."""
-        if self._hasher is not None:
-            self._hasher.update(data)
+        self._hasher.update(data)
         self._size += len(data)
         return len(data)
 
