@@ -25,6 +25,7 @@ from enginesmith.core.errors import (
 )
 from enginesmith.registry.store import files, layout
 from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.protocol import Store
 
 _TEMPORARY = "tmp"
 _LOCK = "lock"
@@ -41,7 +42,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 @dataclass(frozen=True)
-class FileStore:
+class FileStore(Store):
     """The store in the folder `root`, an absolute path (`Store` documents the methods). `open_store` makes one."""
 
     root: Path
@@ -55,10 +56,6 @@ class FileStore:
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
         return f"{self.uri}/{layout.check_key(key)}"
-
-    def put_file(self, path: Path) -> str:
-        """See `Store.put_file`."""
-        return self.put_and_digest_file(path).digest
 
     def put_and_digest_file(self, path: Path) -> files.BlobDigest:
         """See `Store.put_and_digest_file`."""
@@ -83,10 +80,6 @@ class FileStore:
                     self._commit_blob(file, digest)
         return digest
 
-    def has(self, digest: str) -> bool:
-        """See `Store.has`."""
-        return self.stored_size(digest) is not None
-
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
         # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
@@ -100,18 +93,11 @@ class FileStore:
             return None
         return file_stat.st_size if stat.S_ISREG(file_stat.st_mode) else None
 
-    def size(self, digest: str) -> int:
-        """See `Store.size`."""
-        size_bytes = self.stored_size(digest)
-        if size_bytes is None:
-            raise self._lost_error(digest)
-        return size_bytes
-
     def path(self, digest: str) -> Path:
         """See `Store.path`."""
         blob_path = self._blob(digest)
         if not self.has(digest):
-            raise self._lost_error(digest)
+            raise self.lost_error(digest)
         return blob_path
 
     def fetch(self, digest: str, dest: Path) -> None:
@@ -293,9 +279,6 @@ class FileStore:
     def _holds(self, digest: str) -> bool:
         """Whether a blob is there and sound. Reading it costs less than writing it, and a corrupt one is replaced."""
         return self.has(digest) and digest_of_file(self._blob(digest)) == digest
-
-    def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
     def _check(self, digest: str, actual_digest: str) -> None:
         if actual_digest != digest:

@@ -305,7 +305,8 @@ class HttpStore(ObjectStore):
     put_file = put_and_digest_file = put_bytes = create = replace = remove = discard = _refuse
     rehash = sizes = stamps = now = _refuse
 
-    def _lost_error(self, digest: str) -> IntegrityError:
+    def lost_error(self, digest: str) -> IntegrityError:
+        """See `Store.lost_error`."""
         return IntegrityError(
             f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
         )

@@ -18,6 +18,7 @@ from enginesmith.registry.store.cache import BlobCache, cached_file, local_cache
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.objects import api, reading
 from enginesmith.registry.store.objects.place import BucketPlace
+from enginesmith.registry.store.protocol import Store
 
 # Writing to a bucket: conditional writes of objects, and uploads of blobs.
 #
@@ -146,7 +147,7 @@ _ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
-class ObjectStore:
+class ObjectStore(Store):
     """The store in `bucket`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
 
     bucket: api.BucketApi
@@ -166,10 +167,6 @@ class ObjectStore:
         """See `Store.locator`."""
         return self.place.locator(layout.check_key(key))
 
-    def put_file(self, path: Path) -> str:
-        """See `Store.put_file`."""
-        return self.put_and_digest_file(path).digest
-
     def put_and_digest_file(self, path: Path) -> files.BlobDigest:
         """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
         require_conditional_writes(self.bucket)
@@ -186,21 +183,10 @@ class ObjectStore:
         put(self.bucket, layout.blob_key(digest), source)
         return digest
 
-    def has(self, digest: str) -> bool:
-        """See `Store.has`."""
-        return self.stored_size(digest) is not None
-
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
         attributes = reading.head(self.bucket, layout.blob_key(digest))
         return None if attributes is None else attributes.size
-
-    def size(self, digest: str) -> int:
-        """See `Store.size`."""
-        size_bytes = self.stored_size(digest)
-        if size_bytes is None:
-            raise self._lost_error(digest)
-        return size_bytes
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
@@ -234,7 +220,7 @@ class ObjectStore:
                 blob_range.fill(into)
             except api.Declined as refusal:
                 if refusal.status == api.ABSENT:
-                    raise self._lost_error(digest) from refusal
+                    raise self.lost_error(digest) from refusal
                 raise IntegrityError(
                     f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
                     "then build again"
@@ -249,7 +235,7 @@ class ObjectStore:
             sink = reading.HashingSink()
             return files.BlobDigest(reading.stream_blob(self.bucket, layout.blob_key(digest), sink), sink.blake3)
         except api.Declined as refusal:
-            raise self._lost_error(digest) from refusal
+            raise self.lost_error(digest) from refusal
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -342,7 +328,7 @@ class ObjectStore:
             try:
                 actual_digest = reading.stream_blob(self.bucket, layout.blob_key(digest), sink, max_bytes)
             except api.Declined as refusal:
-                raise self._lost_error(digest) from refusal
+                raise self.lost_error(digest) from refusal
             if actual_digest == digest:
                 return actual_digest
         raise IntegrityError(
@@ -367,9 +353,6 @@ class ObjectStore:
         sink.seek(sink_offset)
         sink.truncate()
         return False
-
-    def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
 
 def open_registry(bucket: api.BucketApi, *, create: bool, check: bool = True) -> ObjectStore:
