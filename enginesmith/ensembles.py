@@ -290,7 +290,10 @@ class Ensemble(Session):
                 engine_document = descriptions.read_description(file)
                 if engine_document.get("digest") != graph.digest:
                     raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
-                nodes[graph.name] = _open_graph(file, engine_document, graph.sources, opens)
+                spec = decode(engine_document, descriptions.DescribedGraph, "")
+                run = opens(descriptions.check_engine(file, engine_document))
+                rows = call_rows(spec.inputs, spec.outputs, spec.profiles)
+                nodes[graph.name] = EnsembleGraph(run, spec.inputs, graph.sources, spec.outputs, rows)
                 stateful_engines |= {graph.name: engine_document} if "state" in engine_document else {}
             graphs = {name: node.sources for name, node in nodes.items()}
             loader = functions or load_function
@@ -343,19 +346,6 @@ class Ensemble(Session):
         if missing_outputs := [spec.name for spec in self.outputs if spec.name not in source_arrays]:
             raise DataError(f"the graphs gave no {missing_outputs[0]!r}, which is an output of the whole")
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
-
-
-def _open_graph(
-    description: Path,
-    engine: Mapping[str, object],
-    sources: Mapping[str, str],
-    opens: Callable[[Path], Callable[[Tensors], Tensors]],
-) -> EnsembleGraph:
-    """A graph of an ensemble, opened. engine: the JSON in the file `description`."""
-    graph = decode(engine, descriptions.DescribedGraph, "")
-    run = opens(descriptions.check_engine(description, engine))
-    row_range = call_rows(graph.inputs, graph.outputs, graph.profiles)
-    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, row_range)
 
 
 def _join_states(

@@ -219,7 +219,8 @@ class HttpBucket(api.ByMd5):
         """See `BucketApi.head`."""
         with closing(_send(self.place, "HEAD", key, {})) as answer, _answers():
             answer.response.read()
-            return ObjectFacts(_length(answer.response), answer.response.getheader("ETag") or "")
+            size, tag = (answer.response.getheader(name) or "" for name in ("Content-Length", "ETag"))
+            return ObjectFacts(int(size), tag)
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
@@ -286,11 +287,6 @@ class HttpBucket(api.ByMd5):
         for folder in folders if deep else ():
             objects += api.ask(self, "listing", lambda folder=folder: self.page(folder, "", deep=True)).objects  # type: ignore[misc]
         return ListedPage(tuple(objects), () if deep else folders, "")
-
-
-def _length(response: HTTPResponse) -> int:
-    """The stated size of an object in bytes. Raises ValueError where none is stated."""
-    return int(response.getheader("Content-Length") or "")
 
 
 def _starts_at(response: HTTPResponse, content_range: str) -> bool:

@@ -83,8 +83,7 @@ def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
 def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]:
     """At most `limit` models that have a version, sorted, with names after `last_name`. Lists the names of all models,
     and the keys of these only."""
-    folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    model_names = sorted(name for name in folders if is_name(name) and (last_name is None or name > last_name))
+    model_names = [name for name in folder_names(store) if is_name(name) and (last_name is None or name > last_name)]
     listings: list[Listed] = []
     # Models without a version are left out, so more names may be needed.
     while model_names and len(listings) < limit:

@@ -109,9 +109,7 @@ def answers(place: AzureLocation) -> Iterator[None]:
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _DROPPED:
             raise api.Declined(status, code) from error
         explanation = _explain_answer(place, status, code) if status else _explain_no_answer(place, error)
-        raise api.Failed(
-            explanation, passing=_is_transient(status, code, error), unknown=explanation == api.UNKNOWN_REQUEST
-        ) from error
+        raise api.Failed(explanation, passing=_is_transient(status, code, error)) from error
 
 
 def status_of(error: Exception) -> int:

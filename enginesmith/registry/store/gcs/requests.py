@@ -93,9 +93,7 @@ def answers(place: GcsLocation) -> Iterator[None]:
         if status in _DECLINED and not lacks_bucket:
             raise api.Declined(status, type(error).__name__) from error
         explanation = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
-        raise api.Failed(
-            explanation, passing=is_transient(status, error), unknown=explanation == api.UNKNOWN_REQUEST
-        ) from error
+        raise api.Failed(explanation, passing=is_transient(status, error)) from error
 
 
 def status_of(error: Exception) -> int:

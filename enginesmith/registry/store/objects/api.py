@@ -137,14 +137,18 @@ def parse_date(text: str | None) -> datetime:
 class Failed(Exception):  # noqa: N818 - becomes an EnginesmithError when it is given up
     """No answer, or an error that is not about the object. words: what happened and the remedy, never the server's own.
 
-    passing: whether the same request may succeed in a moment.  unknown: whether the server lacks the request.
+    passing: whether the same request may succeed in a moment.
     """
 
-    def __init__(self, words: str, *, passing: bool = False, unknown: bool = False) -> None:
+    def __init__(self, words: str, *, passing: bool = False) -> None:
         super().__init__(words)
         self.words = words
         self.passing = passing
-        self.unknown = unknown
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the server lacks the request."""
+        return self.words == UNKNOWN_REQUEST
 
 
 @dataclass(frozen=True)

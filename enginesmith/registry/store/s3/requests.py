@@ -55,9 +55,7 @@ def answers(place: S3Location) -> Iterator[None]:
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
             raise api.Declined(status, code) from error
         explanation = explain(place, error)
-        raise api.Failed(
-            explanation, passing=is_transient(error), unknown=explanation == api.UNKNOWN_REQUEST
-        ) from error
+        raise api.Failed(explanation, passing=is_transient(error)) from error
 
 
 def whole(answer: JsonObject, *field_names: str) -> JsonObject:
