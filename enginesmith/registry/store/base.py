@@ -12,12 +12,19 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from enginesmith.core.errors import ConflictError, InputError, UndecidedError
 from enginesmith.registry.store.folder import FileStore as FileStore
 from enginesmith.registry.store.folder import open_folder
+from enginesmith.registry.store.objects.place import (
+    AzureLocation,
+    GcsLocation,
+    S3Location,
+    parse_azure_place,
+    parse_gcs_place,
+    parse_s3_place,
+)
 from enginesmith.registry.store.protocol import Documents as Documents
 from enginesmith.registry.store.protocol import Store as Store
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi
-    from enginesmith.registry.store.objects.place import BucketPlace
 
 # The object stores by their URI schemes, each with its library: imported when a URI of it is opened, and named with
 # the extra that installs it where it is missing.
@@ -39,41 +46,29 @@ def is_in_bucket(text: str) -> bool:
     return scheme_of(text) in BUCKETS
 
 
-def place_in_bucket(uri: str) -> "BucketPlace":
+def place_in_bucket(uri: str) -> S3Location | GcsLocation | AzureLocation:
     """The place of a bucket's URI; no library is imported. Raises InputError."""
-    match scheme_of(uri):
-        case "gs":
-            from enginesmith.registry.store.gcs.place import parse_gcs_place
-
-            return parse_gcs_place(uri)
-        case "az":
-            from enginesmith.registry.store.azure.place import parse_azure_place
-
-            return parse_azure_place(uri)
-    from enginesmith.registry.store.s3.place import parse_place
-
-    return parse_place(uri)
+    scheme = scheme_of(uri)
+    return parse_gcs_place(uri) if scheme == "gs" else parse_azure_place(uri) if scheme == "az" else parse_s3_place(uri)
 
 
 def bucket_at(uri: str) -> "BucketApi":
     """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
-    scheme = scheme_of(uri)
+    scheme, place = scheme_of(uri), place_in_bucket(uri)
     try:
-        match scheme:
-            case "gs":
+        match place:
+            case GcsLocation():
                 from enginesmith.registry.store.gcs.bucket import GcsBucket
-                from enginesmith.registry.store.gcs.place import parse_gcs_place
 
-                return GcsBucket(parse_gcs_place(uri))
-            case "az":
+                return GcsBucket(place)
+            case AzureLocation():
                 from enginesmith.registry.store.azure.bucket import AzureBucket
-                from enginesmith.registry.store.azure.place import parse_azure_place
 
-                return AzureBucket(parse_azure_place(uri))
-        from enginesmith.registry.store.s3.bucket import S3Bucket
-        from enginesmith.registry.store.s3.place import parse_place
+                return AzureBucket(place)
+            case S3Location():
+                from enginesmith.registry.store.s3.bucket import S3Bucket
 
-        return S3Bucket(parse_place(uri))
+                return S3Bucket(place)
     except ModuleNotFoundError as error:
         extra = BUCKETS[scheme]
         install_target = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"

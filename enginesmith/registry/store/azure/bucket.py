@@ -16,10 +16,10 @@ from azure.core import exceptions as az
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.storage.blob import BlobBlock, BlobPrefix, ContainerClient, ContentSettings
 
-from enginesmith.registry.store.azure.place import AzureLocation
 from enginesmith.registry.store.layout import MARKER
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.body import NoWholeAnswerError
+from enginesmith.registry.store.objects.place import AzureLocation
 
 # Azure's client, and its errors as answers or failures, in words.
 #

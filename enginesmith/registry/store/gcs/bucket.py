@@ -13,7 +13,6 @@ from google.api_core import exceptions as google_errors
 from google.api_core.retry import Retry
 from google.cloud.storage import Blob
 
-from enginesmith.registry.store.gcs.place import GcsLocation
 from enginesmith.registry.store.gcs.requests import (
     FAILURES,
     GcsConnection,
@@ -26,6 +25,7 @@ from enginesmith.registry.store.gcs.requests import (
 from enginesmith.registry.store.layout import MARKER
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.body import HttpBody, NoWholeAnswerError
+from enginesmith.registry.store.objects.place import GcsLocation
 
 # Uploads to Google Cloud Storage: in one request, or in chunks of a resumable upload.
 #

@@ -20,8 +20,8 @@ from google.cloud.storage import exceptions as storage
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 
-from enginesmith.registry.store.gcs.place import GcsLocation
 from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.place import GcsLocation
 
 GOOGLE = "https://storage.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)

@@ -19,7 +19,7 @@ from enginesmith.core.requirements import JsonObject
 from enginesmith.registry.store.layout import BLOBS, MARKER
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.body import HttpBody
-from enginesmith.registry.store.s3.place import S3Location
+from enginesmith.registry.store.objects.place import S3Location
 from enginesmith.registry.store.s3.requests import answers, client, whole
 
 # Multipart uploads to S3, and those that were never completed.

@@ -20,7 +20,7 @@ from botocore.response import StreamingBody
 from enginesmith.core.parsing import find
 from enginesmith.core.requirements import JsonObject
 from enginesmith.registry.store.objects import api
-from enginesmith.registry.store.s3.place import S3Location
+from enginesmith.registry.store.objects.place import S3Location
 
 # Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
 _DECLINED = (304, 404, 409, 412, 416)
