@@ -31,8 +31,6 @@ def test_the_environment_gives_what_the_uri_leaves_open() -> None:
     assert parse_s3_place("s3://bkt", environment).endpoint == "http://b:2"
     options = "s3://bkt?endpoint=http://c:3&region=x"
     assert parse_s3_place(options, environment) == S3Location("bkt", "", "http://c:3", "x")
-        "bkt", "", "http://c:3", "x"
-    )
 
 
 def test_keys_and_what_a_write_asks_for() -> None:
