@@ -38,34 +38,11 @@ def condition_of(expected: str | None) -> dict[str, str]:
 
 
 def parts_etag(source: api.UploadSource) -> str:
-    """The ETag that S3 gives to these bytes, put as by `put` or `send`, unless they are encrypted with KMS."""
+    """The ETag that S3 gives to these bytes, put as by `put` or `put_large`, unless they are encrypted with KMS."""
     part_digests = [hashlib.md5(part, usedforsecurity=False).digest() for part in source.parts()]
     if source.small:
         return f'"{(part_digests or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()}"'
     return f'"{hashlib.md5(b"".join(part_digests), usedforsecurity=False).hexdigest()}-{len(part_digests)}"'
-
-
-def send(bucket: "S3Bucket", key: str, source: api.UploadSource, expected: str | None) -> None:
-    """A multipart upload, which is aborted unless it is completed. Raises Declined."""
-    location = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
-    answer = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", location | bucket.place.encryption())
-    upload = {**location, "UploadId": read(answer, "UploadId", str)}
-
-    def send_part(number: int, data: bytes) -> dict[str, str | int]:
-        part_request = {**upload, "PartNumber": number, "Body": data, "ContentMD5": api.md5_of(data)}
-        response = _ask(bucket, f"writing part {number} of {location['Key']}", "upload_part", "ETag", part_request)
-        return {"PartNumber": number, "ETag": read(response, "ETag", str)}
-
-    try:
-        parts = api.send_parts(source, send_part)
-        request = {**upload, "MultipartUpload": {"Parts": parts}, **condition_of(expected)}
-        # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
-        _ask(bucket, f"completing {key}", "complete_multipart_upload", "ETag", request)
-    except BaseException:
-        # After an interrupt too. `sweep` aborts later what cannot be aborted now.
-        with suppress(EnginesmithError, api.Declined):
-            _ask(bucket, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
-        raise
 
 
 def _ask(
@@ -194,8 +171,26 @@ class S3Bucket:
             )
 
     def put_large(self, key: str, source: api.UploadSource, expected: str | None) -> None:
-        """See `BucketApi.put_large`: a multipart upload."""
-        send(self, key, source, expected)
+        """See `BucketApi.put_large`: a multipart upload, which is aborted unless it is completed."""
+        location = {"Bucket": self.place.bucket, "Key": self.place.key(key)}
+        answer = _ask(self, f"writing {key}", "create_multipart_upload", "UploadId", location | self.place.encryption())
+        upload = {**location, "UploadId": read(answer, "UploadId", str)}
+
+        def send_part(number: int, data: bytes) -> dict[str, str | int]:
+            part_request = {**upload, "PartNumber": number, "Body": data, "ContentMD5": api.md5_of(data)}
+            response = _ask(self, f"writing part {number} of {location['Key']}", "upload_part", "ETag", part_request)
+            return {"PartNumber": number, "ETag": read(response, "ETag", str)}
+
+        try:
+            parts = api.send_parts(source, send_part)
+            request = {**upload, "MultipartUpload": {"Parts": parts}, **condition_of(expected)}
+            # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
+            _ask(self, f"completing {key}", "complete_multipart_upload", "ETag", request)
+        except BaseException:
+            # After an interrupt too. `sweep` aborts later what cannot be aborted now.
+            with suppress(EnginesmithError, api.Declined):
+                _ask(self, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
+            raise
 
     def holds(self, facts: api.ObjectFacts, source: api.UploadSource) -> bool | None:
         """See `BucketApi.holds`: by the ETag, if it was put as this module does."""
