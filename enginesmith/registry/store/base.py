@@ -12,19 +12,12 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from enginesmith.core.errors import ConflictError, InputError, UndecidedError
 from enginesmith.registry.store.folder import FileStore as FileStore
 from enginesmith.registry.store.folder import open_folder
-from enginesmith.registry.store.objects.place import (
-    AzureLocation,
-    GcsLocation,
-    S3Location,
-    parse_azure_place,
-    parse_gcs_place,
-    parse_s3_place,
-)
 from enginesmith.registry.store.protocol import Documents as Documents
 from enginesmith.registry.store.protocol import Store as Store
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi
+    from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, S3Location
 
 # The object stores by their URI schemes, each with its library: imported when a URI of it is opened, and named with
 # the extra that installs it where it is missing.
@@ -46,14 +39,18 @@ def is_in_bucket(text: str) -> bool:
     return scheme_of(text) in BUCKETS
 
 
-def place_in_bucket(uri: str) -> S3Location | GcsLocation | AzureLocation:
+def place_in_bucket(uri: str) -> "S3Location | GcsLocation | AzureLocation":
     """The place of a bucket's URI; no library is imported. Raises InputError."""
+    from enginesmith.registry.store.objects.place import parse_azure_place, parse_gcs_place, parse_s3_place
+
     scheme = scheme_of(uri)
     return parse_gcs_place(uri) if scheme == "gs" else parse_azure_place(uri) if scheme == "az" else parse_s3_place(uri)
 
 
 def bucket_at(uri: str) -> "BucketApi":
     """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
+    from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, S3Location
+
     scheme, place = scheme_of(uri), place_in_bucket(uri)
     try:
         match place:

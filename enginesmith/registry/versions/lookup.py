@@ -24,7 +24,6 @@ from enginesmith.registry.store.layout import (
     model_prefix,
     version_prefix,
 )
-from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions.channel_state import Channel, read_channel
 
 # Finds models, versions and channels, resolves a reference to a version's manifest, and finds blobs that are lost.
@@ -83,6 +82,8 @@ def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
 def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]:
     """At most `limit` models that have a version, sorted, with names after `last_name`. Lists the names of all models,
     and the keys of these only."""
+    from enginesmith.registry.store.parallel import side_by_side
+
     model_names = [name for name in folder_names(store) if is_name(name) and (last_name is None or name > last_name)]
     listings: list[Listed] = []
     # Models without a version are left out, so more names may be needed.
@@ -201,6 +202,8 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
     if store.near:
         stored_sizes = {digest: store.stored_size(digest) for digest in sizes}
     else:
+        from enginesmith.registry.store.parallel import side_by_side
+
         stored_sizes = dict(side_by_side(store.stored_size, list(sizes)))
     losses: dict[str, Loss] = {}
     for digest, stored_size in stored_sizes.items():
